@@ -1,0 +1,189 @@
+"""Gradient estimators: target → oracle. Samplers see the oracle, never data, batches or N."""
+
+import abc
+from collections.abc import Callable
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sghmc import matrices, random, tree
+from sghmc.posterior import Posterior, Target
+from sghmc.types import Evaluation, PyTree
+
+
+class Oracle:
+    """What a sampler may ask about the target in one step.
+
+    `oracle(i, position)` uses the step's i-th batch or gradient noise; `oracle.potential(position)`
+    is the exact potential; `is_exact` says that both agree.
+    """
+
+    def __init__(self, evaluate: Callable[..., Evaluation], potential, is_exact: bool):
+        self._evaluate = evaluate
+        self.potential = potential
+        self.is_exact = is_exact
+
+    def __call__(self, i, position: PyTree) -> Evaluation:
+        return self._evaluate(i, position)
+
+
+class Gradient(eqx.Module):
+    """A way to estimate gradients, as given; `prepare` makes the estimator that runs."""
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether the errors of different steps are independent, as a correction by V̂ assumes."""
+        return True
+
+    @abc.abstractmethod
+    def prepare(self, target: Target, like: PyTree) -> "Estimator":
+        """Check against the target and the parameters `like`, and do all one-time work."""
+
+
+class Estimator(eqx.Module):
+    """A gradient estimator made ready: raw variates in, an oracle out."""
+
+    def draw(self, key, start, num_steps: int, num_gradients: int, like: PyTree) -> PyTree:
+        """Raw variates for the gradients of steps start, …: 1-D arrays, step by step."""
+        return []
+
+    @abc.abstractmethod
+    def oracle(self, target: Target, noise: PyTree) -> Oracle:
+        """The oracle of one step, from that step's variates."""
+
+
+class FullBatch(Gradient):
+    """The exact gradient, over all data.
+
+    >>> import sghmc
+    >>> sghmc.FullBatch()
+    FullBatch()
+    """
+
+    def prepare(self, target, like):
+        return _ExactEstimator()
+
+
+class _ExactEstimator(Estimator):
+    def oracle(self, target, noise):
+        return Oracle(lambda i, position: target.evaluate(position), target.potential, True)
+
+
+class Minibatch(Gradient):
+    """The gradient over `batch_size` random rows, scaled by N/n: unbiased.
+
+    | `replacement` | rows of a batch | covariance of the gradient's error |
+    | --- | --- | --- |
+    | `True` | independent, uniform | (N²/n) s² |
+    | `False` | distinct within a batch | (N²/n)(1 − n/N) s² |
+    | `"epochs"` | shuffled passes, N mod n rows of each left out | cancels over a pass |
+
+    Every evaluation has its own batch. In shuffled epochs the errors of different steps are not
+    independent: a sampler that subtracts `gradient_noise` refuses them.
+
+    >>> import sghmc
+    >>> sghmc.Minibatch(500)
+    Minibatch(batch_size=500, replacement=True)
+    """
+
+    batch_size: int
+    replacement: bool | Literal["epochs"] = True
+
+    def __check_init__(self):
+        if not isinstance(self.batch_size, int | np.integer) or self.batch_size < 1:
+            raise ValueError(
+                f"batch_size must be a whole number from 1, but is {self.batch_size!r}."
+            )
+        if self.replacement not in (True, False, "epochs"):
+            raise ValueError(
+                f'replacement must be True, False or "epochs", but is {self.replacement!r}.'
+            )
+
+    @property
+    def is_independent(self) -> bool:
+        return self.replacement != "epochs"
+
+    def prepare(self, target, like):
+        if not isinstance(target, Posterior):
+            raise TypeError(
+                "Minibatch needs data to draw from: give a Posterior, or use FullBatch or "
+                "NoisyGradient with a Potential."
+            )
+        if self.replacement is not True and self.batch_size > target.num_examples:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, but the data have {target.num_examples} rows: "
+                f"take at most that many, or replacement=True."
+            )
+        return _BatchEstimator(self.batch_size, self.replacement, target.num_examples)
+
+
+class _BatchEstimator(Estimator):
+    batch_size: int = eqx.field(static=True)
+    replacement: bool | str = eqx.field(static=True)
+    num_examples: int = eqx.field(static=True)
+
+    def draw(self, key, start, num_steps, num_gradients, like):
+        """Row numbers, a batch for each gradient of each step."""
+        if self.replacement is True:
+            width = num_gradients * self.batch_size
+            return random.integers(key, start, num_steps, width, self.num_examples)
+        first = jnp.asarray(start).astype(jnp.uint32) * np.uint32(num_gradients)
+        permutation = first + lax.iota(jnp.uint32, num_steps * num_gradients)
+        place = lax.iota(jnp.int32, self.batch_size)[None]
+        if self.replacement == "epochs":
+            per_epoch = np.uint32(self.num_examples // self.batch_size)
+            batch = (permutation % per_epoch).astype(jnp.int32)
+            permutation = permutation // per_epoch
+            place = place + self.batch_size * batch[:, None]
+        return random.permuted(key, permutation, place, self.num_examples).reshape(-1)
+
+    def oracle(self, target, noise):
+        assert isinstance(target, Posterior)
+
+        def evaluate(i, position):
+            indices = lax.dynamic_slice(noise, (i * self.batch_size,), (self.batch_size,))
+            examples = target.rows(indices)
+            return Evaluation(*jax.value_and_grad(target.estimate)(position, examples))
+
+        return Oracle(evaluate, target.potential, False)
+
+
+class NoisyGradient(Gradient):
+    """The exact gradient plus N(0, V): gradient noise with a known law.
+
+    `variance` is V: a number, a pytree like the parameters (a diagonal) or a dense matrix.
+
+    >>> import sghmc
+    >>> sghmc.NoisyGradient(4.0)
+    NoisyGradient(variance=4.0)
+    """
+
+    variance: PyTree
+
+    def __check_init__(self):
+        matrices.check(self.variance, "variance")
+
+    def prepare(self, target, like):
+        variance = matrices.parse(self.variance, like, "variance", definite=False)
+        nothing = matrices.scaled(variance, 0.0)
+        root = matrices.pencil(variance, nothing, tree.sizes(like), "variance")
+        return _NoisyEstimator(matrices.finish(root, tree.float_type(like)))
+
+
+class _NoisyEstimator(Estimator):
+    root: matrices.Pencil
+
+    def draw(self, key, start, num_steps, num_gradients, like):
+        return random.normals_like(key, start, num_steps, like, copies=num_gradients)
+
+    def oracle(self, target, noise):
+        def evaluate(i, position):
+            potential, grad = target.evaluate(position)
+            error = self.root.sqrt(1, 0, random.copy_of(noise, i, position))
+            return Evaluation(potential, tree.add_scaled(grad, 1, error))
+
+        return Oracle(evaluate, target.potential, False)

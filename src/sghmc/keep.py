@@ -1,0 +1,53 @@
+"""What a run keeps of its draws: an online mean in constant memory."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sghmc.types import PyTree
+
+
+class RunningSum(NamedTuple):
+    """A compensated sum (Kahan): ten million single-precision terms lose nothing that matters."""
+
+    total: PyTree
+    lost: PyTree
+    count: jax.Array
+
+
+def start_sum(like: PyTree) -> RunningSum:
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _real(leaf.dtype)), like)
+    return RunningSum(zeros, zeros, jnp.zeros((), jnp.int32))
+
+
+def add(running: RunningSum, value: PyTree, is_counted: jax.Array) -> RunningSum:
+    """Add `value`, or nothing where `is_counted` is False."""
+
+    def totals(total, lost, term):
+        term = term.astype(total.dtype) - lost
+        new = total + term
+        return jnp.where(is_counted, new, total)
+
+    def losses(total, lost, term):
+        term = term.astype(total.dtype) - lost
+        new = total + term
+        return jnp.where(is_counted, (new - total) - term, lost)
+
+    return RunningSum(
+        jax.tree.map(totals, running.total, running.lost, value),
+        jax.tree.map(losses, running.total, running.lost, value),
+        running.count + is_counted,
+    )
+
+
+def mean(running: RunningSum) -> PyTree:
+    return jax.tree.map(
+        lambda total, lost: (total - lost) / running.count.astype(total.dtype),
+        running.total,
+        running.lost,
+    )
+
+
+def _real(dtype):
+    return jnp.result_type(dtype, jnp.float32)

@@ -1,0 +1,122 @@
+"""What every sampler is: a deterministic map of a state and of raw variates drawn outside it."""
+
+import abc
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc import random
+from sghmc.gradients import Oracle
+from sghmc.types import PyTree, Schedule, StepInfo
+
+_SCHEDULE_POINTS = 4096
+
+
+class Sampler(eqx.Module):
+    """The settings of a sampler, checked on construction; `prepare` makes the kernel that runs."""
+
+    @property
+    def subtracts_gradient_noise(self) -> bool:
+        """Whether the step injects less noise because the gradient brings some (V̂ ≠ 0)."""
+        return False
+
+    @abc.abstractmethod
+    def prepare(self, like: PyTree, num_steps: int = 1) -> "Kernel":
+        """Check the settings against the parameters `like` and do all one-time work.
+
+        `num_steps` is how far schedules will be followed.
+        """
+
+    @abc.abstractmethod
+    def rescaled(self, factor: float) -> "Sampler":
+        """The same sampler with `factor` times the step size, at equal mass and friction."""
+
+
+class Kernel(eqx.Module):
+    """A sampler made ready for some parameters: a map of a state and of raw variates.
+
+    `step(t, noise, state, oracle)` advances one chain by one step. All randomness comes in by
+    `noise`, standard normals and uniforms that `draw` makes as a function of (key, t), and by the
+    oracle, whose batches and gradient noise are drawn likewise. So a step is a plain function: it
+    can be differentiated in its noise (`sghmc.theory` does), repeated and resumed.
+    """
+
+    @property
+    def num_gradients(self) -> int:
+        """How many gradients one step evaluates."""
+        return 1
+
+    @abc.abstractmethod
+    def init(self, normals: list[jax.Array], position: PyTree) -> Any:
+        """The state before step 0, from a standard normal for every parameter."""
+
+    def draw(self, key, start, num_steps: int, like: PyTree) -> PyTree:
+        """The raw variates of steps start, …, start + num_steps − 1: 1-D arrays, step by step."""
+        return random.normals_like(key, start, num_steps, like)
+
+    @abc.abstractmethod
+    def step(self, t, noise: PyTree, state: Any, oracle: Oracle) -> tuple[Any, StepInfo]: ...
+
+    def middle(self, t, state: Any) -> PyTree:
+        """Where Gibbs updates look after step t: half a drift back, if the sampler drifts."""
+        return state.position
+
+    def kinetic_temperature(self, t, state: Any) -> jax.Array | None:
+        """An estimate of the temperature from the momenta; None where there are none."""
+        return None
+
+
+def check_setting(value, name: str, *, positive: bool = False):
+    """Refuse a number that cannot be; schedules can only be checked once steps are known."""
+    if callable(value):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} must be a number or a schedule (a function of the step number), not {value!r}."
+        ) from None
+    wanted = "positive" if positive else "zero or more"
+    if not math.isfinite(number) or number < 0 or (positive and number == 0):
+        raise ValueError(f"{name} must be {wanted} and finite, but is {number:g}.")
+    return value
+
+
+def value_at(setting: float | jax.Array | Schedule, t) -> jax.Array:
+    return setting(t) if callable(setting) else jnp.asarray(setting)
+
+
+def values_over(setting: float | Schedule, num_steps: int, name: str) -> np.ndarray:
+    """The setting's values at (a grid of) the steps 0, …, num_steps − 1, checked."""
+    points = np.unique(np.linspace(0, num_steps - 1, min(num_steps, _SCHEDULE_POINTS)).astype(int))
+    if not callable(setting):
+        return np.full(len(points), float(setting))
+    values = np.asarray(jax.vmap(lambda t: jnp.asarray(setting(t), float))(jnp.asarray(points)))
+    if values.ndim != 1:
+        raise ValueError(f"The schedule of {name} must return a number, not {values.shape[1:]}.")
+    bad = ~(np.isfinite(values) & (values >= 0))
+    if np.any(bad):
+        raise ValueError(
+            f"The schedule of {name} must stay finite and not negative, but is "
+            f"{values[bad][0]:g} at step {points[bad][0]}."
+        )
+    return values
+
+
+def rescale(setting: float | Schedule, factor: float) -> float | Schedule:
+    if callable(setting):
+        return lambda t: factor * setting(t)
+    return factor * setting
+
+
+def array_setting(setting: float | Schedule, dtype) -> jax.Array | Schedule:
+    """A setting ready for the loop: numbers become arrays, so that a new one does not retrace."""
+    return setting if callable(setting) else jnp.asarray(setting, dtype)
+
+
+def is_nonzero(matrix: PyTree) -> bool:
+    return any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(matrix))

@@ -1,0 +1,268 @@
+"""Stochastic gradient Hamiltonian Monte Carlo with friction."""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc import matrices, random, tree
+from sghmc.samplers.base import (
+    Kernel,
+    Sampler,
+    array_setting,
+    check_setting,
+    is_nonzero,
+    rescale,
+    value_at,
+    values_over,
+)
+from sghmc.types import PyTree, Schedule, StepInfo
+
+
+class SGHMC(Sampler):
+    """Hamiltonian dynamics with friction, which balances the noise of a stochastic gradient.
+
+        r ← r − ε ∇Ũ(θ) − ε C M⁻¹ r + N(0, 2ε(τC − B̂)),  B̂ = ½ε V̂
+        θ ← θ + ε M⁻¹ r                                    (the new r)
+
+    | field | symbol | meaning |
+    | --- | --- | --- |
+    | `step_size` | ε | a number or a schedule |
+    | `friction` | C | a number, a diagonal pytree, a dense matrix, or a schedule of numbers |
+    | `mass` | M | a number, a diagonal pytree, a dense matrix |
+    | `gradient_noise` | V̂ | covariance of the gradient estimate, taken off the injected noise |
+    | `temperature` | τ | samples exp(−U/τ): a number or a schedule |
+    | `resample_every` | m | draw fresh momenta every m steps; None (the better choice): never |
+    | `resampling` | | "repaired", or "literal": Alg. 2 as printed, for its figures only |
+
+    Law: on U = ½θᵀAθ with V̂ right, covariance τ[A⁻¹ + ¼ε²(M − ½εC − ¼ε²A)⁻¹]: a bias of order ε².
+    Stable for M − ½εC − ¼ε²A ≻ 0. Needs τC ⪰ ½εV̂ throughout the schedule.
+
+    "repaired" resampling happens half a drift before the end of a step, where position and momentum
+    are independent, from N(0, τM(M − ½εC)⁻¹M), the momentum's law there up to order ε². The literal
+    form moves θ first and draws N(0, τM): the variance is off by m/(m − 1), however small ε is.
+
+    Chen, Fox & Guestrin, ICML 2014, Eq. 13 and 15.
+
+    >>> import sghmc
+    >>> sghmc.SGHMC(0.1, friction=3.0, gradient_noise=4.0).mass
+    1.0
+    """
+
+    step_size: float | Schedule
+    friction: PyTree | Schedule
+    mass: PyTree = 1.0
+    gradient_noise: PyTree = 0.0
+    temperature: float | Schedule = 1.0
+    resample_every: int | None = None
+    resampling: Literal["repaired", "literal"] = "repaired"
+
+    def __check_init__(self):
+        check_setting(self.step_size, "step_size", positive=True)
+        if not callable(self.friction):
+            matrices.check(self.friction, "friction")
+        check_setting(self.temperature, "temperature")
+        matrices.check(self.mass, "mass")
+        matrices.check(self.gradient_noise, "gradient_noise")
+        if self.resample_every is not None and self.resample_every < 1:
+            raise ValueError(f"resample_every must be 1 or more, but is {self.resample_every}.")
+        if self.resampling not in ("repaired", "literal"):
+            raise ValueError(
+                f'resampling must be "repaired" or "literal", but is {self.resampling!r}.'
+            )
+
+    @classmethod
+    def from_learning_rate(
+        cls,
+        learning_rate: float | Schedule,
+        momentum_decay: float | Schedule,
+        gradient_noise: PyTree = 0.0,
+        temperature: float | Schedule = 1.0,
+        resample_every: int | None = None,
+        resampling: Literal["repaired", "literal"] = "repaired",
+    ) -> "SGHMC":
+        """The same sampler in the terms of SGD with momentum (Eq. 15).
+
+            v ← v − η ∇Ũ(θ) − α v + N(0, 2η(τα − β̂)),  β̂ = ½η V̂
+            θ ← θ + v
+
+        Here η = ε²M⁻¹ is the learning rate and α = εM⁻¹C the momentum decay; the mass is 1. At
+        temperature 0 this is SGD with momentum 1 − α. A rule of thumb: η = 0.1/N, α = 0.01 or 0.1.
+        """
+        check_setting(learning_rate, "learning_rate", positive=True)
+        check_setting(momentum_decay, "momentum_decay")
+        step_size = _compose(lambda eta: eta**0.5, learning_rate)
+        # Where a schedule takes η to 0 nothing moves, and the friction does not matter.
+        friction = _compose(
+            lambda alpha, eta: alpha / (eta + (eta == 0)) ** 0.5, momentum_decay, learning_rate
+        )
+        return cls(
+            step_size, friction, 1.0, gradient_noise, temperature, resample_every, resampling
+        )
+
+    @property
+    def subtracts_gradient_noise(self) -> bool:
+        return is_nonzero(self.gradient_noise)
+
+    def prepare(self, like: PyTree, num_steps: int = 1) -> "SGHMCKernel":
+        sizes, dtype = tree.sizes(like), tree.float_type(like)
+        is_scheduled = callable(self.friction)
+        friction = matrices.parse(
+            1.0 if is_scheduled else self.friction, like, "friction", definite=False
+        )
+        mass = matrices.parse(self.mass, like, "mass", definite=True)
+        gradient_noise = matrices.parse(self.gradient_noise, like, "gradient_noise", definite=False)
+        step_sizes = values_over(self.step_size, num_steps, "step_size")
+        decays = step_sizes * (
+            values_over(self.friction, num_steps, "friction") if is_scheduled else 1.0
+        )
+        unit = float(step_sizes.max())
+        drag = matrices.pencil(mass, friction, sizes, "mass")
+        noise = matrices.pencil(
+            friction,
+            gradient_noise,
+            sizes,
+            "friction",
+            outer=matrices.scaled(mass.inverse(), unit),
+        )
+        _check_decay(drag.largest * decays.max())
+        _check_noise(
+            noise.largest * step_sizes**2,
+            2 * decays * values_over(self.temperature, num_steps, "temperature"),
+        )
+        return SGHMCKernel(
+            step_size=array_setting(self.step_size, dtype),
+            friction_scale=array_setting(self.friction if is_scheduled else 1.0, dtype),
+            temperature=array_setting(self.temperature, dtype),
+            unit=jnp.asarray(unit, dtype),
+            learning_rate=matrices.finish(matrices.scaled(mass.inverse(), unit**2), dtype),
+            decay=matrices.finish(matrices.product(mass.inverse(), friction, sizes), dtype),
+            noise=matrices.finish(noise, dtype),
+            drag=matrices.finish(drag, dtype),
+            resample_every=self.resample_every,
+            resampling=self.resampling,
+        )
+
+    def rescaled(self, factor: float) -> "SGHMC":
+        return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
+
+
+def _check_decay(decay: float) -> None:
+    if decay >= 2:
+        raise ValueError(
+            f"The momentum decay εC/M reaches {decay:g}, but every chain diverges from 2 on, "
+            f"whatever the target: take a smaller step_size or friction (1 is SGLD)."
+        )
+
+
+def _check_noise(needed: np.ndarray, allowed: np.ndarray) -> None:
+    """τC ⪰ ½εV̂, times 2ε and in the basis of the pencil of friction and gradient noise."""
+    worst = (needed - allowed).argmax()
+    if needed[worst] > allowed[worst] * (1 + 1e-6):
+        share = needed[worst] / allowed[worst] if allowed[worst] else np.inf
+        raise ValueError(
+            f"gradient_noise is too large: along its worst direction the gradient brings noise "
+            f"ε²V̂ = {needed[worst]:g} (relative to the friction), but 2ετC leaves room for "
+            f"{allowed[worst]:g} only. Take {share:.3g} times the friction, a smaller step_size or "
+            f"larger batches; a step_size schedule is judged at its largest step."
+        )
+
+
+def _compose(function, *settings):
+    """A function of settings: a number if they all are, else a schedule."""
+    if not any(callable(setting) for setting in settings):
+        return float(function(*(float(setting) for setting in settings)))
+    return lambda t: function(*(jnp.asarray(value_at(setting, t)) for setting in settings))
+
+
+class SGHMCState(NamedTuple):
+    """`velocity` is M⁻¹r in units of the largest step size: what θ moves by in such a step."""
+
+    position: PyTree
+    velocity: PyTree
+
+
+class SGHMCKernel(Kernel):
+    """Eq. 15 in matrices. With u the unit, c_t the friction's schedule and a_t = ε_t c_t,
+
+    v ← v − (ε_t/u) u²M⁻¹∇Ũ(θ) − a_t M⁻¹C v + uM⁻¹ N(0, 2τa_t C − ε_t² V̂),  θ ← θ + (ε_t/u) v:
+
+    a constant step size makes ε_t/u = 1, and the update that of SGD with momentum.
+    """
+
+    step_size: jax.Array | Schedule
+    friction_scale: jax.Array | Schedule
+    temperature: jax.Array | Schedule
+    unit: jax.Array
+    learning_rate: matrices.Matrix
+    decay: matrices.Matrix
+    noise: matrices.Pencil
+    drag: matrices.Pencil
+    resample_every: int | None
+    resampling: str
+
+    def init(self, normals, position):
+        return SGHMCState(position, self._fresh(0, random.copy_of(normals, 0, position), 0))
+
+    def draw(self, key, start, num_steps, like):
+        copies = 1 if self.resample_every is None else 2
+        return random.normals_like(key, start, num_steps, like, copies=copies)
+
+    def step(self, t, noise, state, oracle):
+        if self.resample_every is not None:
+            state = self._resample(t, noise, state)
+        if self.resampling == "literal":
+            position = self._drift(t, state.position, state.velocity)
+            velocity, potential = self._kick(t, noise, position, state.velocity, oracle)
+        else:
+            velocity, potential = self._kick(t, noise, state.position, state.velocity, oracle)
+            position = self._drift(t, state.position, velocity)
+        return SGHMCState(position, velocity), StepInfo(potential)
+
+    def _kick(self, t, noise, position, velocity, oracle):
+        epsilon, decay = value_at(self.step_size, t), self._decay(t)
+        potential, grad = oracle(0, position)
+        injected = self.noise.sqrt(
+            2 * value_at(self.temperature, t) * decay,
+            epsilon**2,
+            random.copy_of(noise, 0, position),
+        )
+        slowed = tree.add_scaled(velocity, -decay, self.decay @ velocity)
+        kicked = tree.add_scaled(slowed, -epsilon / self.unit, self.learning_rate @ grad)
+        return tree.add_scaled(kicked, 1, injected), potential
+
+    def _drift(self, t, position, velocity, fraction=1.0):
+        return tree.add_scaled(
+            position, fraction * value_at(self.step_size, t) / self.unit, velocity
+        )
+
+    def _decay(self, t):
+        return value_at(self.step_size, t) * value_at(self.friction_scale, t)
+
+    def _resample(self, t, noise, state):
+        normals = random.copy_of(noise, 1, state.position)
+        is_due = t % self.resample_every == 0
+        if self.resampling == "literal":
+            fresh = SGHMCState(state.position, self._fresh(t, normals, 0))
+        else:
+            is_due &= t > 0
+            velocity = self._fresh(t, normals, self._decay(t) / 2)
+            middle = self.middle(jnp.maximum(t - 1, 0), state)
+            fresh = SGHMCState(self._drift(t, middle, velocity, 0.5), velocity)
+        return jax.tree.map(lambda new, old: jnp.where(is_due, new, old), fresh, state)
+
+    def _fresh(self, t, normals, half_decay):
+        """N(0, τ(M − ½aC)⁻¹) in the velocity's units; half_decay = 0 gives the law of M alone."""
+        scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
+        velocity = self.drag.inverse_sqrt(1, half_decay, normals)
+        return jax.tree.map(lambda v: (scale * v).astype(v.dtype), velocity)
+
+    def middle(self, t, state):
+        return self._drift(t, state.position, state.velocity, -0.5)
+
+    def kinetic_temperature(self, t, state):
+        """rᵀ(M⁻¹ − ½εM⁻¹CM⁻¹)r / d: r is hotter than τM by just that factor when θ is right."""
+        energy = self.drag.quadratic(1, self._decay(t) / 2, state.velocity)
+        return energy / (self.unit**2 * tree.size(state.velocity))

@@ -1,0 +1,58 @@
+"""The few pytree helpers: parameters are any pytree of float arrays, seen here leaf by leaf."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from sghmc.types import PyTree
+
+
+def sizes(tree: PyTree) -> list[int]:
+    """Number of entries of each leaf."""
+    return [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
+
+
+def size(tree: PyTree) -> int:
+    return sum(sizes(tree))
+
+
+def float_type(tree: PyTree):
+    """The dtype that settings and matrices are computed in: at least single precision."""
+    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+
+
+def ravel(tree: PyTree) -> jax.Array:
+    """All entries in one vector, leaf after leaf; mixed dtypes are promoted."""
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def unravel(vector: jax.Array, like: PyTree) -> PyTree:
+    """The inverse of `ravel`, with the shapes and dtypes of `like`."""
+    leaves, treedef = jax.tree.flatten(like)
+    parts, start = [], 0
+    for leaf in leaves:
+        stop = start + math.prod(leaf.shape)
+        parts.append(vector[start:stop].reshape(leaf.shape).astype(leaf.dtype))
+        start = stop
+    return jax.tree.unflatten(treedef, parts)
+
+
+def flatten_leaves(tree: PyTree) -> PyTree:
+    """Every leaf as a vector. The loop works on 1-D leaves: they vectorize best."""
+    return jax.tree.map(jnp.ravel, tree)
+
+
+def shape_leaves(flat: PyTree, like: PyTree) -> PyTree:
+    """The inverse of `flatten_leaves`."""
+    return jax.tree.map(lambda leaf, model: leaf.reshape(model.shape), flat, like)
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(finite)) if finite else jnp.asarray(True)
+
+
+def add_scaled(tree: PyTree, factor, direction: PyTree) -> PyTree:
+    """tree + factor · direction, in the dtypes of `tree`."""
+    return jax.tree.map(lambda x, y: (x + factor * y).astype(x.dtype), tree, direction)
