@@ -48,6 +48,7 @@ class DrawInfo(NamedTuple):
 class Record(NamedTuple):
     kept: PyTree
     hyper: PyTree
+    trace: PyTree
     info: DrawInfo
 
 
@@ -60,6 +61,7 @@ class Program(eqx.Module):
     gibbs: Gibbs | None
     keep: Callable | None
     averages: dict[str, Callable]
+    trace: Callable | None
     keys: jax.Array
     layout: Layout = eqx.field(static=True)
     thinning: int = eqx.field(static=True)
@@ -94,7 +96,8 @@ class Program(eqx.Module):
             is_finite,
         )
         sums = keep.add(carry.sums, terms, is_finite)
-        return carry._replace(sums=sums), Record(kept, carry.hyper, info)
+        trace = None if self.trace is None else self.trace(keep.mean(sums))
+        return carry._replace(sums=sums), Record(kept, carry.hyper, trace, info)
 
 
 @eqx.filter_jit
@@ -219,10 +222,14 @@ def _steps(program: Program, carry: Carry, t, block: _Block, offset, count) -> C
 
 
 def _steps_in_blocks(program: Program, carry: Carry, t, count: int, block_length: int) -> Carry:
+    is_even = count % block_length == 0
+
     def one_block(b, carry):
         done = b * block_length
         block = _draw(program, t + done, block_length)
-        return _steps(program, carry, t + done, block, 0, jnp.minimum(block_length, count - done))
+        # A count known at compile time spares an accelerator a question to the host.
+        length = block_length if is_even else jnp.minimum(block_length, count - done)
+        return _steps(program, carry, t + done, block, 0, length)
 
     return lax.fori_loop(0, -(-count // block_length), one_block, carry)
 

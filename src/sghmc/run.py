@@ -39,6 +39,7 @@ def sample(
     init_axis: int | None = None,
     keep: Callable[..., PyTree] | None = None,
     averages: dict[str, Callable[..., PyTree]] | None = None,
+    trace: Callable[[dict[str, PyTree]], PyTree] | None = None,
     gibbs: Gibbs | None = None,
     progress: bool = True,
     throw: bool = True,
@@ -54,6 +55,7 @@ def sample(
     | `num_burnin` | draws discarded first |
     | `keep` | function of a position: what is stored of a draw; `lambda p: ()` stores nothing |
     | `averages` | functions of a position: their means over kept draws, in constant memory |
+    | `trace` | function of the averages so far, stored with each draw: how an average settles |
     | `gibbs` | exact updates of hyperparameters between steps |
     | `progress` | show steps per second, time left and health |
     | `throw` | raise `DivergenceError` when a chain is not finite, instead of flagging its draws |
@@ -94,6 +96,7 @@ def sample(
         gibbs=gibbs,
         keep=keep,
         averages=dict(averages or {}),
+        trace=trace,
         keys=_chain_keys(key, num_chains),
         layout=Layout.of(like, num_chains),
         thinning=thinning,
@@ -177,6 +180,7 @@ class _Run:
         return Samples(
             positions=record.kept,
             hyper=record.hyper,
+            trace=record.trace,
             averages=jax.tree.map(lambda leaf: layout.outward(np.asarray(leaf)), means),
             info=Info(**record.info._asdict()),
             num_steps=self.done * self.program.thinning,

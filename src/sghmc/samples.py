@@ -27,6 +27,7 @@ class Samples:
     | `positions` | what `keep` returned (default: the parameters); axes (chain, draw, …) |
     | `hyper` | the hyperparameters of each draw, or None |
     | `averages` | mean of each averaged function over the kept draws; leading chain axis |
+    | `trace` | what `trace` made of the averages at each draw, or None; axes (chain, draw, …) |
     | `info` | potential estimate, kinetic temperature, acceptance, finiteness of each draw |
     | `num_steps` | sampler steps made, burn-in and thinning included |
     | `seconds` | wall-clock time of the run, compilation included |
@@ -35,6 +36,7 @@ class Samples:
     positions: PyTree
     hyper: PyTree
     averages: dict[str, Any]
+    trace: PyTree
     info: Info
     num_steps: int
     seconds: float
