@@ -1,11 +1,21 @@
 """What a run returns."""
 
 import dataclasses
-from typing import Any
+import html
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sghmc import diagnostics
 from sghmc.types import PyTree
+
+if TYPE_CHECKING:
+    import arviz
+    import pandas
+
+_NUM_SHOWN = 6
+"""Variables that a printed overview names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +51,88 @@ class Samples:
     num_steps: int
     seconds: float
 
+    @property
+    def num_chains(self) -> int:
+        return self.info.potential.shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """Kept draws of each chain."""
+        return self.info.potential.shape[1]
+
+    def to_arviz(self) -> "arviz.InferenceData":
+        """The draws as arviz, and so every plot and diagnostic there, takes them.
+
+        Variables are named by their paths: `weights`, `layers[0].bias`; an array or a tuple at the
+        top is `position`, hyperparameters follow `hyper`. The group sample_stats has `potential`,
+        `diverging` (the draw is not finite) and, where the sampler has them, `kinetic_temperature`
+        and `acceptance_rate`.
+
+        >>> import jax, jax.numpy as jnp, sghmc
+        >>> target = sghmc.Potential(lambda params: jnp.sum(params["weights"] ** 2) / 2)
+        >>> samples = sghmc.sample(
+        ...     jax.random.key(0), target, sghmc.SGHMC(0.1, friction=1.0),
+        ...     {"weights": jnp.zeros(2)}, num_samples=100, num_chains=4, progress=False,
+        ... )
+        >>> dict(samples.to_arviz().posterior.weights.sizes)
+        {'chain': 4, 'draw': 100, 'weights_dim_0': 2}
+        """
+        statistics = {
+            "potential": self.info.potential,
+            "diverging": ~self.info.is_finite,
+            "kinetic_temperature": self.info.kinetic_temperature,
+            "acceptance_rate": self.info.acceptance,
+        }
+        return diagnostics.to_arviz(
+            diagnostics.named_leaves(self.positions, self.hyper),
+            {name: values for name, values in statistics.items() if values is not None},
+        )
+
+    def summary(self, names: Sequence[str] | None = None) -> "pandas.DataFrame":
+        """One row for each number of the draws (of the variables `names`), through arviz.
+
+        The columns are mean, sd, a highest-density interval, the Monte Carlo standard errors
+        mcse_mean and mcse_sd, the effective sample sizes ess_bulk and ess_tail, and r_hat, which
+        needs two chains or more.
+        """
+        return diagnostics.summary(self.to_arviz(), names)
+
     def __repr__(self) -> str:
-        chains, draws = self.info.potential.shape
-        return f"Samples({chains} chains × {draws} draws, {self.num_steps} steps)"
+        return f"Samples({'; '.join(self._overview())})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{leaf.shape[2:]}</td><td>{leaf.dtype}</td></tr>"
+            for name, leaf in diagnostics.named_leaves(self.positions, self.hyper).items()
+        )
+        lines = "<br>".join(html.escape(line) for line in self._overview())
+        return (
+            f"<b>Samples</b><p>{lines}</p><table><thead><tr><th>variable</th><th>shape</th>"
+            f"<th>dtype</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+    def _overview(self) -> list[str]:
+        """How big the run was, what it kept, and whether it is sound."""
+        variables = diagnostics.named_leaves(self.positions, self.hyper)
+        shown = [f"{name} {leaf.shape[2:]}" for name, leaf in list(variables.items())[:_NUM_SHOWN]]
+        if len(variables) > _NUM_SHOWN:
+            shown.append(f"and {len(variables) - _NUM_SHOWN} more")
+        parts = [
+            f"{_count(self.num_chains, 'chain')} × {_count(self.num_draws, 'draw')}",
+            f"{_count(self.num_steps, 'step')} in {self.seconds:.1f} s",
+            ", ".join(shown) if shown else "nothing kept",
+        ]
+        if self.averages:
+            parts.append(f"averages {', '.join(self.averages)}")
+        if self.info.acceptance is not None and self.info.acceptance.size:
+            parts.append(f"acceptance {np.mean(self.info.acceptance):.2f}")
+        failed = int(np.any(~self.info.is_finite, axis=1).sum())
+        parts.append(f"{failed} of {self.num_chains} chains not finite" if failed else "all finite")
+        return parts
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 class DivergenceError(FloatingPointError):

@@ -1,0 +1,89 @@
+"""Draws as arviz sees them: named variables, their effective sample sizes and R-hats.
+
+Only arrays come in here, so that `samples` can build on it. arviz is slow to import and is
+imported where it is used.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from sghmc.types import PyTree
+
+if TYPE_CHECKING:
+    import arviz
+    import pandas
+
+
+def named_leaves(positions: PyTree, hyper: PyTree = None) -> dict[str, np.ndarray]:
+    """Every array of the draws under the name of its path.
+
+    Dictionary keys and attributes are joined by dots, places in tuples and lists are in brackets:
+    `weights`, `layers[0].bias`. What has no name of its own, an array or a tuple at the top, is
+    called `position`; hyperparameters come after `hyper`.
+
+    >>> import numpy as np
+    >>> draws = {"layers": [{"bias": np.zeros((4, 10))}]}
+    >>> list(named_leaves(draws, np.zeros((4, 10))))
+    ['layers[0].bias', 'hyper']
+    """
+    named: dict[str, np.ndarray] = {}
+    for path, leaf in jax.tree.leaves_with_path(positions):
+        name = _join("", path)
+        named["position" + name if name.startswith("[") or not name else name] = leaf
+    for path, leaf in jax.tree.leaves_with_path(hyper):
+        name = _join("hyper", path)
+        if name in named:
+            raise ValueError(f"{name!r} names both a parameter and a hyperparameter: rename one.")
+        named[name] = leaf
+    return named
+
+
+def _join(root: str, path: tuple[Any, ...]) -> str:
+    for entry in path:
+        if isinstance(entry, jax.tree_util.SequenceKey | jax.tree_util.FlattenedIndexKey):
+            root += jax.tree_util.keystr((entry,))
+        else:
+            word = jax.tree_util.keystr((entry,), simple=True)
+            root = f"{root}.{word}" if root else word
+    return root
+
+
+def to_arviz(variables: dict[str, np.ndarray], statistics: dict[str, np.ndarray]):
+    """An `arviz.InferenceData` with the groups posterior and sample_stats."""
+    if not variables:
+        raise ValueError(
+            "The run kept nothing of its draws, so there is nothing to convert: give sample(…) a "
+            "keep function that returns arrays, or none to keep the positions."
+        )
+    arviz = _import_arviz()
+    # arviz takes every array with more draws than chains for granted, and warns about the others;
+    # short pilot runs of many chains are no mistake here.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="More chains", category=UserWarning)
+        return arviz.from_dict(posterior=variables, sample_stats=statistics)
+
+
+def summary(data: "arviz.InferenceData", names: Sequence[str] | None = None) -> "pandas.DataFrame":
+    """A row for every number: mean, sd, HDI, Monte Carlo errors, effective sizes, R-hat."""
+    known = list(data["posterior"].data_vars)
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"There is no variable {name!r} among the draws: there are {known}.")
+    # What never moved, such as hyperparameters without Gibbs updates, has no R-hat: NaN says so.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        table = _import_arviz().summary(
+            data, var_names=None if names is None else list(names), round_to="none"
+        )
+    return table  # pyright: ignore[reportReturnType]
+
+
+def _import_arviz():
+    with warnings.catch_warnings():
+        # arviz announces its next major version whenever it is imported.
+        warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning)
+        import arviz
+    return arviz
