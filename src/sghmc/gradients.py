@@ -98,7 +98,7 @@ class Minibatch(Gradient):
             raise ValueError(
                 f"batch_size must be a whole number from 1, but is {self.batch_size!r}."
             )
-        if self.replacement not in (True, False, "epochs"):
+        if not isinstance(self.replacement, bool) and self.replacement != "epochs":
             raise ValueError(
                 f'replacement must be True, False or "epochs", but is {self.replacement!r}.'
             )

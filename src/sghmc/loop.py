@@ -84,7 +84,9 @@ class Program(eqx.Module):
     def observe(self, t, carry: Carry) -> tuple[Carry, Record]:
         """What is kept of one chain after its step t, and the averages with that draw in them."""
         flat = carry.state.position
-        is_finite = (carry.failed_at > t) & tree.all_finite(flat)
+        is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
+        # A step reports the potential where it began: a bad end is seen here, or a step later.
+        failed_at = jnp.where(is_finite, carry.failed_at, jnp.minimum(carry.failed_at, t))
         position = self.layout.shape(flat)
         seen = (position,) if carry.hyper is None else (position, carry.hyper)
         kept = position if self.keep is None else self.keep(*seen)
@@ -97,7 +99,8 @@ class Program(eqx.Module):
         )
         sums = keep.add(carry.sums, terms, is_finite)
         trace = None if self.trace is None else self.trace(keep.mean(sums))
-        return carry._replace(sums=sums), Record(kept, carry.hyper, trace, info)
+        carry = carry._replace(sums=sums, failed_at=failed_at)
+        return carry, Record(kept, carry.hyper, trace, info)
 
 
 @eqx.filter_jit

@@ -83,7 +83,7 @@ def check(value: PyTree, name: str) -> PyTree:
         )
     for leaf in jax.tree.leaves(value):
         numbers = np.asarray(leaf)
-        if numbers.dtype.kind not in "fiu":
+        if not any(jnp.issubdtype(numbers.dtype, kind) for kind in (jnp.floating, jnp.integer)):
             raise TypeError(f"{name} must hold real numbers, but holds {numbers.dtype}.")
         if not np.all(np.isfinite(numbers)):
             raise ValueError(f"{name} must be finite, but holds {numbers[~np.isfinite(numbers)]}.")

@@ -28,9 +28,9 @@ def words(key: jax.Array) -> jax.Array:
     data = jax.random.key_data(key)
     if data.shape[-1] == 2:
         return data
-    return jax.vmap(lambda k: jax.random.bits(k, (2,), jnp.uint32))(key.reshape(-1)).reshape(
-        *key.shape, 2
-    )
+    # One key at a time: for other generators vmap would take all bits from the first key.
+    drawn = lax.map(lambda k: jax.random.bits(k, (2,), jnp.uint32), key.reshape(-1))
+    return drawn.reshape(*key.shape, 2)
 
 
 def fold(key: jax.Array, number) -> jax.Array:
@@ -163,15 +163,15 @@ def permuted(key, number: jax.Array, index: jax.Array, bound: int) -> jax.Array:
     that each image is exactly uniform. `number` has one entry for each row of `index`.
     """
     row = jnp.asarray(number).astype(jnp.uint32)[:, None]
+    x, salt = threefry(key, row, lax.iota(jnp.uint32, _SHUFFLE_ROUNDS + 1)[None])
+    pivots = _scale(x, jnp.zeros_like(x), bound)
     image = index
-    for round_number in range(_SHUFFLE_ROUNDS):
-        x, salt = threefry(key, row, jnp.uint32(2 * round_number))
-        pivot = _scale(x, jnp.zeros_like(x), bound)
-        partner = pivot - image
+    for i in range(_SHUFFLE_ROUNDS):
+        partner = pivots[:, i : i + 1] - image
         partner = jnp.where(partner < 0, partner + bound, partner)
-        coin = _mix(jnp.maximum(image, partner).astype(jnp.uint32) ^ salt) >> np.uint32(31)
-        image = jnp.where(coin == 1, partner, image)
-    rotation = _scale(*threefry(key, row, jnp.uint32(1)), bound)
+        coin = _mix(jnp.maximum(image, partner).astype(jnp.uint32) ^ salt[:, i : i + 1])
+        image = jnp.where(coin >> np.uint32(31) == 1, partner, image)
+    rotation = _scale(x[:, -1:], salt[:, -1:], bound)
     image = image - (bound - rotation)
     return jnp.where(image < 0, image + bound, image)
 

@@ -78,9 +78,10 @@ def sample(
         raise TypeError(f"sample needs a Posterior or a Potential, not {target!r}.")
     if not isinstance(sampler, Sampler):
         raise TypeError(f"sample needs a sampler such as sghmc.SGHMC(…), not {sampler!r}.")
-    _check_gibbs(gibbs, target)
-    positions = _start_positions(init, init_axis, num_chains)
     gradient = FullBatch() if gradient is None else gradient
+    if not isinstance(gradient, Gradient):
+        raise TypeError(f"gradient must be sghmc.Minibatch(500) or the like, not {gradient!r}.")
+    positions = _start_positions(init, init_axis, num_chains)
     if sampler.subtracts_gradient_noise and not gradient.is_independent:
         raise ValueError(
             "gradient_noise must not be subtracted with shuffled epochs: their errors cancel over "
@@ -88,6 +89,7 @@ def sample(
         )
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), positions)
     _check_functions(target, like)
+    _check_gibbs(gibbs, target, like)
     total = num_burnin + num_samples
     program = Program(
         target=target,
@@ -215,10 +217,13 @@ def _explain(failed_at: np.ndarray) -> str:
 
 
 def _check_key(key) -> None:
-    is_key = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    is_array = isinstance(key, jax.Array | np.ndarray)
+    is_key = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_key or key.shape != ():
-        shown = key if isinstance(key, int) else f"an object of type {type(key).__name__}"
-        raise TypeError(f"key must be one typed jax key, jax.random.key(0), but is {shown}.")
+        shown = f"an array of dtype {key.dtype} and shape {key.shape}" if is_array else repr(key)
+        raise TypeError(
+            f"key must be one typed jax key, such as jax.random.key(0), but is {shown}."
+        )
 
 
 def _check_counts(num_samples, num_burnin, thinning, num_chains) -> None:
@@ -236,10 +241,26 @@ def _check_counts(num_samples, num_burnin, thinning, num_chains) -> None:
         )
 
 
-def _check_gibbs(gibbs, target) -> None:
-    if gibbs is not None and getattr(target, "hyper", None) is None:
+def _check_gibbs(gibbs, target, like: PyTree) -> None:
+    if gibbs is None:
+        return
+    if not isinstance(gibbs, Gibbs):
+        raise TypeError(f"gibbs must be sghmc.Gibbs(update, every=…), not {gibbs!r}.")
+    if getattr(target, "hyper", None) is None:
         raise ValueError(
             "gibbs updates hyperparameters, but the target has none: give Posterior(…, hyper=…)."
+        )
+    returned = jax.eval_shape(
+        lambda params: gibbs.update(jax.random.key(0), params, target), like
+    )
+    old, new = (
+        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), hyper)
+        for hyper in (target.hyper, returned)
+    )
+    if old != new:
+        raise ValueError(
+            f"The Gibbs update must return hyper with the structure, shapes and dtypes it was "
+            f"given, {old}, but returns {new}."
         )
 
 

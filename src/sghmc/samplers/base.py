@@ -13,7 +13,7 @@ from sghmc import random
 from sghmc.gradients import Oracle
 from sghmc.types import PyTree, Schedule, StepInfo
 
-_SCHEDULE_POINTS = 4096
+_SCHEDULE_POINTS = 1 << 20
 
 
 class Sampler(eqx.Module):

@@ -66,8 +66,11 @@ class SGHMC(Sampler):
         check_setting(self.temperature, "temperature")
         matrices.check(self.mass, "mass")
         matrices.check(self.gradient_noise, "gradient_noise")
-        if self.resample_every is not None and self.resample_every < 1:
-            raise ValueError(f"resample_every must be 1 or more, but is {self.resample_every}.")
+        every = self.resample_every
+        if every is not None and (not isinstance(every, int | np.integer) or every < 1):
+            raise ValueError(
+                f"resample_every must be None or a whole number from 1, but is {every!r}."
+            )
         if self.resampling not in ("repaired", "literal"):
             raise ValueError(
                 f'resampling must be "repaired" or "literal", but is {self.resampling!r}.'
@@ -161,12 +164,16 @@ def _check_noise(needed: np.ndarray, allowed: np.ndarray) -> None:
     """τC ⪰ ½εV̂, times 2ε and in the basis of the pencil of friction and gradient noise."""
     worst = (needed - allowed).argmax()
     if needed[worst] > allowed[worst] * (1 + 1e-6):
-        share = needed[worst] / allowed[worst] if allowed[worst] else np.inf
+        remedy = (
+            f"Take {needed[worst] / allowed[worst]:.3g} times the friction, a smaller step_size or "
+            f"larger batches; a step_size schedule is judged at its largest step."
+            if allowed[worst] > 0 and np.isfinite(needed[worst])
+            else "Without friction or temperature there is no room at all: take gradient_noise=0."
+        )
         raise ValueError(
             f"gradient_noise is too large: along its worst direction the gradient brings noise "
             f"ε²V̂ = {needed[worst]:g} (relative to the friction), but 2ετC leaves room for "
-            f"{allowed[worst]:g} only. Take {share:.3g} times the friction, a smaller step_size or "
-            f"larger batches; a step_size schedule is judged at its largest step."
+            f"{allowed[worst]:g} only. {remedy}"
         )
 
 
