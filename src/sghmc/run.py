@@ -117,18 +117,20 @@ class _Run:
         self.done = 0
         self.gathered: Record | None = None
         self.started = time.perf_counter()
+        self.startup_seconds = 0.0
 
     def finish(self, progress: bool, throw: bool) -> Samples:
         total = self.num_burnin + self.num_samples
-        capacity, pace = self._capacity(), _Pace()
+        capacity, pace = self._capacity(), {True: _Pace(), False: _Pace()}
         with Interruption() as interruption, Bar(progress, total * self.program.thinning) as bar:
             while self.done < total and not interruption.happened:
                 is_burnin = self.done < self.num_burnin
                 left = (
                     self.num_burnin - self.done if is_burnin else min(total - self.done, capacity)
                 )
-                with pace.timing(min(left, pace.count)) as count:
+                with pace[is_burnin].timing(left) as count:
                     failed_at = self._advance(count, 0 if is_burnin else capacity)
+                self.startup_seconds = sum(each.first_seconds for each in pace.values())
                 bar.update(self.done * self.program.thinning, failed_at)
                 if throw and (failed_at < NEVER).any():
                     raise DivergenceError(_explain(failed_at), self._samples())
@@ -187,22 +189,24 @@ class _Run:
             info=Info(**record.info._asdict()),
             num_steps=self.done * self.program.thinning,
             seconds=time.perf_counter() - self.started,
+            startup_seconds=self.startup_seconds,
         )
 
 
 class _Pace:
-    """How many draws to make before looking up: about half a second's worth."""
+    """How many draws to make before looking up: one, to compile, then half a second's worth."""
 
     def __init__(self):
-        self.count = 1
+        self.count, self.first_seconds = 1, 0.0
 
     @contextlib.contextmanager
-    def timing(self, count: int):
+    def timing(self, most: int):
+        count = min(self.count, most)
         start = time.perf_counter()
         yield count
         elapsed = time.perf_counter() - start
-        growth = min(16.0, _BLOCK_SECONDS / elapsed)
-        self.count = max(1, int(count * growth))
+        self.first_seconds = self.first_seconds or elapsed
+        self.count = max(1, int(count * min(16.0, _BLOCK_SECONDS / elapsed)))
 
 
 def _explain(failed_at: np.ndarray) -> str:
@@ -250,9 +254,7 @@ def _check_gibbs(gibbs, target, like: PyTree) -> None:
         raise ValueError(
             "gibbs updates hyperparameters, but the target has none: give Posterior(…, hyper=…)."
         )
-    returned = jax.eval_shape(
-        lambda params: gibbs.update(jax.random.key(0), params, target), like
-    )
+    returned = jax.eval_shape(lambda params: gibbs.update(jax.random.key(0), params, target), like)
     old, new = (
         jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), hyper)
         for hyper in (target.hyper, returned)
