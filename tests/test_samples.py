@@ -1,6 +1,7 @@
 """The draws of a run: converted, summarized and printed, whatever the parameters' structure."""
 
 import collections
+import os
 import subprocess
 import sys
 
@@ -52,6 +53,7 @@ def handmade(positions, hyper=None, *, is_finite=None) -> Samples:
         info=Info(np.zeros(shape), is_finite),
         num_steps=shape[1],
         seconds=0.1,
+        startup_seconds=0.0,
     )
 
 
@@ -154,3 +156,12 @@ def test_importing_sghmc_does_not_import_what_only_some_calls_need():
     code = f"import sys, sghmc; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_home_that_cannot_be_written_to_does_not_stop_the_summary():
+    code = "import sghmc.diagnostics as d; print(d._import_arviz().__name__)"
+    environment = os.environ | {"XDG_CACHE_HOME": "/dev/null/nowhere"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert found.stdout.strip() == "arviz"

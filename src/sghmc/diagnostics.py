@@ -4,8 +4,11 @@ Only arrays come in here, so that `samples` can build on it. arviz is slow to im
 imported where it is used.
 """
 
+import contextlib
+import os
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -83,7 +86,26 @@ def summary(data: "arviz.InferenceData", names: Sequence[str] | None = None) -> 
 
 def _import_arviz():
     with warnings.catch_warnings():
-        # arviz announces its next major version whenever it is imported.
+        # Once a day arviz announces its next major version.
         warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning)
-        import arviz
+        try:
+            import arviz
+        except OSError:
+            # It notes the day in the user's cache folder, and cannot be imported where that is not
+            # writable or where two processes do so at once: it gets a folder of its own.
+            with tempfile.TemporaryDirectory() as folder, _environment("XDG_CACHE_HOME", folder):
+                import arviz
     return arviz
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -41,6 +41,7 @@ class Samples:
     | `info` | potential estimate, kinetic temperature, acceptance, finiteness of each draw |
     | `num_steps` | sampler steps made, burn-in and thinning included |
     | `seconds` | wall-clock time of the run, compilation included |
+    | `startup_seconds` | the part of it until the first draw, compilation mostly |
     """
 
     positions: PyTree
@@ -50,6 +51,7 @@ class Samples:
     info: Info
     num_steps: int
     seconds: float
+    startup_seconds: float
 
     @property
     def num_chains(self) -> int:
