@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 
 PyTree: TypeAlias = Any
-Schedule: TypeAlias = Callable[[jax.Array], jax.Array]
+Schedule: TypeAlias = Callable[[jax.Array], jax.typing.ArrayLike]
 """A function of the step number, such as any optax schedule."""
 
 

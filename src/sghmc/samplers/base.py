@@ -87,7 +87,7 @@ def check_setting(value, name: str, *, positive: bool = False):
 
 
 def value_at(setting: float | jax.Array | Schedule, t) -> jax.Array:
-    return setting(t) if callable(setting) else jnp.asarray(setting)
+    return jnp.asarray(setting(t) if callable(setting) else setting)
 
 
 def values_over(setting: float | Schedule, num_steps: int, name: str) -> np.ndarray:

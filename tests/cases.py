@@ -1,0 +1,104 @@
+"""Every sampler and every gradient estimator, with one small posterior, for the contract tests."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import sghmc
+from sghmc import random
+from sghmc.samplers.base import Kernel
+
+NUM_EXAMPLES = 12
+
+
+def _halving(start):
+    return optax.exponential_decay(start, transition_steps=4, decay_rate=0.5)
+
+
+SAMPLERS = {
+    "hmc": sghmc.HMC(0.1, 3, mass=1.7),
+    "hmc without accept step": sghmc.HMC(_halving(0.1), 2, metropolis=False),
+    "sghmc": sghmc.SGHMC(0.1, 2.0, mass=1.7, gradient_noise=0.3, temperature=0.8),
+    "sghmc schedules": sghmc.SGHMC(_halving(0.1), _halving(2.0), temperature=_halving(1.0)),
+    "sghmc learning rate": sghmc.SGHMC.from_learning_rate(0.01, 0.1, gradient_noise=0.3),
+    "sghmc learning rate schedules": sghmc.SGHMC.from_learning_rate(_halving(0.01), _halving(0.1)),
+    "sghmc resampling": sghmc.SGHMC(0.1, 2.0, resample_every=2),
+    "sghmc literal resampling": sghmc.SGHMC(0.1, 2.0, resample_every=2, resampling="literal"),
+    "sgld": sghmc.SGLD(0.01, preconditioner=1.7, gradient_noise=0.3, temperature=0.8),
+    "sgld schedules": sghmc.SGLD(_halving(0.01), temperature=_halving(1.0)),
+    "sgd": sghmc.SGD(0.01),
+    "momentum": sghmc.Momentum(0.01, 0.1),
+    "momentum schedules": sghmc.Momentum(_halving(0.01), _halving(0.1)),
+}
+RANDOM_SAMPLERS = {n: s for n, s in SAMPLERS.items() if not n.startswith(("sgd", "momentum"))}
+
+GRADIENTS = {
+    "full": sghmc.FullBatch(),
+    "minibatch": sghmc.Minibatch(3),
+    "minibatch without replacement": sghmc.Minibatch(3, replacement=False),
+    "epochs": sghmc.Minibatch(3, replacement="epochs"),
+    "noisy": sghmc.NoisyGradient(0.5),
+}
+
+
+def pairs():
+    """Names of all combinations of sampler and gradient that are allowed."""
+    return [
+        (sampler, gradient)
+        for sampler in SAMPLERS
+        for gradient in GRADIENTS
+        if GRADIENTS[gradient].is_independent or not SAMPLERS[sampler].subtracts_gradient_noise
+    ]
+
+
+def posterior(dtype=np.float32):
+    """A regression on parameters that are nested, of many shapes, a scalar among them."""
+    rng = np.random.default_rng(3)
+    data = {
+        "x": rng.normal(size=(NUM_EXAMPLES, 3)).astype(dtype),
+        "y": rng.normal(size=NUM_EXAMPLES).astype(dtype),
+    }
+
+    def log_likelihood(params, row):
+        hidden = jnp.tanh(row["x"] @ params["layers"][0].astype(dtype))
+        mean = jnp.dot(hidden, params["layers"][1]) + params["bias"]
+        return -0.5 * (row["y"] - mean) ** 2
+
+    def log_prior(params):
+        return -0.5 * sum(jnp.sum(leaf.astype(dtype) ** 2) for leaf in jax.tree.leaves(params))
+
+    return sghmc.Posterior(log_likelihood, log_prior, data)
+
+
+def params(dtype=jnp.float32, low=jnp.bfloat16):
+    """A start for `posterior`; one leaf has low precision."""
+    rng = np.random.default_rng(4)
+    return {
+        "bias": jnp.asarray(0.3, dtype),
+        "layers": (
+            jnp.asarray(rng.normal(size=(3, 2)), low),
+            jnp.asarray(rng.normal(size=2), dtype),
+        ),
+    }
+
+
+class Chain:
+    """One chain of a sampler, step by step in Python, from the same parts as the compiled loop."""
+
+    def __init__(self, key, target, sampler, gradient, position, num_steps=8):
+        self.target, self.like = target, position
+        self.kernel: Kernel = sampler.prepare(position, num_steps)
+        self.estimator = gradient.prepare(target, position)
+        self.keys = random.words(jax.random.split(key, 3))
+        self.state = self.kernel.init(random.normals_like(self.keys[0], 0, 1, position), position)
+
+    def noise(self, t):
+        gradients = self.kernel.num_gradients
+        return (
+            self.kernel.draw(self.keys[1], t, 1, self.like),
+            self.estimator.draw(self.keys[2], t, 1, gradients, self.like),
+        )
+
+    def step(self, t, noise, state):
+        return self.kernel.step(t, noise[0], state, self.estimator.oracle(self.target, noise[1]))
