@@ -27,4 +27,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv results
+	rm -rf .venv results .pytest_cache .ruff_cache
