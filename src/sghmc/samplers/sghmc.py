@@ -141,7 +141,9 @@ class SGHMC(Sampler):
             temperature=array_setting(self.temperature, dtype),
             unit=jnp.asarray(unit, dtype),
             learning_rate=matrices.finish(matrices.scaled(mass.inverse(), unit**2), dtype),
-            decay=matrices.finish(matrices.product(mass.inverse(), friction, sizes), dtype),
+            decay=matrices.finish(
+                matrices.scaled(matrices.product(mass.inverse(), friction, sizes), unit), dtype
+            ),
             noise=matrices.finish(noise, dtype),
             drag=matrices.finish(drag, dtype),
             resample_every=self.resample_every,
@@ -194,9 +196,9 @@ class SGHMCState(NamedTuple):
 class SGHMCKernel(Kernel):
     """Eq. 15 in matrices. With u the unit, c_t the friction's schedule and a_t = ε_t c_t,
 
-    v ← v − (ε_t/u) u²M⁻¹∇Ũ(θ) − a_t M⁻¹C v + uM⁻¹ N(0, 2τa_t C − ε_t² V̂),  θ ← θ + (ε_t/u) v:
+    v ← v − (a_t/u) uM⁻¹C v − (ε_t/u) u²M⁻¹∇Ũ(θ) + uM⁻¹ N(0, 2τa_t C − ε_t² V̂),  θ ← θ + (ε_t/u) v:
 
-    a constant step size makes ε_t/u = 1, and the update that of SGD with momentum.
+    constant settings make ε_t/u = a_t/u = 1, and the update that of SGD with momentum, to the bit.
     """
 
     step_size: jax.Array | Schedule
@@ -236,7 +238,7 @@ class SGHMCKernel(Kernel):
             epsilon**2,
             random.copy_of(noise, 0, position),
         )
-        slowed = tree.add_scaled(velocity, -decay, self.decay @ velocity)
+        slowed = tree.add_scaled(velocity, -decay / self.unit, self.decay @ velocity)
         kicked = tree.add_scaled(slowed, -epsilon / self.unit, self.learning_rate @ grad)
         return tree.add_scaled(kicked, 1, injected), potential
 
