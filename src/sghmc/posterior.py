@@ -108,7 +108,7 @@ class Posterior(eqx.Module):
 
     def potential(self, params: PyTree) -> jax.Array:
         """U(θ) over all data."""
-        total = self._over_chunks(lambda rows: self._sum_log_likelihood(params, rows))
+        total = self.sum_over_data(lambda rows: self._sum_log_likelihood(params, rows))
         return -total - self._log_prior(params)
 
     def gradient(self, params: PyTree) -> PyTree:
@@ -117,7 +117,7 @@ class Posterior(eqx.Module):
 
     def evaluate(self, params: PyTree) -> Evaluation:
         """U and ∇U over all data."""
-        of_data = self._over_chunks(
+        of_data = self.sum_over_data(
             lambda rows: jax.value_and_grad(self._sum_log_likelihood)(params, rows)
         )
         of_prior = jax.value_and_grad(self._log_prior)(params)
@@ -131,7 +131,7 @@ class Posterior(eqx.Module):
     def _log_prior(self, params: PyTree) -> jax.Array:
         return self.log_prior(params) if self.hyper is None else self.log_prior(params, self.hyper)
 
-    def _over_chunks(self, function: Callable[[PyTree], Any]) -> Any:
+    def sum_over_data(self, function: Callable[[PyTree], Any]) -> Any:
         """The sum of `function` over the data, a bounded number of rows at a time."""
         chunks, rest = divmod(self.num_examples, _CHUNK)
         if chunks == 0:

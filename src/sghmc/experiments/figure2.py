@@ -46,7 +46,7 @@ class Config:
     shown_every: int = 50
     friction: float = 3.0
     gradient_noise: float = 4.0
-    num_chains: int = 400
+    num_chains: int = 1000
 
     @classmethod
     def quick(cls) -> "Config":

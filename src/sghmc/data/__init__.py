@@ -1,0 +1,1 @@
+"""Reading what people have, in the format they have it."""

@@ -1,0 +1,380 @@
+"""Fig. 4: test error of a Bayesian network on MNIST under SGD, momentum, SGLD and SGHMC.
+
+The paper's network (784-100-10, sigmoid) and settings; several seeds as chains of one program. The
+optimizers have a fixed regularizer and predict with their last iterate; the samplers learn the
+precisions by Gibbs steps and predict with the average over draws after burn-in.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc.data.mnist import Images, load_mnist
+from sghmc.experiments import pictures
+from sghmc.gradients import Minibatch
+from sghmc.models.mlp import MLP
+from sghmc.posterior import Posterior
+from sghmc.run import sample
+from sghmc.samplers.base import Sampler
+from sghmc.samplers.descent import SGD, Momentum
+from sghmc.samplers.sghmc import SGHMC
+from sghmc.samplers.sgld import SGLD
+from sghmc.samples import Samples
+from sghmc.scores import ClassScores, class_scores
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+LABELS = {
+    "sgd": "SGD",
+    "momentum": "SGD with momentum",
+    "sgld": "SGLD",
+    "sghmc": "SGHMC",
+    "sghmc_ours": "SGHMC, our setting",
+}
+OPTIMIZERS = ("sgd", "momentum")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Step sizes are factors before the gradient of the whole potential, as in the supplement.
+
+    Without a GPU and without `full` the run is cut to `small_epochs` and `small_seeds`.
+    """
+
+    data: str | None = None
+    dataset: str = "mnist"
+    full: bool = False
+    search: bool = False
+    num_hidden: int = 100
+    batch_size: int = 500
+    num_epochs: int = 800
+    num_burnin: int = 50
+    num_seeds: int = 16
+    small_epochs: int = 30
+    small_burnin: int = 5
+    small_seeds: int = 2
+    num_validation: int = 10_000
+    sgd_step: float = 0.16e-4
+    momentum_step: float = 0.4e-5
+    sgld_step: float = 0.2e-4
+    sghmc_step: float = 0.2e-5
+    momentum_decay: float = 0.01
+    regularizer: float = 1.0
+    ours_step: float = 0.4e-5
+    ours_decay: float = 0.01
+    ours_temperature: float = 0.1
+    ours_regularizer: float = 1.0
+
+    @classmethod
+    def quick(cls) -> "Config":
+        return cls(
+            dataset="digits",
+            num_hidden=20,
+            batch_size=100,
+            num_epochs=30,
+            num_burnin=5,
+            num_seeds=3,
+            full=True,
+            num_validation=200,
+            sgd_step=3e-4,
+            momentum_step=1e-4,
+            sgld_step=3e-4,
+            sghmc_step=5e-5,
+            ours_step=5e-5,
+        )
+
+
+class Split(NamedTuple):
+    train: Images
+    validation: Images
+    test: Images
+
+
+def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
+    config, note = _sized(config)
+    split = _load(config)
+    found: dict[str, Any] = {}
+    if config.search:
+        config, found = _searched(config, split, jax.random.fold_in(key, 1), progress)
+    result: dict[str, Any] = {"note": note, "search": found, "methods": {}, "curves": {}}
+    for name in LABELS:
+        samples = _run_method(config, name, split.train, split.test, key, progress)
+        result["methods"][name] = _summary(config, name, samples, split)
+        result["curves"][name] = _curve(_scores_over_time(name, samples).error)
+    result["comparisons"] = {
+        name: _compare(result["methods"][name], result["methods"]["sghmc"])
+        for name in LABELS
+        if name != "sghmc"
+    }
+    result["first_epoch"] = config.num_burnin + 1
+    result["num_epochs"], result["num_seeds"] = config.num_epochs, config.num_seeds
+    return result
+
+
+def _sized(config: Config) -> tuple[Config, str]:
+    if config.full or jax.default_backend() != "cpu":
+        return config, f"{config.num_epochs} epochs, {config.num_seeds} seeds"
+    smaller = dataclasses.replace(
+        config,
+        num_epochs=config.small_epochs,
+        num_burnin=config.small_burnin,
+        num_seeds=config.small_seeds,
+    )
+    note = (
+        f"no accelerator: {smaller.num_epochs} epochs and {smaller.num_seeds} seeds where the full "
+        f"run (--full) has {config.num_epochs} and {config.num_seeds}"
+    )
+    return smaller, note
+
+
+def _load(config: Config) -> Split:
+    """Pixels divided by 256; the validation rows are a random part of the training rows."""
+    if config.dataset == "mnist":
+        train, test = load_mnist(config.data)
+    elif config.dataset == "digits":
+        train, test = _digits()
+    else:
+        raise ValueError(f'dataset must be "mnist" or "digits", but is {config.dataset!r}.')
+    train, test = (Images(x.astype(np.float32) / 256, y) for x, y in (train, test))
+    order = np.random.default_rng(0).permutation(len(train.y))
+    held, rest = order[: config.num_validation], order[config.num_validation :]
+    return Split(Images(train.x[rest], train.y[rest]), Images(train.x[held], train.y[held]), test)
+
+
+def _digits() -> tuple[Images, Images]:
+    """scikit-learn's 8 × 8 digits, brought to the range of MNIST's pixels."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(1).permutation(len(y))
+    x, y = 16 * x[order], y[order].astype(np.int32)
+    return Images(x[:1297], y[:1297]), Images(x[1297:], y[1297:])
+
+
+def _run_method(config, name, train: Images, test: Images, key, progress) -> Samples:
+    """All seeds of one method; every method has the same starts and batches for a seed."""
+    model = MLP((train.x.shape[1], config.num_hidden, 10))
+    x, y = jnp.asarray(test.x), jnp.asarray(test.y)
+    steps = len(train.y) // config.batch_size
+    is_optimizer = name in OPTIMIZERS
+
+    def predict(params, hyper):
+        return jax.nn.softmax(model.apply(params, x))
+
+    posterior = model.posterior(*train)
+    fixed = _regularizer(config, name)
+    if fixed is not None:
+        posterior = _regularized(posterior, fixed)
+    starts = jax.vmap(model.init)(jax.random.split(key, config.num_seeds))
+    return sample(
+        key,
+        posterior,
+        _sampler(config, name, steps),
+        starts,
+        init_axis=0,
+        num_chains=config.num_seeds,
+        gradient=Minibatch(config.batch_size, replacement="epochs"),
+        thinning=steps,
+        num_burnin=config.num_burnin,
+        num_samples=config.num_epochs - config.num_burnin,
+        gibbs=None if fixed is not None else model.gibbs(every=steps),
+        keep=(lambda p, h: class_scores(predict(p, h), y)) if is_optimizer else (lambda p, h: ()),
+        averages=None if is_optimizer else {"probability": predict},
+        trace=None if is_optimizer else (lambda means: class_scores(means["probability"], y)),
+        progress=progress,
+    )
+
+
+def _regularizer(config: Config, name: str) -> float | None:
+    """The fixed precision of all weights; None where precisions are learned."""
+    if name in OPTIMIZERS:
+        return config.regularizer
+    return config.ours_regularizer if name == "sghmc_ours" else None
+
+
+def _sampler(config: Config, name: str, steps_per_epoch: int) -> Sampler:
+    """As in the authors' script, the samplers' first epoch has no noise."""
+
+    def from_epoch_1(temperature):
+        return lambda t: jnp.where(t < steps_per_epoch, 0.0, temperature)
+
+    return {
+        "sgd": lambda: SGD(config.sgd_step),
+        "momentum": lambda: Momentum(config.momentum_step, config.momentum_decay),
+        "sgld": lambda: SGLD(config.sgld_step, temperature=from_epoch_1(1.0)),
+        "sghmc": lambda: SGHMC.from_learning_rate(
+            config.sghmc_step, config.momentum_decay, temperature=from_epoch_1(1.0)
+        ),
+        "sghmc_ours": lambda: SGHMC.from_learning_rate(
+            config.ours_step, config.ours_decay, temperature=from_epoch_1(config.ours_temperature)
+        ),
+    }[name]()
+
+
+def _regularized(posterior: Posterior, regularizer: float) -> Posterior:
+    """The likelihood of `posterior` with a fixed Gaussian prior, as the optimizers have it."""
+
+    def log_prior(params, hyper):
+        squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+        return -0.5 * hyper["regularizer"] * squares
+
+    return Posterior(
+        posterior.log_likelihood, log_prior, posterior.data, {"regularizer": regularizer}
+    )
+
+
+def _searched(config: Config, split: Split, key, progress) -> tuple[Config, dict[str, Any]]:
+    """The supplement's grids, each method's best setting by validation error."""
+    grids = {
+        "sgd": [
+            {"sgd_step": step * 1e-4, "regularizer": decay}
+            for decay in (0.0, 0.1, 1.0, 10.0, 100.0)
+            for step in (0.06, 0.1, 0.16, 0.2, 0.4, 0.8)
+        ],
+        "momentum": [
+            {"momentum_step": step * 1e-5, "regularizer": decay}
+            for decay in (0.0, 0.1, 1.0, 10.0, 100.0)
+            for step in (0.1, 0.2, 0.4, 0.8)
+        ],
+        "sgld": [{"sgld_step": step * 1e-4} for step in (0.1, 0.2, 0.4, 0.8)],
+        "sghmc": [{"sghmc_step": step * 1e-5} for step in (0.1, 0.2, 0.4, 0.8)],
+    }
+    found: dict[str, Any] = {}
+    for name, settings in grids.items():
+        rows = []
+        for setting in settings:
+            tried = dataclasses.replace(config, num_seeds=1, **setting)
+            samples = _run_method(tried, name, split.train, split.validation, key, progress)
+            rows.append({**setting, "validation_error": _last(name, samples).error[0].item()})
+        best = min(rows, key=lambda row: row["validation_error"])
+        found[name] = {"tried": rows, "best": best}
+        chosen = {k: v for k, v in best.items() if k.endswith("_step")}
+        config = dataclasses.replace(config, **chosen)
+        if name == "momentum":
+            config = dataclasses.replace(config, regularizer=best["regularizer"])
+    return config, found
+
+
+def _scores_over_time(name: str, samples: Samples) -> ClassScores:
+    return samples.positions if name in OPTIMIZERS else samples.trace
+
+
+def _last(name: str, samples: Samples) -> ClassScores:
+    scores = _scores_over_time(name, samples)
+    return ClassScores(*(values[:, -1].astype(np.float64) for values in scores))
+
+
+def _summary(config: Config, name: str, samples: Samples, split: Split) -> dict[str, Any]:
+    scores = _last(name, samples)
+    summary: dict[str, Any] = {
+        "test_error": {**_spread(scores.error), "seeds": scores.error.tolist()},
+        **{score: _spread(getattr(scores, score)) for score in ("nll", "brier", "ece")},
+        "seconds": samples.seconds,
+        "seconds_after_compilation": samples.seconds - samples.startup_seconds,
+        "setting": _setting(config, name),
+    }
+    if name not in OPTIMIZERS:
+        together = class_scores(
+            jnp.asarray(samples.averages["probability"].mean(0)), jnp.asarray(split.test.y)
+        )
+        summary["all_chains_together"] = {k: float(v) for k, v in together._asdict().items()}
+    if _regularizer(config, name) is None:
+        summary["precisions"] = {
+            layer: _spread(values[:, -1].astype(np.float64))
+            for layer, values in samples.hyper["prior"].items()
+        }
+    return summary
+
+
+def _setting(config: Config, name: str) -> dict[str, float]:
+    if name == "sghmc_ours":
+        return {
+            "learning_rate": config.ours_step,
+            "momentum_decay": config.ours_decay,
+            "temperature": config.ours_temperature,
+            "regularizer": config.ours_regularizer,
+        }
+    setting = {"step": getattr(config, f"{name}_step")}
+    if name in ("momentum", "sghmc"):
+        setting["momentum_decay"] = config.momentum_decay
+    if name in OPTIMIZERS:
+        setting["regularizer"] = config.regularizer
+    return setting
+
+
+def _spread(values: np.ndarray) -> dict[str, float]:
+    sd = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(values.mean()), "sd": sd}
+
+
+def _curve(errors: np.ndarray) -> dict[str, list[float]]:
+    """Mean, lowest and highest error over seeds at every epoch."""
+    return {
+        "mean": errors.mean(0).tolist(),
+        "low": errors.min(0).tolist(),
+        "high": errors.max(0).tolist(),
+    }
+
+
+def _compare(method: dict[str, Any], sghmc: dict[str, Any]) -> dict[str, Any]:
+    """The paired difference of test errors to SGHMC's: positive where SGHMC is better."""
+    from scipy import stats
+
+    differences = np.subtract(method["test_error"]["seeds"], sghmc["test_error"]["seeds"])
+    count, mean = len(differences), float(differences.mean())
+    if count < 2 or differences.std() == 0:
+        return {"difference": mean, "interval": None, "p_value": None}
+    error = differences.std(ddof=1) / np.sqrt(count)
+    reach = float(stats.t.ppf(0.975, count - 1) * error)
+    p_value = float(2 * stats.t.sf(abs(mean) / error, count - 1))
+    return {"difference": mean, "interval": [mean - reach, mean + reach], "p_value": p_value}
+
+
+_COLORS = {
+    "sgd": pictures.SKY,
+    "momentum": pictures.COLORS["green"],
+    "sgld": pictures.COLORS["blue"],
+    "sghmc": pictures.COLORS["red"],
+    "sghmc_ours": pictures.PURPLE,
+}
+
+
+def plot(result: dict[str, Any]) -> "Figure":
+    figure, (axis,) = pictures.panels(1, (7, 4.6))
+    for name, curve in result["curves"].items():
+        epochs = result["first_epoch"] + np.arange(len(curve["mean"]))
+        axis.plot(epochs, 100 * np.array(curve["mean"]), color=_COLORS[name], label=LABELS[name])
+        low, high = 100 * np.array(curve["low"]), 100 * np.array(curve["high"])
+        axis.fill_between(epochs, low, high, color=_COLORS[name], alpha=0.2, linewidth=0)
+    final = [curve["mean"][-1] for curve in result["curves"].values()]
+    axis.set_ylim(85 * min(final), 200 * max(final))
+    axis.set(xlabel="iteration (passes over the data)", ylabel="test error (%)")
+    axis.set_title(f"Mean and range over {result['num_seeds']} seeds")
+    axis.legend(frameon=False)
+    return figure
+
+
+def table(result: dict[str, Any]) -> "Table":
+    from rich.table import Table
+
+    shown = Table(title=f"Fig. 4: {result['note']}")
+    for heading in ("method", "test error %", "nll", "ece", "− SGHMC (95 %)", "p", "s"):
+        shown.add_column(heading, justify="left" if heading == "method" else "right")
+    for name, method in result["methods"].items():
+        compared = result["comparisons"].get(name, {})
+        interval = compared.get("interval")
+        shown.add_row(
+            LABELS[name],
+            f"{100 * method['test_error']['mean']:.2f} ± {100 * method['test_error']['sd']:.2f}",
+            f"{method['nll']['mean']:.4f}",
+            f"{method['ece']['mean']:.4f}",
+            f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f}" if interval else "",
+            f"{compared['p_value']:.1g}" if interval else "",
+            f"{method['seconds_after_compilation']:.0f}",
+        )
+    return shown

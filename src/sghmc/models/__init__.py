@@ -1,0 +1,5 @@
+"""Ready models: each makes its posterior, its Gibbs updates and its predictions."""
+
+from sghmc.models.mlp import MLP
+
+__all__ = ["MLP"]
