@@ -217,7 +217,7 @@ def judge_middle(sampler, precision):
             velocity = kernel.unit * (inverse_mass @ z[size:])
             return kernel.middle(0, SGHMCState(z[:size], velocity))
 
-        back = np.asarray(jax.jacfwd(middle)(jnp.zeros(2 * size)))
+        back = np.asarray(jax.jit(jax.jacfwd(middle))(jnp.zeros(2 * size)))
     covariance = back @ law.state_covariance @ back.T
     assert_close(covariance, sampler.temperature * np.linalg.inv(precision))
 
@@ -245,12 +245,19 @@ def judge_minibatch(posterior, sampler, gradient, batches: np.ndarray, exact_noi
             oracle = estimator.oracle(posterior, batch)
             return kernel.step(0, [jnp.zeros(1)], kernel.init([], position), oracle)[0].position
 
-        offsets = np.asarray(jax.vmap(lambda batch: step(start, batch))(jnp.asarray(batches)))
-        slope = float(jax.jacfwd(step)(start, jnp.asarray(batches[0]))[0, 0])
-        curvature = float(jax.hessian(posterior.potential)(start)[0, 0])
-        mode = -float(posterior.gradient(start)[0]) / curvature
+        @jax.jit
+        def facts(batches):
+            return (
+                jax.vmap(lambda batch: step(start, batch))(batches),
+                jax.jacfwd(step)(start, batches[0]),
+                jax.hessian(posterior.potential)(start),
+                posterior.gradient(start),
+            )
+
+        offsets, *numbers = jax.tree.map(np.asarray, facts(jnp.asarray(batches)))
+        slope, curvature, grad = (number.item() for number in numbers)
     injected = 2 * sampler.step_size * sampler.temperature - sampler.step_size**2 * exact_noise
-    assert_close(offsets.mean() / (1 - slope), mode)
+    assert_close(offsets.mean() / (1 - slope), -grad / curvature)
     variance = (offsets.var() + injected) / (1 - slope**2)
     expected = sgld_covariance(
         np.array([[curvature]]), sampler.step_size, np.eye(1), sampler.temperature
