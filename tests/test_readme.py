@@ -1,11 +1,14 @@
 """What the documents say is true: the example runs, the commands exist, the picture holds."""
 
 import ast
+import doctest
+import importlib
 import pathlib
 import re
 
 import jax
 import numpy as np
+import pytest
 
 import sghmc
 from sghmc import experiments
@@ -35,6 +38,13 @@ def test_the_example_runs_and_is_right(capsys):
     np.testing.assert_allclose(draws.std((0, 1)), sds, rtol=0.15)
     mode = mean - covariance @ np.asarray(posterior.gradient(mean))
     assert np.max(np.abs(mean - mode) / sds) < 0.25
+
+
+@pytest.mark.parametrize("module", ["sghmc.diagnostics", "sghmc.samples", "sghmc.run"])
+def test_docstring_examples_run(module):
+    outcome = doctest.testmod(importlib.import_module(module))
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
 def test_the_example_is_short():
