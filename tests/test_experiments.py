@@ -57,23 +57,23 @@ def test_tables_fit_eighty_columns(results, name):
 
 
 def test_figure1_tells_the_wrong_sampler_from_the_right_ones(results):
-    """8,000 draws have a total variation of 0.025 to 0.05 from their own law by chance alone.
+    """8,000 draws are 0.025 to 0.05 away from their own law by chance alone, sd under 0.0065.
 
-    The mean over bins of |share − truth| is about √(2 p/(π n)); naive draws are correlated. The
-    limits are more than six standard deviations (0.004) away from what is expected: they raise a
-    false alarm less than once in 10⁸ seeds.
+    (Over six seeds; the bins' shares are off by √(2p/(πn)), and naive draws are correlated.) The
+    naive sampler without its accept step is 0.145 away, sd 0.005. So all limits are six standard
+    deviations off: a false alarm in less than one of 10⁷ seeds.
     """
     result, _ = results("figure1")
     for target in ("double_well", "gaussian"):
         for name in ("hmc", "hmc_no_mh", "naive", "sghmc", "sghmc_repaired"):
-            assert result[target][name]["total_variation"] < 0.08
+            assert result[target][name]["total_variation"] < 0.09
         assert result[target]["naive_no_mh"]["total_variation"] > 0.11
         assert result[target]["hmc"]["acceptance"] > 0.99
         assert 0.5 < result[target]["naive"]["acceptance"] < 0.65
         assert result[target]["sghmc"]["acceptance"] == 1
     # The naive sampler's variance is 2.14: one gradient evaluation a step, as in Alg. 1.
-    # 8,000 nearly independent draws give it to 1.6 %: 8 % is five standard errors.
-    assert result["gaussian"]["naive_no_mh"]["variance"] == pytest.approx(2.14, rel=0.08)
+    # 8,000 draws give it to 1.8 %: the limit is six standard deviations.
+    assert result["gaussian"]["naive_no_mh"]["variance"] == pytest.approx(2.14, rel=0.11)
 
 
 def test_true_bins_are_the_normal_distribution():
@@ -88,7 +88,7 @@ def test_total_variation_counts_what_the_bins_miss():
 
 
 def test_figure2_grows_as_expected(results):
-    """Four chains' radii within five standard errors: a false alarm once in 500,000 seeds."""
+    """Three random radii within five standard errors: a false alarm once in 500,000 seeds."""
     result, _ = results("figure2")
     for cloud in result["clouds"].values():
         assert abs(cloud["end"]["z_score"]) < 5
