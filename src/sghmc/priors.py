@@ -1,4 +1,4 @@
-"""Gaussian priors whose precisions are learned: the prior, and the Gibbs update that goes with it."""
+"""Gaussian priors whose precisions are learned: the prior and its Gibbs update."""
 
 from collections.abc import Callable
 

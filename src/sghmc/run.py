@@ -81,6 +81,10 @@ def sample(
     gradient = FullBatch() if gradient is None else gradient
     if not isinstance(gradient, Gradient):
         raise TypeError(f"gradient must be sghmc.Minibatch(500) or the like, not {gradient!r}.")
+    if keep is not None and not callable(keep):
+        raise TypeError(f"keep must be a function of the position, not {keep!r}.")
+    if averages is not None and not isinstance(averages, dict):
+        raise TypeError(f"averages must be a dict {{name: function}}, not {averages!r}.")
     positions = _start_positions(init, init_axis, num_chains)
     if sampler.subtracts_gradient_noise and not gradient.is_independent:
         raise ValueError(

@@ -1,6 +1,6 @@
 """How good predictions are: scores that can be computed inside the loop."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,10 @@ _SMALLEST = 1e-12
 class ClassScores(NamedTuple):
     """Scores of predicted class probabilities; smaller is better for all of them."""
 
-    error: jax.Array
-    nll: jax.Array
-    brier: jax.Array
-    ece: jax.Array
+    error: Any
+    nll: Any
+    brier: Any
+    ece: Any
 
 
 def class_scores(probabilities: jax.Array, labels: jax.Array, num_bins: int = 15) -> ClassScores:

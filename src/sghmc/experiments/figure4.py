@@ -150,9 +150,9 @@ def _digits() -> tuple[Images, Images]:
     """scikit-learn's 8 × 8 digits, brought to the range of MNIST's pixels."""
     from sklearn.datasets import load_digits
 
-    x, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(1).permutation(len(y))
-    x, y = 16 * x[order], y[order].astype(np.int32)
+    digits: Any = load_digits()
+    order = np.random.default_rng(1).permutation(len(digits.target))
+    x, y = 16 * digits.data[order], digits.target[order].astype(np.int32)
     return Images(x[:1297], y[:1297]), Images(x[1297:], y[1297:])
 
 

@@ -80,7 +80,7 @@ class MLP(eqx.Module):
         return self.prior.log_density(params, hyper["prior"])
 
     def posterior(self, x, y, weight=None) -> Posterior:
-        """The posterior given inputs (rows), labels or targets, and optional weights of the rows."""
+        """The posterior given inputs (rows), labels or targets, and weights of the rows."""
         x, y = np.asarray(x), np.asarray(y)
         if x.ndim != 2 or x.shape[1] != self.sizes[0]:
             raise ValueError(
@@ -96,7 +96,7 @@ class MLP(eqx.Module):
             )
         data = {"x": x, "y": y} | ({} if weight is None else {"weight": np.asarray(weight)})
         like = jax.eval_shape(self.init, jax.random.key(0))
-        hyper = {"prior": self.prior.start(like)}
+        hyper: dict[str, PyTree] = {"prior": self.prior.start(like)}
         if self.likelihood == "gaussian":
             hyper["noise"] = jnp.ones(())
         return Posterior(self.log_likelihood, self.log_prior, data, hyper=hyper)
@@ -107,7 +107,7 @@ class MLP(eqx.Module):
 
     def _update(self, key: jax.Array, params: PyTree, posterior: Posterior) -> PyTree:
         of_prior, of_noise = jax.random.split(key)
-        hyper = {"prior": self.prior.update(of_prior, params)}
+        hyper: dict[str, PyTree] = {"prior": self.prior.update(of_prior, params)}
         if self.likelihood == "gaussian":
             count, total = posterior.sum_over_data(lambda rows: self._squares(params, rows))
             prior = self.prior
