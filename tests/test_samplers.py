@@ -193,6 +193,8 @@ def test_rescaled_has_another_step_and_the_same_dynamics(name):
             for setting in (getattr(sampler, field), getattr(smaller, field))
         )
         if isinstance(old, float | jax.Array):
-            np.testing.assert_allclose(new, old * 0.5 ** powers.get(field, 0), rtol=1e-6)
+            np.testing.assert_allclose(
+                np.asarray(new), old * 0.5 ** powers.get(field, 0), rtol=1e-6
+            )
         else:
             assert new == old
