@@ -1,0 +1,75 @@
+"""Zip files that somebody else made: read in place, and checked before anything is unpacked."""
+
+import pathlib
+import zipfile
+import zlib
+from typing import IO
+
+_MOST_BYTES = 4 << 30
+_MOST_RATIO = 200
+"""Text packs 5:1 and repetitive columns 100:1; what packs tighter was made to explode."""
+_SMALL = 1 << 26
+"""Below this size any ratio is harmless."""
+
+
+class Archive:
+    """A zip file whose members have been looked at: none escapes, what is read is bounded.
+
+    Names that are absolute or climb with "..", encrypted members, and members that would unpack to
+    more than 4 GiB or to more than 200 times their packed size are errors.
+    """
+
+    def __init__(self, file: str | pathlib.Path | IO[bytes], name: str | None = None):
+        self.name = name or str(file)
+        try:
+            self._zip = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise ValueError(
+                f"{self.name} is not a complete zip file ({error}): it is truncated or damaged. "
+                f"Fetch it again."
+            ) from error
+        try:
+            for member in self._zip.infolist():
+                self._check(member)
+        except ValueError:
+            self._zip.close()
+            raise
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._zip.close()
+
+    @property
+    def members(self) -> list[str]:
+        """The names of the files inside."""
+        return [member.filename for member in self._zip.infolist() if not member.is_dir()]
+
+    def read(self, member: str) -> bytes:
+        try:
+            return self._zip.read(member)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            raise ValueError(
+                f"{member} in {self.name} cannot be unpacked ({error}): the zip file is truncated "
+                f"or damaged."
+            ) from error
+
+    def _check(self, member: zipfile.ZipInfo) -> None:
+        # orig_filename: zipfile itself tidies .filename, and must not hide what was meant.
+        for written in (member.filename, member.orig_filename):
+            path = written.replace("\\", "/")
+            if path.startswith("/") or path[1:2] == ":" or ".." in path.split("/"):
+                raise ValueError(
+                    f"{self.name} has a member {written!r}, whose path leads out of the archive: "
+                    f"it is not read."
+                )
+        if member.flag_bits & 1:
+            raise ValueError(f"{member.filename} in {self.name} is encrypted: unpack it first.")
+        size, packed = member.file_size, max(member.compress_size, 1)
+        if size > _MOST_BYTES or (size > _SMALL and size > _MOST_RATIO * packed):
+            raise ValueError(
+                f"{member.filename} in {self.name} would unpack from {packed:,} to {size:,} bytes. "
+                f"At most {_MOST_BYTES:,} bytes and {_MOST_RATIO} times the packed size are read: "
+                f"if that is meant, unpack it yourself."
+            )

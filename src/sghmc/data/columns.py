@@ -1,0 +1,90 @@
+"""Columns of numbers and of ids, from whatever library holds them."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def _as_arrow(column: Any, role: str, source: str) -> pa.Array:
+    try:
+        if hasattr(column, "to_arrow"):  # polars
+            column = column.to_arrow()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.unify_dictionaries().combine_chunks()
+        if isinstance(column, pa.Array):
+            return column
+        if getattr(column, "ndim", 1) != 1:
+            raise ValueError(
+                f"The {role} column of {source} must have one axis, but has {column.ndim}."
+            )
+        return pa.array(column if hasattr(column, "dtype") else list(column), from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise ValueError(
+            f"The {role} column of {source} is not of one type: {str(error).splitlines()[0]}."
+        ) from error
+
+
+def numbers(column: Any, source: str) -> np.ndarray:
+    """A column of finite numbers, as float32."""
+    array = _as_arrow(column, "rating", source)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    try:
+        numbers = pc.cast(array, pa.float64(), safe=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        numbers = pa.array([_number(entry) for entry in array.to_pylist()], pa.float64())
+    values = np.asarray(numbers.to_numpy(zero_copy_only=False), np.float32)
+    bad = ~np.isfinite(values)
+    if bad.any():
+        row = int(bad.argmax())
+        entry = array[row].as_py()
+        raise ValueError(
+            f"Ratings must be finite numbers, but the rating column of {source} has "
+            f"{'NaN' if entry is None else repr(entry)} in row {row + 1}; {bad.sum():,} of its "
+            f"{len(values):,} rows are like that."
+        )
+    return values
+
+
+def _number(entry: Any) -> float | None:
+    try:
+        return float(entry)
+    except (TypeError, ValueError):
+        return None
+
+
+def encode(column: Any, role: str, source: str) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct ids of a column, in order, and the position of each row's id among them."""
+    array = _as_arrow(column, role, source)
+    if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
+        array = array.dictionary_decode()
+    missing = array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+    encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    if not missing.any():
+        ids = _plain_ids(encoded.dictionary)
+        missing = (ids == "")[codes] if ids.dtype.kind == "U" else missing
+    if missing.any():
+        raise ValueError(
+            f"The {role} column of {source} has no id in row {int(missing.argmax()) + 1}; "
+            f"{missing.sum():,} of its {len(array):,} rows are like that."
+        )
+    distinct, place = np.unique(ids, return_inverse=True)  # sorts; a dictionary may have repeats
+    used = np.bincount(place[codes], minlength=len(distinct)) > 0
+    renumbered = (np.cumsum(used) - 1)[place].astype(np.int32)
+    return distinct[used], renumbered[codes]
+
+
+def _plain_ids(ids: pa.Array) -> np.ndarray:
+    """Ids as numpy holds them without pickle: whole numbers where they are, numbers, or text."""
+    if pa.types.is_integer(ids.type):
+        values = ids.to_numpy(zero_copy_only=False)
+        return values if values.dtype == np.uint64 else values.astype(np.int64)
+    if pa.types.is_floating(ids.type):
+        values = ids.to_numpy(zero_copy_only=False)
+        is_whole = bool(np.all((values == np.floor(values)) & (np.abs(values) < 2**53)))
+        return values.astype(np.int64) if is_whole else values
+    texts = [entry if isinstance(entry, str) else str(entry) for entry in ids.to_pylist()]
+    return np.array(texts, dtype=str)

@@ -1,0 +1,255 @@
+"""Ratings of items by users: from the MovieLens archives, from any table, or made up.
+
+Ids may be of any type. Inside they are codes 0, 1, …; `Ratings.users` and `Ratings.items` say which
+id a code stands for.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sghmc.data import columns, tables
+
+DUPLICATES = ("error", "last", "mean")
+
+_COLUMNS = {
+    "user": ("user", "users", "userid", "uid"),
+    "item": ("item", "items", "itemid", "iid", "movie", "movies", "movieid"),
+    "rating": ("rating", "ratings"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratings:
+    """Who rated what, and how: one row a rating.
+
+    | field | what |
+    | --- | --- |
+    | `user`, `item` | codes, int32 |
+    | `rating` | float32 |
+    | `users`, `items` | the ids: `users[user]` is whom a row speaks of |
+
+    >>> ratings = from_table((["ann", "bob", "ann"], [31, 31, 7], [4.0, 2.0, 5.0]))
+    >>> ratings.user, ratings.users
+    (array([0, 1, 0], dtype=int32), array(['ann', 'bob'], dtype='<U3'))
+    """
+
+    user: np.ndarray
+    item: np.ndarray
+    rating: np.ndarray
+    users: np.ndarray
+    items: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rating)
+
+    @property
+    def num_users(self) -> int:
+        return len(self.users)
+
+    @property
+    def num_items(self) -> int:
+        return len(self.items)
+
+    def take(self, rows: np.ndarray) -> "Ratings":
+        """Some of the rows; users and items keep their codes."""
+        return dataclasses.replace(
+            self, user=self.user[rows], item=self.item[rows], rating=self.rating[rows]
+        )
+
+
+def load_ratings(
+    path: str | pathlib.Path,
+    *,
+    user: str | None = None,
+    item: str | None = None,
+    rating: str | None = None,
+    duplicates: str = "error",
+) -> Ratings:
+    """The ratings in a file.
+
+    Reads `ml-1m.zip` or its `ratings.dat`, `ml-100k.zip` or its `u.data`, the `ratings.csv` of
+    newer MovieLens sets and their archives, and tables (.csv, .tsv, .parquet, .npz, or one of them
+    in a zip file) with columns of users, items or movies, and ratings. Columns are known by names
+    such as userId, movie_id, Rating, or named with `user`, `item`, `rating`; text without a header
+    has user, item, rating first. `duplicates` says what becomes of a pair (user, item) that is
+    rated twice: "error", "last" or "mean".
+    """
+    table = tables.read_columns(pathlib.Path(path))
+    return _from_columns(table, (user, item, rating), duplicates, str(path))
+
+
+def from_table(
+    table: Any,
+    *,
+    user: str | None = None,
+    item: str | None = None,
+    rating: str | None = None,
+    duplicates: str = "error",
+) -> Ratings:
+    """The ratings in a pandas, polars or Arrow table, a dict of columns, or three arrays."""
+    if isinstance(table, Ratings):
+        return table
+    return _from_columns(_columns_of(table), (user, item, rating), duplicates, "the table")
+
+
+def synthetic_ratings(
+    seed: int,
+    num_users: int = 200,
+    num_items: int = 100,
+    rank: int = 4,
+    density: float = 0.3,
+    *,
+    noise: float = 0.5,
+    mean: float = 3.5,
+) -> Ratings:
+    """Ratings drawn from the model: mean + user's and item's bias + product of factors + noise.
+
+    Every pair is rated with probability `density`, and every user and item at least once. Biases
+    and the product have standard deviations of about ½ each, the noise `noise`.
+    """
+    if min(num_users, num_items, rank) < 1 or not 0 < density <= 1:
+        raise ValueError(
+            f"synthetic_ratings needs at least one user, item and dimension and a density in "
+            f"(0, 1], but has {num_users}, {num_items}, {rank} and {density}."
+        )
+    generator = np.random.default_rng(seed)
+    user_factors, item_factors = (
+        generator.normal(scale=(0.25 / rank) ** 0.25, size=(count, rank))
+        for count in (num_users, num_items)
+    )
+    biases = [generator.normal(scale=0.5, size=count) for count in (num_users, num_items)]
+    is_rated = generator.random((num_users, num_items)) < density
+    every = np.arange(max(num_users, num_items))
+    is_rated[every % num_users, every % num_items] = True
+    user, item = (codes.astype(np.int32) for codes in np.nonzero(is_rated))
+    exact = np.sum(user_factors[user] * item_factors[item], axis=1)
+    exact += mean + biases[0][user] + biases[1][item]
+    rating = exact + generator.normal(scale=noise, size=len(user))
+    order = generator.permutation(len(user))
+    return Ratings(
+        user[order],
+        item[order],
+        rating[order].astype(np.float32),
+        np.arange(num_users),
+        np.arange(num_items),
+    )
+
+
+def folds(ratings: Ratings, num_folds: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(train, test) rows of each fold of a random partition: every row is tested once."""
+    if not isinstance(num_folds, int | np.integer) or num_folds < 2:
+        raise ValueError(f"num_folds must be a whole number from 2, but is {num_folds!r}.")
+    if len(ratings) < num_folds:
+        raise ValueError(
+            f"{len(ratings)} ratings do not fill {num_folds} folds: one of them would be empty."
+        )
+    order = np.random.default_rng(seed).permutation(len(ratings))
+    fold_of = np.empty(len(ratings), np.int64)
+    fold_of[order] = np.arange(len(ratings)) % num_folds
+    return [(np.flatnonzero(fold_of != k), np.flatnonzero(fold_of == k)) for k in range(num_folds)]
+
+
+def codes_of(ids: Iterable[Any], known: np.ndarray) -> np.ndarray:
+    """The position of each id in `known`, −1 where it is not there.
+
+    >>> codes_of(["bob", "eve"], np.array(["ann", "bob"]))
+    array([ 1, -1])
+    """
+    given, which = columns.encode(ids, "ids", "the ids given")
+    if len(given) == 0:
+        return np.zeros(0, np.int64)
+    if (given.dtype.kind == "U") != (known.dtype.kind == "U"):
+        raise TypeError(
+            f"Ids are {'text' if known.dtype.kind == 'U' else 'numbers'} here, "
+            f"{known.tolist()[0]!r} for example, but {given.tolist()[0]!r} was asked for."
+        )
+    order = np.argsort(known)
+    place = np.minimum(np.searchsorted(known, given, sorter=order), len(known) - 1)
+    found = order[place]
+    return np.where(known[found] == given, found, -1)[which]
+
+
+def _from_columns(
+    table: Mapping[str, Any], names: tuple[str | None, ...], duplicates: str, source: str
+) -> Ratings:
+    if duplicates not in DUPLICATES:
+        raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {duplicates!r}.")
+    chosen = {
+        role: table[_find(table, role, name, source)]
+        for role, name in zip(_COLUMNS, names, strict=True)
+    }
+    lengths = {role: len(column) for role, column in chosen.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"The columns of {source} have different lengths: {lengths}.")
+    if lengths["rating"] == 0:
+        raise ValueError(f"{source} holds no ratings: it has 0 rows.")
+    rating = columns.numbers(chosen["rating"], source)
+    users, user = columns.encode(chosen["user"], "user", source)
+    items, item = columns.encode(chosen["item"], "item", source)
+    ratings = Ratings(user, item, rating, users, items)
+    return _without_duplicates(ratings, duplicates, source)
+
+
+def _find(table: Mapping[str, Any], role: str, name: str | None, source: str) -> str:
+    """The name of the column that plays a role."""
+    there = f"{source} has the columns {', '.join(map(str, table))}"
+    if name is not None:
+        if name not in table:
+            raise ValueError(f"{there}, but no {name!r}.")
+        return name
+    matches = [each for each in table if _plain(each) in _COLUMNS[role]]
+    if len(matches) != 1:
+        problem = "no column" if not matches else "more than one column"
+        raise ValueError(
+            f"{there}: {problem} of {role}s. Name it {role!r}, or say which it is with {role}=…."
+        )
+    return matches[0]
+
+
+def _plain(name: Any) -> str:
+    return "".join(letter for letter in str(name).lower() if letter.isalnum())
+
+
+def _columns_of(table: Any) -> Mapping[str, Any]:
+    if isinstance(table, pa.Table | pa.RecordBatch):
+        return dict(zip(table.column_names, table.columns, strict=True))
+    if isinstance(table, Mapping):
+        return table
+    if hasattr(table, "columns") and hasattr(table, "__getitem__"):  # pandas, polars
+        return {name: table[name] for name in table.columns}
+    if isinstance(table, tuple | list) and len(table) == 3:
+        return dict(zip(_COLUMNS, table, strict=True))
+    raise TypeError(
+        f"Ratings are a pandas, polars or Arrow table, a dict of columns, or three arrays (user, "
+        f"item, rating), not {type(table).__name__}."
+    )
+
+
+def _without_duplicates(ratings: Ratings, duplicates: str, source: str) -> Ratings:
+    pair = ratings.user.astype(np.int64) * ratings.num_items + ratings.item
+    order = np.argsort(pair, kind="stable")
+    is_repeat = np.diff(pair[order], prepend=-1) == 0
+    if not is_repeat.any():
+        return ratings
+    if duplicates == "error":
+        row = int(order[is_repeat].min())
+        raise ValueError(
+            f"{source} rates the same item twice: user {ratings.users[ratings.user[row]]} and item "
+            f"{ratings.items[ratings.item[row]]} again in row {row + 1}; {is_repeat.sum():,} of "
+            f'{len(pair):,} rows repeat a pair. duplicates="last" or "mean" resolves them.'
+        )
+    starts = np.flatnonzero(~is_repeat)
+    if duplicates == "last":
+        return ratings.take(np.sort(order[np.append(starts[1:], len(order)) - 1]))
+    counts = np.diff(np.append(starts, len(order)))
+    means = np.add.reduceat(ratings.rating[order].astype(np.float64), starts) / counts
+    first = order[starts]
+    in_order = np.argsort(first)
+    return dataclasses.replace(
+        ratings.take(first[in_order]), rating=means[in_order].astype(np.float32)
+    )
