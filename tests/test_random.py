@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import sghmc
 from cases import GRADIENTS, SAMPLERS, params, posterior
-from sghmc import loop, random, run
-from sghmc.layout import Layout
+from sghmc import loop, random
 
 FALSE_ALARM = 1e-6
 """The chance that a right generator fails one check; with fixed keys it fails always or never."""
@@ -170,6 +170,24 @@ def test_a_leaf_has_its_own_variates_and_copies():
     assert len(np.unique(everything)) == 33
 
 
+class Captured(Exception):
+    """Carries a program out of a run that need not go on."""
+
+
+def program_of(sampler, gradient, monkeypatch):
+    """The program that sample() makes for two chains."""
+
+    def capture(program, *_):
+        raise Captured(program)
+
+    monkeypatch.setattr(loop, "start", capture)
+    with pytest.raises(Captured) as captured:
+        sghmc.sample(
+            jax.random.key(15), posterior(), sampler, params(), gradient=gradient, num_chains=2
+        )
+    return captured.value.args[0]
+
+
 @pytest.mark.parametrize(
     ("sampler", "gradient"),
     [(sampler, "noisy") for sampler in ("sghmc", "sghmc resampling", "sgld", "momentum")]
@@ -184,26 +202,14 @@ def test_no_counter_is_used_twice(sampler, gradient, monkeypatch):
         used.append(jnp.stack([jnp.ravel(column).astype(jnp.uint32) for column in columns]))
         return bits(key, high, low)
 
+    program = program_of(SAMPLERS[sampler], GRADIENTS[gradient], monkeypatch)
     monkeypatch.setattr(random, "threefry", record)
-    like, target = params(), posterior()
-    program = loop.Program(
-        target=target,
-        kernel=SAMPLERS[sampler].prepare(like, 3),
-        estimator=GRADIENTS[gradient].prepare(target, like),
-        gibbs=None,
-        keep=None,
-        averages={},
-        trace=None,
-        keys=run._chain_keys(jax.random.key(15), 2),
-        layout=Layout.of(like, 2),
-        thinning=1,
-    )
 
     @jax.jit
     def counters(keys):
         used.clear()
         program.draw(keys, 0, 3)
-        random.normals_like(keys[loop.START], 0, 1, like)
+        random.normals_like(keys[loop.START], 0, 1, program.layout.like)
         for t in range(3):
             random.fold(keys[loop.GIBBS], t)
         return jnp.concatenate(used, axis=1)

@@ -18,8 +18,10 @@ class Bar:
 
     def __enter__(self) -> "Bar":
         if self.is_shown:
+            from rich import get_console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+            console = get_console()
             self.progress = Progress(
                 TextColumn("sampling"),
                 BarColumn(),
@@ -28,6 +30,7 @@ class Bar:
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[health]}"),
                 transient=True,
+                disable=not (console.is_terminal or console.is_jupyter),
             )
             self.progress.start()
             self.task = self.progress.add_task("", total=self.num_steps, rate="", health="")

@@ -1,0 +1,114 @@
+"""The flow has one direction, importing is light, and the examples in docstrings are true."""
+
+import ast
+import doctest
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sghmc
+
+ROOT = Path(sghmc.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+FLOW = [
+    ["types"],
+    ["tree"],
+    ["random", "matrices", "keep"],
+    ["data"],
+    ["posterior"],
+    ["mode"],
+    ["noise"],
+    ["gradients"],
+    ["samplers"],
+    ["gibbs", "adapt", "layout"],
+    ["loop"],
+    ["progress", "checks", "checkpoint", "diagnostics"],
+    ["samples"],
+    ["run"],
+    ["__init__"],
+    ["theory", "scores", "priors"],
+    ["tune", "models"],
+    ["estimators", "interop", "experiments", "report"],
+    ["demo"],
+    ["cli", "__main__"],
+]
+"""A file imports only from groups before its own; the files of a folder may import each other."""
+
+PLACE = {name: place for place, group in enumerate(FLOW) for name in group}
+
+
+def part(path: Path) -> str:
+    """What a file belongs to: its own name, or its folder's."""
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of sghmc that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    inside = set()
+    for name in names:
+        first, *rest = name.split(".")
+        if first == "sghmc":
+            inside.add(rest[0] if rest and rest[0] in PLACE else "__init__")
+    return inside
+
+
+def test_every_part_has_a_place_in_the_flow():
+    missing = {part(path) for path in FILES} - set(PLACE)
+    assert not missing, f"say in FLOW from where {missing} may import"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_only_from_its_left(path):
+    own = part(path)
+    late = {name for name in imported(path) if name != own and PLACE[name] >= PLACE[own]}
+    assert not late, f"{own} imports {late}, which come after it"
+
+
+def test_importing_sghmc_imports_nothing_heavy():
+    heavy = [
+        "matplotlib",
+        "arviz",
+        "sklearn",
+        "orbax",
+        "pyarrow",
+        "pandas",
+        "polars",
+        "numpyro",
+        "rich",
+        "typer",
+        "flax",
+        "xarray",
+    ]
+    code = f"import sys, sghmc; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def with_examples():
+    """Modules whose docstrings have examples."""
+    names = [path.relative_to(ROOT.parent).with_suffix("") for path in FILES]
+    return [
+        ".".join(name.parts).removesuffix(".__init__")
+        for name, path in zip(names, FILES, strict=True)
+        if ">>> " in path.read_text()
+    ]
+
+
+@pytest.mark.parametrize("module", with_examples())
+def test_examples_in_docstrings(module):
+    outcome = doctest.testmod(importlib.import_module(module))
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
