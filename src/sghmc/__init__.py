@@ -1,8 +1,11 @@
 """Bayesian inference on data too big for exact MCMC."""
 
+from sghmc import theory
+from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Minibatch, NoisyGradient
 from sghmc.posterior import Posterior, Potential
+from sghmc.priors import GaussianPrior
 from sghmc.run import sample
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
@@ -17,8 +20,10 @@ __all__ = [
     "SGD",
     "SGHMC",
     "SGLD",
+    "Adapt",
     "DivergenceError",
     "FullBatch",
+    "GaussianPrior",
     "Gibbs",
     "Minibatch",
     "Momentum",
@@ -27,4 +32,5 @@ __all__ = [
     "Potential",
     "Samples",
     "sample",
+    "theory",
 ]

@@ -11,7 +11,7 @@ from sghmc.types import PyTree
 
 
 class Gibbs(eqx.Module):
-    """Draw the hyperparameters from their conditional after every `every`-th step.
+    """Draw the hyperparameters from their conditional after every `every`-th step from `start` on.
 
     `update(key, params, posterior)` returns new hyperparameters with the structure, shapes and
     dtypes of `posterior.hyper`; it runs inside the compiled loop, once a chain. For SGHMC the
@@ -25,6 +25,7 @@ class Gibbs(eqx.Module):
 
     update: Callable[[jax.Array, PyTree, Posterior], PyTree]
     every: int = 1
+    start: int = 0
 
     def __check_init__(self):
         if not callable(self.update):
@@ -33,3 +34,5 @@ class Gibbs(eqx.Module):
             )
         if not isinstance(self.every, int | np.integer) or self.every < 1:
             raise ValueError(f"every must be a whole number from 1, but is {self.every!r}.")
+        if not isinstance(self.start, int | np.integer) or self.start < 0:
+            raise ValueError(f"start must be a whole number from 0, but is {self.start!r}.")

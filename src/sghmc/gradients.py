@@ -87,7 +87,7 @@ class Minibatch(Gradient):
 
     >>> import sghmc
     >>> sghmc.Minibatch(500)
-    Minibatch(batch_size=500, replacement=True)
+    Minibatch(batch_size=500)
     """
 
     batch_size: int
@@ -113,10 +113,11 @@ class Minibatch(Gradient):
                 "Minibatch needs data to draw from: give a Posterior, or use FullBatch or "
                 "NoisyGradient with a Potential."
             )
-        if self.replacement is not True and self.batch_size > target.num_examples:
+        smallest = int(np.min(target.num_examples))
+        if self.replacement is not True and self.batch_size > smallest:
             raise ValueError(
-                f"batch_size is {self.batch_size}, but the data have {target.num_examples} rows: "
-                f"take at most that many, or replacement=True."
+                f"batch_size is {self.batch_size}, but the data have {smallest} rows: take at most "
+                f"that many, or replacement=True."
             )
         return _BatchEstimator(self.batch_size, self.replacement, target.num_examples)
 
@@ -124,7 +125,7 @@ class Minibatch(Gradient):
 class _BatchEstimator(Estimator):
     batch_size: int = eqx.field(static=True)
     replacement: bool | str = eqx.field(static=True)
-    num_examples: int = eqx.field(static=True)
+    num_examples: int | jax.Array
 
     def draw(self, key, start, num_steps, num_gradients, like):
         """Row numbers, a batch for each gradient of each step."""
@@ -135,7 +136,7 @@ class _BatchEstimator(Estimator):
         permutation = first + lax.iota(jnp.uint32, num_steps * num_gradients)
         place = lax.iota(jnp.int32, self.batch_size)[None]
         if self.replacement == "epochs":
-            per_epoch = np.uint32(self.num_examples // self.batch_size)
+            per_epoch = jnp.asarray(self.num_examples // self.batch_size).astype(jnp.uint32)
             batch = (permutation % per_epoch).astype(jnp.int32)
             permutation = permutation // per_epoch
             place = place + self.batch_size * batch[:, None]

@@ -64,14 +64,23 @@ class Layout:
 
         return Oracle(evaluate, exact, oracle.is_exact)
 
-    def over_chains(self, function: Callable, *, shared: tuple[int, ...] = ()) -> Callable:
-        """`function` of one chain as a function of all; arguments numbered `shared` are common."""
-        if self.num_chains == 1:
-            return function
+    def over_chains(
+        self, function: Callable, *, shared: tuple[int, ...] = (), leading: tuple[int, ...] = ()
+    ) -> Callable:
+        """`function` of one chain as a function of all.
+
+        Arguments numbered `shared` are common to the chains, those numbered `leading` have the
+        chain axis first, as users give it, and the others where the loop has it.
+        """
 
         @functools.wraps(function)
         def batched(*args):
-            axes = tuple(None if i in shared else self.axis for i in range(len(args)))
+            if self.num_chains == 1:
+                firsts = {i: jax.tree.map(lambda leaf: leaf[0], args[i]) for i in leading}
+                return function(*(firsts.get(i, arg) for i, arg in enumerate(args)))
+            axes = tuple(
+                None if i in shared else 0 if i in leading else self.axis for i in range(len(args))
+            )
             return jax.vmap(function, in_axes=axes, out_axes=self.axis)(*args)
 
         return batched

@@ -152,9 +152,13 @@ def _checked_dense(array: np.ndarray, name: str, definite: bool) -> Dense:
     return Dense(array)
 
 
+def times(left: Diagonal, right: Diagonal) -> Diagonal:
+    return Diagonal(tuple(a * b for a, b in zip(left.values, right.values, strict=True)))
+
+
 def product(left: Matrix, right: Matrix, sizes: list[int]) -> Matrix:
     if isinstance(left, Diagonal) and isinstance(right, Diagonal):
-        return Diagonal(tuple(a * b for a, b in zip(left.values, right.values, strict=True)))
+        return times(left, right)
     return Dense(left.dense(sizes).array @ right.dense(sizes).array)
 
 

@@ -1,8 +1,6 @@
 """Targets: a posterior over data, or any potential. The only home of the sign and of N/n."""
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -62,12 +60,15 @@ class Posterior(eqx.Module):
     log_prior: Callable[..., jax.Array]
     data: PyTree
     hyper: PyTree = None
+    num_real: jax.Array | None = None
+    """How many rows count, where the data were padded to stack posteriors."""
 
     def __init__(self, log_likelihood, log_prior, data: PyTree, hyper: PyTree = None):
         self.log_likelihood = log_likelihood
         self.log_prior = log_prior
         self.data = jax.tree.map(_as_array, data)
         self.hyper = None if hyper is None else jax.tree.map(jnp.asarray, hyper)
+        self.num_real = None
 
     def __check_init__(self):
         for name in ("log_likelihood", "log_prior"):
@@ -90,12 +91,27 @@ class Posterior(eqx.Module):
         if lengths[0] == 0:
             raise ValueError("data is empty: its leading axis has length 0. Give at least one row.")
 
+    @staticmethod
+    def stack(posteriors: Sequence["Posterior"]) -> "StackedPosterior":
+        """One posterior for each chain of a run: cross-validation folds, say.
+
+        They share functions and shapes but for the number of rows. `sample(…, posterior_axis=0)`
+        runs one chain on each.
+        """
+        return StackedPosterior(_stacked(posteriors), len(posteriors))
+
     @property
-    def num_examples(self) -> int:
+    def num_rows(self) -> int:
+        """Rows of the arrays, padding included."""
         return jax.tree.leaves(self.data)[0].shape[0]
 
+    @property
+    def num_examples(self) -> int | jax.Array:
+        """N."""
+        return self.num_rows if self.num_real is None else self.num_real
+
     def with_hyper(self, hyper: PyTree) -> "Posterior":
-        return dataclasses.replace(self, hyper=hyper)
+        return eqx.tree_at(lambda p: p.hyper, self, hyper, is_leaf=lambda leaf: leaf is None)
 
     def rows(self, indices: jax.Array) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[indices], self.data)
@@ -103,12 +119,12 @@ class Posterior(eqx.Module):
     def estimate(self, params: PyTree, examples: PyTree) -> jax.Array:
         """Ũ(θ) = −(N/n) Σ log p(x | θ) − log p(θ), the sum over n examples."""
         count = jax.tree.leaves(examples)[0].shape[0]
-        scale = self.num_examples / count
-        return -scale * self._sum_log_likelihood(params, examples) - self._log_prior(params)
+        total = jnp.sum(self._log_likelihoods(params, examples))
+        return -(self.num_examples / count) * total - self._log_prior(params)
 
     def potential(self, params: PyTree) -> jax.Array:
         """U(θ) over all data."""
-        total = self.sum_over_data(lambda rows: self._sum_log_likelihood(params, rows))
+        total = self.sum_over_data(lambda rows: self._log_likelihoods(params, rows))
         return -total - self._log_prior(params)
 
     def gradient(self, params: PyTree) -> PyTree:
@@ -117,34 +133,101 @@ class Posterior(eqx.Module):
 
     def evaluate(self, params: PyTree) -> Evaluation:
         """U and ∇U over all data."""
-        of_data = self.sum_over_data(
-            lambda rows: jax.value_and_grad(self._sum_log_likelihood)(params, rows)
-        )
-        of_prior = jax.value_and_grad(self._log_prior)(params)
-        return Evaluation(*jax.tree.map(lambda x, y: -x - y, of_data, of_prior))
 
-    def _sum_log_likelihood(self, params: PyTree, examples: PyTree) -> jax.Array:
+        def of_rows(rows, weights):
+            def total(params):
+                return jnp.sum(weights * self._log_likelihoods(params, rows))
+
+            return jax.value_and_grad(total)(params)
+
+        of_prior = jax.value_and_grad(self._log_prior)(params)
+        both = jax.tree.map(lambda x, y: -x - y, self._over_chunks(of_rows), of_prior)
+        return Evaluation(*both)
+
+    def sum_over_data(self, function: Callable[[PyTree], PyTree]) -> PyTree:
+        """The sum over all examples of what `function` gives for some: arrays with a row for each.
+
+        Looks at a bounded number of rows at a time.
+        """
+
+        def of_rows(rows, weights):
+            return jax.tree.map(
+                lambda terms: jnp.tensordot(weights.astype(terms.dtype), terms, 1), function(rows)
+            )
+
+        return self._over_chunks(of_rows)
+
+    def _over_chunks(self, function: Callable[[PyTree, jax.Array], PyTree]) -> PyTree:
+        """The sum of function(rows, weights) over chunks of the data; padding has weight 0."""
+        chunks, rest = divmod(self.num_rows, _CHUNK)
+        weights = (lax.iota(jnp.int32, self.num_rows) < self.num_examples).astype(jnp.float32)
+        table = (self.data, weights)
+        if chunks == 0:
+            return function(*table)
+        whole = jax.tree.map(
+            lambda leaf: leaf[: chunks * _CHUNK].reshape(chunks, _CHUNK, *leaf.shape[1:]), table
+        )
+        total = jax.tree.map(
+            lambda part: jnp.sum(part, 0), lax.map(lambda chunk: function(*chunk), whole)
+        )
+        if rest:
+            last = function(*jax.tree.map(lambda leaf: leaf[chunks * _CHUNK :], table))
+            total = jax.tree.map(jnp.add, total, last)
+        return total
+
+    def _log_likelihoods(self, params: PyTree, examples: PyTree) -> jax.Array:
         hyper = () if self.hyper is None else (self.hyper,)
-        terms = jax.vmap(lambda example: self.log_likelihood(params, example, *hyper))(examples)
-        return jnp.sum(terms)
+        return jax.vmap(lambda example: self.log_likelihood(params, example, *hyper))(examples)
 
     def _log_prior(self, params: PyTree) -> jax.Array:
         return self.log_prior(params) if self.hyper is None else self.log_prior(params, self.hyper)
 
-    def sum_over_data(self, function: Callable[[PyTree], Any]) -> Any:
-        """The sum of `function` over the data, a bounded number of rows at a time."""
-        chunks, rest = divmod(self.num_examples, _CHUNK)
-        if chunks == 0:
-            return function(self.data)
-        whole = jax.tree.map(
-            lambda leaf: leaf[: chunks * _CHUNK].reshape(chunks, _CHUNK, *leaf.shape[1:]), self.data
-        )
-        parts = lax.map(function, whole)
-        total = jax.tree.map(lambda part: jnp.sum(part, 0), parts)
-        if rest:
-            last = function(jax.tree.map(lambda leaf: leaf[chunks * _CHUNK :], self.data))
-            total = jax.tree.map(jnp.add, total, last)
-        return total
+
+class StackedPosterior(eqx.Module):
+    """Posteriors of the same model on different data; made by `Posterior.stack`.
+
+    `chains` is a Posterior whose arrays have one more leading axis, that of the chains.
+    """
+
+    chains: Posterior
+    num_chains: int
+
+    def __getitem__(self, chain: int) -> Posterior:
+        arrays, rest = eqx.partition(self.chains, eqx.is_array)
+        return eqx.combine(jax.tree.map(lambda leaf: leaf[chain], arrays), rest)
+
+
+def _stacked(posteriors: Sequence[Posterior]) -> Posterior:
+    if not posteriors or not all(isinstance(p, Posterior) for p in posteriors):
+        raise TypeError("Posterior.stack needs a list of posteriors, at least one.")
+    longest = max(p.num_rows for p in posteriors)
+    parts = [eqx.partition(_padded(p, longest), eqx.is_array) for p in posteriors]
+    arrays, rests = [part[0] for part in parts], [part[1] for part in parts]
+    first = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), arrays[0])
+    for i, (other, rest) in enumerate(zip(arrays, rests, strict=True)):
+        if rest != rests[0]:
+            raise ValueError(
+                f"Posterior {i} of the stack has other functions than the first: pass the same "
+                f"log_likelihood and log_prior objects to all."
+            )
+        if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), other) != first:
+            raise ValueError(
+                f"Posterior {i} of the stack has data or hyperparameters of other shapes or dtypes "
+                f"than the first: only the number of rows may differ."
+            )
+    return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rests[0])
+
+
+def _padded(posterior: Posterior, num_rows: int) -> Posterior:
+    """The same posterior with rows, copies of the first that do not count, to `num_rows`."""
+    missing = num_rows - posterior.num_rows
+
+    def pad(leaf):
+        return jnp.concatenate([leaf, jnp.broadcast_to(leaf[:1], (missing, *leaf.shape[1:]))])
+
+    padded = eqx.tree_at(lambda p: p.data, posterior, jax.tree.map(pad, posterior.data))
+    count = jnp.asarray(posterior.num_examples, jnp.int32)
+    return eqx.tree_at(lambda p: p.num_real, padded, count, is_leaf=lambda leaf: leaf is None)
 
 
 Target = Potential | Posterior

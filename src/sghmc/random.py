@@ -129,7 +129,7 @@ def copy_of(noise: list[jax.Array], i, like: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, parts)
 
 
-def integers(key, start, num_steps: int, width: int, bound: int) -> jax.Array:
+def integers(key, start, num_steps: int, width: int, bound) -> jax.Array:
     """Uniform integers below `bound`: the high half of a 64-bit word times the bound.
 
     The bias, at most bound / 2⁶⁴ relative, cannot be seen; with 32-bit words it could.
@@ -138,24 +138,25 @@ def integers(key, start, num_steps: int, width: int, bound: int) -> jax.Array:
     return _scale(x, y, bound)
 
 
-def _scale(x: jax.Array, y: jax.Array, bound: int) -> jax.Array:
+def _scale(x: jax.Array, y: jax.Array, bound) -> jax.Array:
     """⌊(2³² x + y) · bound / 2⁶⁴⌋ in 32-bit arithmetic."""
     high, low = _multiply(x, bound)
     carry_in, _ = _multiply(y, bound)
     return (high + (low + carry_in < low).astype(jnp.uint32)).astype(jnp.int32)
 
 
-def _multiply(x: jax.Array, bound: int) -> tuple[jax.Array, jax.Array]:
+def _multiply(x: jax.Array, bound) -> tuple[jax.Array, jax.Array]:
     """Both halves of the 64-bit product of two 32-bit numbers."""
-    low16, high16 = np.uint32(bound & 0xFFFF), np.uint32(bound >> 16)
+    bound = jnp.asarray(bound).astype(jnp.uint32)
+    low16, high16 = bound & np.uint32(0xFFFF), bound >> np.uint32(16)
     x_low, x_high = x & np.uint32(0xFFFF), x >> np.uint32(16)
     middle = x_high * low16 + ((x_low * low16) >> np.uint32(16))
     cross = x_low * high16 + (middle & np.uint32(0xFFFF))
     high = x_high * high16 + (middle >> np.uint32(16)) + (cross >> np.uint32(16))
-    return high, x * np.uint32(bound)
+    return high, x * bound
 
 
-def permuted(key, number: jax.Array, index: jax.Array, bound: int) -> jax.Array:
+def permuted(key, number: jax.Array, index: jax.Array, bound) -> jax.Array:
     """The image of `index` under the `number`-th random permutation of 0, …, bound − 1.
 
     A keyed bijection, computed for the asked entries only: the swap-or-not shuffle (Hoang, Morris &

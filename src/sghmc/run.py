@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc import checks, loop, random
 from sghmc import keep as keeping
-from sghmc import loop, random
+from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Gradient
 from sghmc.layout import Layout
 from sghmc.loop import NEVER, Carry, Program, Record
-from sghmc.posterior import Posterior, Potential, Target
+from sghmc.posterior import StackedPosterior, Target
 from sghmc.progress import Bar, Interruption
 from sghmc.samplers.base import Sampler
 from sghmc.samples import DivergenceError, Info, Samples
@@ -27,7 +28,7 @@ _BLOCK_BYTES = 1 << 25
 
 def sample(
     key: jax.Array,
-    target: Target,
+    target: Target | StackedPosterior,
     sampler: Sampler,
     init: PyTree,
     *,
@@ -37,10 +38,12 @@ def sample(
     thinning: int = 1,
     num_chains: int = 1,
     init_axis: int | None = None,
+    posterior_axis: int | None = None,
     keep: Callable[..., PyTree] | None = None,
     averages: dict[str, Callable[..., PyTree]] | None = None,
     trace: Callable[[dict[str, PyTree]], PyTree] | None = None,
     gibbs: Gibbs | None = None,
+    adapt: Adapt | None = None,
     progress: bool = True,
     throw: bool = True,
 ) -> Samples:
@@ -50,6 +53,7 @@ def sample(
     | --- | --- |
     | `key` | a typed jax key, `jax.random.key(0)`: the same key gives the same draws |
     | `init` | where chains start; with `init_axis=0` it carries a leading chain axis |
+    | `posterior_axis` | 0: the target is `Posterior.stack([…])`, one posterior for each chain |
     | `gradient` | `FullBatch()` (default), `Minibatch(500)`, `NoisyGradient(V)` |
     | `num_samples` | kept draws of each chain; a draw is `thinning` sampler steps |
     | `num_burnin` | draws discarded first |
@@ -57,6 +61,7 @@ def sample(
     | `averages` | functions of a position: their means over kept draws, in constant memory |
     | `trace` | function of the averages so far, stored with each draw: how an average settles |
     | `gibbs` | exact updates of hyperparameters between steps |
+    | `adapt` | changes of the sampler during burn-in |
     | `progress` | show steps per second, time left and health |
     | `throw` | raise `DivergenceError` when a chain is not finite, instead of flagging its draws |
 
@@ -72,42 +77,35 @@ def sample(
     >>> samples.positions.shape
     (4, 100, 2)
     """
-    _check_key(key)
-    _check_counts(num_samples, num_burnin, thinning, num_chains)
-    if not isinstance(target, Potential | Posterior):
-        raise TypeError(f"sample needs a Posterior or a Potential, not {target!r}.")
-    if not isinstance(sampler, Sampler):
-        raise TypeError(f"sample needs a sampler such as sghmc.SGHMC(…), not {sampler!r}.")
+    checks.check_key(key)
+    checks.check_counts(num_samples, num_burnin, thinning, num_chains)
     gradient = FullBatch() if gradient is None else gradient
-    if not isinstance(gradient, Gradient):
-        raise TypeError(f"gradient must be sghmc.Minibatch(500) or the like, not {gradient!r}.")
-    if keep is not None and not callable(keep):
-        raise TypeError(f"keep must be a function of the position, not {keep!r}.")
-    if averages is not None and not isinstance(averages, dict):
-        raise TypeError(f"averages must be a dict {{name: function}}, not {averages!r}.")
-    positions = _start_positions(init, init_axis, num_chains)
-    if sampler.subtracts_gradient_noise and not gradient.is_independent:
-        raise ValueError(
-            "gradient_noise must not be subtracted with shuffled epochs: their errors cancel over "
-            "a pass, and subtracting cools the chain. Use replacement=True, or gradient_noise=0."
-        )
+    checks.check_types(target, sampler, gradient, keep, averages)
+    checks.check_axis(target, posterior_axis, num_chains)
+    checks.check_adapt(adapt, num_burnin * thinning)
+    is_stacked = isinstance(target, StackedPosterior)
+    positions = checks.start_positions(init, init_axis, num_chains)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), positions)
-    _check_functions(target, like)
-    _check_gibbs(gibbs, target, like)
+    one = target[0] if is_stacked else target
+    checks.check_functions(one, like)
+    checks.check_gibbs(gibbs, one, like)
+    target = target.chains if is_stacked else target
     total = num_burnin + num_samples
     program = Program(
         target=target,
         kernel=sampler.prepare(like, total * thinning),
         estimator=gradient.prepare(target, like),
         gibbs=gibbs,
+        adapt=adapt,
         keep=keep,
         averages=dict(averages or {}),
         trace=trace,
         keys=_chain_keys(key, num_chains),
         layout=Layout.of(like, num_chains),
         thinning=thinning,
+        is_stacked=is_stacked,
     )
-    _check_start(program, positions)
+    checks.check_start(program, positions)
     run = _Run(program, loop.start(program, positions), num_burnin, num_samples)
     return run.finish(progress, throw)
 
@@ -152,11 +150,24 @@ class _Run:
         )
         failed_at = np.atleast_1d(self.carry.failed_at)
         if capacity:
-            self._gather(records, self.done - self.num_burnin, count)
+            first = self.done - self.num_burnin
+            rows = slice(first, first + count)
+            self._gather(records, rows)
+            failed_at = np.minimum(failed_at, self._first_bad(rows))
         self.done += count
         return failed_at
 
-    def _gather(self, records: Record, first: int, count: int) -> None:
+    def _first_bad(self, rows: slice) -> np.ndarray:
+        """The step of each chain's first kept draw that is not finite.
+
+        A step reports the potential where it began, so that a bad end shows here first.
+        """
+        assert self.gathered is not None
+        is_bad = ~self.gathered.info.is_finite[:, rows]
+        draw = self.num_burnin + rows.start + is_bad.argmax(1)
+        return np.where(is_bad.any(1), (draw + 1) * self.program.thinning - 1, NEVER)
+
+    def _gather(self, records: Record, rows: slice) -> None:
         layout = self.program.layout
         new = jax.tree.map(lambda leaf: layout.outward(np.asarray(leaf), leading=1), records)
         if self.gathered is None:
@@ -166,8 +177,9 @@ class _Run:
                 ),
                 new,
             )
-        for rows, leaf in zip(jax.tree.leaves(self.gathered), jax.tree.leaves(new), strict=True):
-            rows[:, first : first + count] = leaf[:, :count]
+        count = rows.stop - rows.start
+        for whole, leaf in zip(jax.tree.leaves(self.gathered), jax.tree.leaves(new), strict=True):
+            whole[:, rows] = leaf[:, :count]
 
     def _capacity(self) -> int:
         """How many draws the compiled loop may hold: few enough that memory is the draws' own."""
@@ -184,7 +196,8 @@ class _Run:
             record = jax.tree.map(lambda leaf: layout.outward(leaf, leading=1), nothing)
         else:
             record = jax.tree.map(lambda rows: rows[:, :num_kept], self.gathered)
-        means = layout.over_chains(keeping.mean)(self.carry.sums)
+        sums = self.carry.sums
+        means = {} if sums is None else layout.over_chains(keeping.mean)(sums)
         return Samples(
             positions=record.kept,
             hyper=record.hyper,
@@ -222,113 +235,6 @@ def _explain(failed_at: np.ndarray) -> str:
         f"has the stability limit), start nearer the mode, or look for NaN in the data; "
         f"throw=False returns the flagged draws, and this error carries them as .samples."
     )
-
-
-def _check_key(key) -> None:
-    is_array = isinstance(key, jax.Array | np.ndarray)
-    is_key = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not is_key or key.shape != ():
-        shown = f"an array of dtype {key.dtype} and shape {key.shape}" if is_array else repr(key)
-        raise TypeError(
-            f"key must be one typed jax key, such as jax.random.key(0), but is {shown}."
-        )
-
-
-def _check_counts(num_samples, num_burnin, thinning, num_chains) -> None:
-    lowest = {"num_samples": 1, "num_burnin": 0, "thinning": 1, "num_chains": 1}
-    given = dict(zip(lowest, (num_samples, num_burnin, thinning, num_chains), strict=True))
-    for name, number in given.items():
-        if not isinstance(number, int | np.integer) or number < lowest[name]:
-            raise ValueError(
-                f"{name} must be a whole number from {lowest[name]}, but is {number!r}."
-            )
-    if (num_burnin + num_samples) * thinning >= NEVER:
-        raise ValueError(
-            f"(num_burnin + num_samples) · thinning is {(num_burnin + num_samples) * thinning}, "
-            f"but a run has at most {NEVER - 1} steps: split it."
-        )
-
-
-def _check_gibbs(gibbs, target, like: PyTree) -> None:
-    if gibbs is None:
-        return
-    if not isinstance(gibbs, Gibbs):
-        raise TypeError(f"gibbs must be sghmc.Gibbs(update, every=…), not {gibbs!r}.")
-    if getattr(target, "hyper", None) is None:
-        raise ValueError(
-            "gibbs updates hyperparameters, but the target has none: give Posterior(…, hyper=…)."
-        )
-    returned = jax.eval_shape(lambda params: gibbs.update(jax.random.key(0), params, target), like)
-    old, new = (
-        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), hyper)
-        for hyper in (target.hyper, returned)
-    )
-    if old != new:
-        raise ValueError(
-            f"The Gibbs update must return hyper with the structure, shapes and dtypes it was "
-            f"given, {old}, but returns {new}."
-        )
-
-
-def _start_positions(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
-    """The starts of all chains, with a leading chain axis."""
-    if init_axis not in (None, 0):
-        raise ValueError(f"init_axis must be None or 0, but is {init_axis!r}.")
-    leaves = jax.tree.leaves(init)
-    if not leaves:
-        raise ValueError("init holds no parameters: give a pytree of float arrays.")
-    for path, leaf in jax.tree.leaves_with_path(init):
-        array = np.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf
-        name = f"init{jax.tree_util.keystr(path)}"
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise TypeError(
-                f"{name} has dtype {array.dtype}, but parameters are real numbers: give floats, "
-                f"for example {name}.astype(float)."
-            )
-        if init_axis == 0 and (array.ndim == 0 or array.shape[0] != num_chains):
-            raise ValueError(
-                f"With init_axis=0 the leading axis of init counts chains, but {name} has shape "
-                f"{array.shape} and num_chains is {num_chains}."
-            )
-        if not np.all(np.isfinite(np.asarray(array, np.float64))):
-            raise ValueError(f"{name} is not finite: chains must start at finite numbers.")
-    arrays = jax.tree.map(jnp.asarray, init)
-    if init_axis == 0:
-        return arrays
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_chains, *leaf.shape)), arrays)
-
-
-def _check_functions(target: Target, like: PyTree) -> None:
-    """U, log-likelihood and log-prior must return one real number."""
-    if isinstance(target, Potential):
-        shown = {"The potential U(params)": jax.eval_shape(target.function, like)}
-    else:
-        hyper = () if target.hyper is None else (target.hyper,)
-        example = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), target.data
-        )
-        shown = {
-            "log_likelihood(params, example)": jax.eval_shape(
-                target.log_likelihood, like, example, *hyper
-            ),
-            "log_prior(params)": jax.eval_shape(target.log_prior, like, *hyper),
-        }
-    for name, out in shown.items():
-        if getattr(out, "shape", None) != () or not jnp.issubdtype(out.dtype, jnp.floating):
-            raise ValueError(
-                f"{name} must return one real number, a float array of shape (), but returns "
-                f"{out}. Sum over the parts of one example with jnp.sum."
-            )
-
-
-def _check_start(program: Program, positions: PyTree) -> None:
-    potentials, are_finite = loop.look(program, positions)
-    for chain in np.flatnonzero(~np.atleast_1d(are_finite)):
-        raise ValueError(
-            f"The potential or its gradient is not finite where chain {chain} starts: the "
-            f"potential is {np.atleast_1d(potentials)[chain]}. Start elsewhere, or look for NaN in "
-            f"the data and log of zero in the model."
-        )
 
 
 def _chain_keys(key: jax.Array, num_chains: int) -> jax.Array:

@@ -24,6 +24,7 @@ EXPERIMENTS = {
     "figure2": "sghmc.experiments.figure2",
     "figure3": "sghmc.experiments.figure3",
     "figure4": "sghmc.experiments.figure4",
+    "table1": "sghmc.experiments.table1",
     "theorems": "sghmc.experiments.theorems",
 }
 """Name → module, imported when it is asked for."""

@@ -117,10 +117,10 @@ class MLP(eqx.Module):
         return hyper
 
     def _squares(self, params: PyTree, rows: PyTree) -> tuple[jax.Array, jax.Array]:
-        """Weighted count and sum of squared errors over some rows."""
+        """Weighted count and sum of squared errors of each row."""
         errors = self.apply(params, rows["x"]) - rows["y"]
-        weight = rows["weight"][:, None] if "weight" in rows else jnp.ones_like(errors)
-        return jnp.sum(weight * jnp.ones_like(errors)), jnp.sum(weight * errors**2)
+        weight = rows["weight"] if "weight" in rows else jnp.ones(len(errors))
+        return weight * errors.shape[1], weight * jnp.sum(errors**2, axis=1)
 
 
 def _as_row(bias: jax.Array, x: jax.Array) -> jax.Array:

@@ -61,6 +61,10 @@ class Kernel(eqx.Module):
     @abc.abstractmethod
     def step(self, t, noise: PyTree, state: Any, oracle: Oracle) -> tuple[Any, StepInfo]: ...
 
+    def adaptable(self, state: Any) -> "Kernel":
+        """This kernel with every array in the shape that an `Adapt` will give it."""
+        raise TypeError(f"{type(self).__name__} has nothing to adapt: use SGHMC, or no adapt.")
+
     def middle(self, t, state: Any) -> PyTree:
         """Where Gibbs updates look after step t: half a drift back, if the sampler drifts."""
         return state.position
@@ -91,10 +95,13 @@ def value_at(setting: float | jax.Array | Schedule, t) -> jax.Array:
 
 
 def values_over(setting: float | Schedule, num_steps: int, name: str) -> np.ndarray:
-    """The setting's values at (a grid of) the steps 0, …, num_steps − 1, checked."""
-    points = np.unique(np.linspace(0, num_steps - 1, min(num_steps, _SCHEDULE_POINTS)).astype(int))
+    """The setting's values at (a grid of) the steps 0, …, num_steps − 1, checked.
+
+    A constant has one value: it broadcasts against the others.
+    """
     if not callable(setting):
-        return np.full(len(points), float(setting))
+        return np.array([float(setting)])
+    points = np.unique(np.linspace(0, num_steps - 1, min(num_steps, _SCHEDULE_POINTS)).astype(int))
     values = np.asarray(jax.vmap(lambda t: jnp.asarray(setting(t), float))(jnp.asarray(points)))
     if values.ndim != 1:
         raise ValueError(f"The schedule of {name} must return a number, not {values.shape[1:]}.")

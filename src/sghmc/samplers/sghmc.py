@@ -164,6 +164,7 @@ def _check_decay(decay: float) -> None:
 
 def _check_noise(needed: np.ndarray, allowed: np.ndarray) -> None:
     """τC ⪰ ½εV̂, times 2ε and in the basis of the pencil of friction and gradient noise."""
+    needed, allowed = np.broadcast_arrays(needed, allowed)
     worst = (needed - allowed).argmax()
     if needed[worst] > allowed[worst] * (1 + 1e-6):
         remedy = (
@@ -267,6 +268,43 @@ class SGHMCKernel(Kernel):
         scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
         velocity = self.drag.inverse_sqrt(1, half_decay, normals)
         return jax.tree.map(lambda v: (scale * v).astype(v.dtype), velocity)
+
+    def adaptable(self, state):
+        pairs = zip(self._diagonals()[0].first.values, jax.tree.leaves(state.velocity), strict=True)
+        mass = [jnp.broadcast_to(value, leaf.shape) for value, leaf in pairs]
+        return self.with_mass(state, mass)[0]
+
+    def with_mass(self, state, mass):
+        """This sampler with another diagonal mass, a pytree like the parameters.
+
+        The friction follows, so that the momentum decay εC/M stays; the velocities are rescaled by
+        √(M_old/M_new), which keeps their law.
+        """
+        drag, noise, learning_rate = self._diagonals()
+        new = matrices.Diagonal(tuple(jnp.ravel(leaf) for leaf in jax.tree.leaves(mass)))
+        ratio = matrices.times(new, drag.first.inverse())
+        kernel = dataclasses.replace(
+            self,
+            learning_rate=matrices.times(learning_rate, ratio.inverse()),
+            drag=dataclasses.replace(drag, first=new, second=matrices.times(drag.second, ratio)),
+            noise=dataclasses.replace(
+                noise,
+                first=matrices.times(noise.first, ratio),
+                outer=matrices.times(noise.outer, ratio.inverse()),
+            ),
+        )
+        rescaling = matrices.Diagonal(tuple(value**-0.5 for value in ratio.values))
+        return kernel, SGHMCState(state.position, rescaling @ state.velocity)
+
+    def _diagonals(self):
+        drag, noise, learning_rate = self.drag, self.noise, self.learning_rate
+        if (
+            isinstance(drag, matrices.DiagonalPencil)
+            and isinstance(noise, matrices.DiagonalPencil)
+            and isinstance(learning_rate, matrices.Diagonal)
+        ):
+            return drag, noise, learning_rate
+        raise TypeError("A mass that adapts is diagonal: give mass and friction as numbers.")
 
     def middle(self, t, state):
         return self._drift(t, state.position, state.velocity, -0.5)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from sghmc import matrices, random, tree
 from sghmc.samplers.base import (
@@ -67,6 +68,7 @@ class SGLD(Sampler):
         # In the pencil's basis 2τP ⪰ εPV̂P reads 2τ ≥ ελ.
         needed = pencil.largest * values_over(self.step_size, num_steps, "step_size")
         allowed = 2 * values_over(self.temperature, num_steps, "temperature")
+        needed, allowed = np.broadcast_arrays(needed, allowed)
         worst = (needed - allowed).argmax()
         if needed[worst] > allowed[worst] * (1 + 1e-6):
             raise ValueError(
