@@ -1,6 +1,5 @@
 """Ratings: what people have is read as it is; what cannot be right is an error that says so."""
 
-import doctest
 import io
 import zipfile
 
@@ -10,8 +9,15 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from sghmc.data import ratings as module
-from sghmc.data.ratings import Ratings, codes_of, folds, from_table, load_ratings, synthetic_ratings
+from sghmc.data.ratings import (
+    Ratings,
+    codes_of,
+    folds,
+    from_table,
+    id_of,
+    load_ratings,
+    synthetic_ratings,
+)
 
 USERS, ITEMS, RATINGS = [1, 1, 6040, 2], [1193, 31, 1193, 3952], [5, 3.5, 4, 1]
 ROWS = list(zip(USERS, ITEMS, RATINGS, strict=True))
@@ -121,6 +127,23 @@ def test_columns_can_be_named():
     assert triples(from_table(table, user="reader", item="book", rating="stars")) == [("x", "y", 3)]
     with pytest.raises(ValueError, match="no 'pages'"):
         from_table(table, item="pages", rating="stars")
+
+
+def test_joined_ratings_keep_codes():
+    old = from_table((["b", "c", "b"], [5, 5, 6], [1, 2, 3]))
+    new = from_table((["a", "c"], [6, 5], [4, 5]))
+    both = old.joined(new)
+    assert triples(both) == [("b", 5, 1), ("b", 6, 3), ("a", 6, 4), ("c", 5, 5)]
+    assert both.users.tolist() == ["b", "c", "a"]
+    assert both.user.dtype == np.int32
+
+
+def test_ids_on_a_command_line_are_text():
+    assert id_of("7", np.array([3, 7])) == 7
+    assert id_of("7", np.array(["7"])) == "7"
+    assert id_of("2.5", np.array([0.5, 2.5])) == 2.5
+    with pytest.raises(ValueError, match="Ids are numbers here, 3 for example, but 'ann'"):
+        id_of("ann", np.array([3]))
 
 
 def test_codes_of_ids():
@@ -280,7 +303,3 @@ def test_folds_partition_the_rows():
         folds(ratings.take(np.arange(3)), 5)
     with pytest.raises(ValueError, match="from 2"):
         folds(ratings, 1)
-
-
-def test_docstrings():
-    assert doctest.testmod(module).failed == 0

@@ -55,6 +55,22 @@ class Ratings:
     def num_items(self) -> int:
         return len(self.items)
 
+    def joined(self, new: "Ratings") -> "Ratings":
+        """These and new ratings; users and items keep their codes, new ones come after them.
+
+        Where both rate the same pair, the new rating counts.
+        """
+        users, user = _with_new(self.users, new.users)
+        items, item = _with_new(self.items, new.items)
+        both = Ratings(
+            np.concatenate([self.user, user[new.user]]),
+            np.concatenate([self.item, item[new.item]]),
+            np.concatenate([self.rating, new.rating]),
+            users,
+            items,
+        )
+        return _without_duplicates(both, "last", "the table")
+
     def take(self, rows: np.ndarray) -> "Ratings":
         """Some of the rows; users and items keep their codes."""
         return dataclasses.replace(
@@ -172,6 +188,26 @@ def codes_of(ids: Iterable[Any], known: np.ndarray) -> np.ndarray:
     place = np.minimum(np.searchsorted(known, given, sorter=order), len(known) - 1)
     found = order[place]
     return np.where(known[found] == given, found, -1)[which]
+
+
+def id_of(text: str, known: np.ndarray) -> Any:
+    """An id as somebody types it, of the type that the known ones have."""
+    if known.dtype.kind == "U":
+        return text
+    try:
+        return float(text) if known.dtype.kind == "f" else int(text)
+    except ValueError:
+        raise ValueError(
+            f"Ids are numbers here, {known.tolist()[0]!r} for example, but {text!r} was asked for."
+        ) from None
+
+
+def _with_new(known: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Known ids followed by new ones, and the code of each of `ids`."""
+    codes = codes_of(ids, known)
+    is_new = codes < 0
+    codes[is_new] = len(known) + np.arange(is_new.sum())
+    return np.concatenate([known, ids[is_new]]), codes.astype(np.int32)
 
 
 def _from_columns(
