@@ -11,6 +11,7 @@ import scipy.stats
 import sghmc
 from cases import GRADIENTS, SAMPLERS, params, posterior
 from sghmc import loop, random
+from sghmc.program import GIBBS, START
 
 FALSE_ALARM = 1e-6
 """The chance that a right generator fails one check; with fixed keys it fails always or never."""
@@ -209,9 +210,9 @@ def test_no_counter_is_used_twice(sampler, gradient, monkeypatch):
     def counters(keys):
         used.clear()
         program.draw(keys, 0, 3)
-        random.normals_like(keys[loop.START], 0, 1, program.layout.like)
+        random.normals_like(keys[START], 0, 1, program.layout.like)
         for t in range(3):
-            random.fold(keys[loop.GIBBS], t)
+            random.fold(keys[GIBBS], t)
         return jnp.concatenate(used, axis=1)
 
     found = [tuple(map(int, column)) for keys in program.keys for column in counters(keys).T]

@@ -8,8 +8,8 @@ from sghmc import loop
 from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Gradient
-from sghmc.loop import NEVER, Program
 from sghmc.posterior import Posterior, Potential, StackedPosterior, Target
+from sghmc.program import NEVER, Program
 from sghmc.samplers.base import Sampler
 from sghmc.types import PyTree
 

@@ -1,151 +1,22 @@
-"""The compiled loop: blocks of raw variates, steps, draws. No Python runs inside it."""
+"""The compiled loop over all chains: blocks of raw variates, steps, draws. No Python runs in it."""
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from sghmc import keep, random, tree
-from sghmc.adapt import Adapt
-from sghmc.gibbs import Gibbs
-from sghmc.gradients import Estimator, Oracle
-from sghmc.layout import Layout
-from sghmc.posterior import Posterior, Target
-from sghmc.samplers.base import Kernel
+from sghmc import tree
+from sghmc.program import MOTION, Carry, Program, Record
 from sghmc.types import PyTree, StepInfo
 
 _BLOCK_VARIATES = 16_384
 """Variates drawn at once: enough to vectorize, few enough to stay in the cache."""
-
-NEVER = np.iinfo(np.int32).max
-MOTION, GRADIENT, GIBBS, START = range(4)
-"""The streams of random numbers of a chain: each has a key of its own."""
-NUM_STREAMS = 4
-
-
-class Carry(NamedTuple):
-    """All that a run needs to go on, for every chain; `kernel` only where it adapts."""
-
-    kernel: Kernel | None
-    state: Any
-    hyper: PyTree
-    sums: keep.RunningSum | None
-    info: StepInfo
-    failed_at: jax.Array
-
-
-class DrawInfo(NamedTuple):
-    """What is recorded with each kept draw."""
-
-    potential: jax.Array
-    kinetic_temperature: jax.Array | None
-    acceptance: jax.Array | None
-    is_finite: jax.Array
-
-
-class Record(NamedTuple):
-    kept: PyTree
-    hyper: PyTree
-    trace: PyTree
-    info: DrawInfo
-
-
-class Program(eqx.Module):
-    """The fixed parts of a run: its arrays are arguments of the compiled loop, the rest static.
-
-    With `is_stacked`, arrays of the target and of the estimator have a leading chain axis. What the
-    loop does to a single chain is a method here, and sees that chain's own parts: `_each_chain`.
-    """
-
-    target: Target
-    kernel: Kernel
-    estimator: Estimator
-    gibbs: Gibbs | None
-    adapt: Adapt | None
-    keep: Callable | None
-    averages: dict[str, Callable]
-    trace: Callable | None
-    keys: jax.Array
-    layout: Layout = eqx.field(static=True)
-    thinning: int = eqx.field(static=True)
-    is_stacked: bool = eqx.field(static=True)
-
-    def start(self, keys: jax.Array, flat: PyTree) -> Carry:
-        """The carry before step 0, from a position."""
-        hyper = getattr(self.target, "hyper", None)
-        kernel, state = None, self.kernel.init(random.normals_like(keys[START], 0, 1, flat), flat)
-        if self.adapt is not None:
-            kernel = eqx.filter(self.kernel.adaptable(state), eqx.is_array)
-        _, info = jax.eval_shape(lambda: self.step(0, self.draw(keys, 0, 1), state, hyper))
-        info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
-        terms = jax.eval_shape(lambda: self._averaged(flat, hyper))
-        sums = keep.start_sum(terms) if self.averages else None
-        return Carry(kernel, state, hyper, sums, info, jnp.asarray(NEVER, jnp.int32))
-
-    def look(self, keys: jax.Array, flat: PyTree) -> tuple[jax.Array, jax.Array]:
-        """The potential at the first gradient evaluation, and whether all of it is finite."""
-        evaluation = self._oracle(self.target, self.draw(keys, 0, 1)[1])(0, flat)
-        return evaluation.potential, tree.all_finite(evaluation)
-
-    def draw(self, keys: jax.Array, start, num_steps: int) -> tuple[PyTree, PyTree]:
-        """The raw variates of `num_steps` steps, for the sampler and for its gradients."""
-        like = self.layout.flat_like
-        gradients = self.kernel.num_gradients
-        return (
-            self.kernel.draw(keys[MOTION], start, num_steps, like),
-            self.estimator.draw(keys[GRADIENT], start, num_steps, gradients, like),
-        )
-
-    def step(self, t, noise: tuple[PyTree, PyTree], state: Any, hyper: PyTree):
-        """Step t, from that step's variates."""
-        oracle = self._oracle(_with_hyper(self.target, hyper), noise[1])
-        return self.kernel.step(t, noise[0], state, oracle)
-
-    def observe(self, t, carry: Carry) -> tuple[Carry, Record]:
-        """What is kept after step t, and the averages with that draw in them."""
-        flat = carry.state.position
-        is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
-        kept = self._shown(self.keep or (lambda position, *hyper: position), flat, carry.hyper)
-        info = DrawInfo(
-            carry.info.potential,
-            self.kernel.kinetic_temperature(t, carry.state),
-            carry.info.acceptance,
-            is_finite,
-        )
-        if carry.sums is not None:
-            terms = self._averaged(flat, carry.hyper)
-            carry = carry._replace(sums=keep.add(carry.sums, terms, is_finite))
-        trace = None
-        if self.trace is not None and carry.sums is not None:
-            trace = self.trace(keep.mean(carry.sums))
-        return carry, Record(kept, carry.hyper, trace, info)
-
-    def update_hyper(self, t, keys: jax.Array, state: Any, hyper: PyTree) -> PyTree:
-        assert self.gibbs is not None
-        key = jax.random.wrap_key_data(random.fold(keys[GIBBS], t), impl="threefry2x32")
-        params = self.layout.shape(self.kernel.middle(t, state))
-        return self.gibbs.update(key, params, _with_hyper(self.target, hyper))
-
-    def update_kernel(self, state: Any, hyper: PyTree) -> tuple[Kernel, Any]:
-        assert self.adapt is not None
-        shaped = type(state)(*(self.layout.shape(part) for part in state))
-        kernel, state = self.adapt.update(self.kernel, shaped, hyper)
-        return eqx.filter(kernel, eqx.is_array), tree.flatten_leaves(state)
-
-    def _oracle(self, target: Target, noise: PyTree) -> Oracle:
-        return self.layout.flatten_oracle(self.estimator.oracle(target, noise))
-
-    def _averaged(self, flat: PyTree, hyper: PyTree) -> dict[str, PyTree]:
-        return {name: self._shown(f, flat, hyper) for name, f in self.averages.items()}
-
-    def _shown(self, function: Callable, flat: PyTree, hyper: PyTree) -> PyTree:
-        """A user's function of the position, and of the hyperparameters where there are any."""
-        position = self.layout.shape(flat)
-        return function(position) if hyper is None else function(position, hyper)
+_BLOCK_ROWS = 262_144
+"""The same for gradients' variates alone: each draw of rows costs an accelerator some launches."""
 
 
 def _each_chain(program: Program, method: Callable, *args, shared: tuple[int, ...] = ()):
@@ -180,8 +51,13 @@ def start(program: Program, positions: PyTree) -> Carry:
 @eqx.filter_jit
 def look(program: Program, positions: PyTree) -> tuple[jax.Array, jax.Array]:
     """The first gradient evaluation of every chain: the potential, and whether all is finite."""
+
+    def of_chain(chain, keys, flat):
+        evaluation = chain.look(0, keys, flat, getattr(chain.target, "hyper", None))
+        return evaluation.potential, tree.all_finite(evaluation)
+
     flat = program.layout.inward(jax.vmap(tree.flatten_leaves)(positions))
-    return _each_chain(program, Program.look, None, program.layout.inward(program.keys), flat)
+    return _each_chain(program, of_chain, None, program.layout.inward(program.keys), flat)
 
 
 @eqx.filter_jit(donate="all-except-first")
@@ -191,67 +67,137 @@ def advance(program: Program, carry: Carry, first, count, *, capacity: int):
     `capacity`, the length of the records, is compiled in and at least `count`; 0 keeps nothing, as
     in burn-in. `first` and `count` are arguments, so that one program serves blocks of any length.
     """
-    thinning, is_burnin = program.thinning, capacity == 0
-    block_length = _block_length(program)
+    is_burnin = capacity == 0
+    plan = _Plan.of(program, carry, is_burnin)
     records = _empty_records(program, carry, capacity)
 
-    def make_draw(k, noise, offset, loop):
-        """Draw number first + k, whose steps find their variates in `noise` from `offset` on."""
+    def make_draw(k, block, offset, loop):
+        """Draw number first + k, whose steps find their variates in `block` from `offset` on."""
         carry, records = loop
-        t = (first + k) * thinning
-        if noise is None:
-            carry = _steps_in_blocks(program, carry, t, thinning, block_length, is_burnin)
-        else:
-            carry = _steps(program, carry, t, noise, offset, thinning, is_burnin)
+        t = (first + k) * program.thinning
+        carry = _steps_of_draw(program, plan, carry, t, block, offset)
         if not is_burnin:
-            carry, record = observe(program, t + thinning - 1, carry)
+            carry, record = observe(program, t + program.thinning - 1, carry)
             records = jax.tree.map(
                 lambda rows, row: lax.dynamic_update_index_in_dim(rows, row, k, 0), records, record
             )
         return carry, records
 
-    if thinning > block_length:
+    if plan.draws_per_block == 0:
         return lax.fori_loop(
             0, count, lambda k, loop: make_draw(k, None, None, loop), (carry, records)
         )
 
-    draws_per_block = block_length // thinning
-
     def make_block(b, loop):
-        done = b * draws_per_block
-        noise = _draw(program, (first + done) * thinning, draws_per_block * thinning)
+        done = b * plan.draws_per_block
+        num_steps = plan.draws_per_block * program.thinning
+        block = _draw(program, (first + done) * program.thinning, num_steps, has_motion=True)
         return lax.fori_loop(
             0,
-            jnp.minimum(draws_per_block, count - done),
-            lambda k, loop: make_draw(done + k, noise, k * thinning, loop),
+            jnp.minimum(plan.draws_per_block, count - done),
+            lambda k, loop: make_draw(done + k, block, k * program.thinning, loop),
             loop,
         )
 
-    num_blocks = (count + draws_per_block - 1) // draws_per_block
+    num_blocks = (count + plan.draws_per_block - 1) // plan.draws_per_block
     return lax.fori_loop(0, num_blocks, make_block, (carry, records))
 
 
+class _Plan(NamedTuple):
+    """How a run is cut into loops of known length.
+
+    `period` steps go by between moments when a Gibbs update or an adaptation may be due: both are
+    asked for then only. Where a step has few variates, `draws_per_block` draws have theirs made
+    together; where that would not be one draw, `block_length` steps. A model with many parameters
+    makes its normals step by step (`block_has_motion` is False), and is looked at once a draw
+    (`is_watched` is False), since the potential of every step would cost a pass over them.
+    """
+
+    period: int
+    draws_per_block: int
+    block_length: int
+    block_has_motion: bool
+    is_watched: bool
+    is_burnin: bool
+
+    @classmethod
+    def of(cls, program: Program, carry: Carry, is_burnin: bool) -> "_Plan":
+        intervals = [program.thinning]
+        intervals += [program.gibbs.every] if program.gibbs else []
+        intervals += [program.adapt.every] if program.adapt and is_burnin else []
+        period = math.gcd(*intervals)
+        motion, gradient = jax.eval_shape(lambda: _draw(program, 0, 1, has_motion=True).variates)
+        rows = sum(leaf.size for leaf in jax.tree.leaves(gradient))
+        variates = rows + sum(leaf.size for leaf in jax.tree.leaves(motion))
+        together = _BLOCK_VARIATES // max(1, variates)
+        is_small = together > 1
+        # A divisor of the period: a count known at compile time spares an accelerator a question
+        # to the host.
+        most = together if is_small else max(1, _BLOCK_ROWS // max(1, rows))
+        return cls(
+            period=period,
+            draws_per_block=together // program.thinning,
+            block_length=max(n for n in range(1, min(most, period) + 1) if period % n == 0),
+            block_has_motion=is_small,
+            is_watched=is_small or program.thinning == 1 or carry.info.acceptance is not None,
+            is_burnin=is_burnin,
+        )
+
+
 class _Block(NamedTuple):
+    """Variates of some steps; those of the sampler are None where each step makes its own."""
+
     variates: tuple[PyTree, PyTree]
     num_steps: int
 
 
-def _draw(program: Program, t, num_steps: int) -> _Block:
+def _draw(program: Program, t, num_steps: int, *, has_motion: bool) -> _Block:
+    def of_chain(chain, keys):
+        if has_motion:
+            return chain.draw(keys, t, num_steps)
+        return None, chain.draw_gradients(keys, t, num_steps)
+
     keys = program.layout.inward(program.keys)
-    drawn = _each_chain(program, lambda chain, keys: chain.draw(keys, t, num_steps), None, keys)
-    return _Block(drawn, num_steps)
+    return _Block(_each_chain(program, of_chain, None, keys), num_steps)
 
 
-def _steps(
-    program: Program, carry: Carry, t, block: _Block, offset, count, is_burnin: bool
-) -> Carry:
+def _steps_of_draw(program: Program, plan: _Plan, carry: Carry, t, block, offset) -> Carry:
+    """All steps of one draw, and what is due between them."""
+
+    def one_period(i, carry):
+        done = i * plan.period
+        if block is None:
+            carry = _steps_in_blocks(program, plan, carry, t + done)
+        else:
+            carry = _steps(program, plan, carry, t + done, block, offset + done, plan.period)
+        return _events(program, plan, t + done + plan.period - 1, carry)
+
+    carry = _repeat(program.thinning // plan.period, one_period, carry)
+    return carry if plan.is_watched else _watch(program, t + program.thinning - 1, carry)
+
+
+def _steps_in_blocks(program: Program, plan: _Plan, carry: Carry, t) -> Carry:
+    """The steps of one period, with variates made for some of them at a time."""
+
+    def one_block(i, carry):
+        now = t + i * plan.block_length
+        block = _draw(program, now, plan.block_length, has_motion=plan.block_has_motion)
+        return _steps(program, plan, carry, now, block, 0, plan.block_length)
+
+    return _repeat(plan.period // plan.block_length, one_block, carry)
+
+
+def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset, count: int):
     """Steps t, …, t + count − 1 of all chains, with the block's variates from `offset` on."""
 
-    def of_chain(chain, t, j, variates, state, hyper, failed_at):
-        noise = jax.tree.map(lambda leaf: _part(leaf, j, block.num_steps), variates)
-        state, info = chain.step(t, noise, state, hyper)
-        is_sound = jnp.isfinite(info.potential)
-        return state, info, jnp.where(is_sound, failed_at, jnp.minimum(failed_at, t))
+    def of_chain(chain, t, j, keys, variates, state, hyper, info, failed_at):
+        motion, gradient = jax.tree.map(lambda leaf: _part(leaf, j, block.num_steps), variates)
+        if motion is None:
+            motion = chain.kernel.draw(keys[MOTION], t, 1, chain.layout.flat_like)
+        state, new = chain.step(t, (motion, gradient), state, hyper)
+        if not plan.is_watched:
+            return state, info, failed_at
+        return state, new, _first_failure(failed_at, t, new.potential)
 
     def one(i, carry):
         state, info, failed_at = _each_chain(
@@ -260,19 +206,53 @@ def _steps(
             carry.kernel,
             t + i,
             offset + i,
+            program.layout.inward(program.keys),
             block.variates,
             carry.state,
             carry.hyper,
+            carry.info,
             carry.failed_at,
             shared=(1, 2),
         )
-        carry = carry._replace(state=state, info=info, failed_at=failed_at)
-        carry = _update_hyper(program, t + i, carry)
-        return _adapt(program, t + i, carry) if is_burnin else carry
+        return carry._replace(state=state, info=info, failed_at=failed_at)
 
-    if isinstance(count, int) and count == 1:
-        return one(0, carry)
-    return lax.fori_loop(0, count, one, carry)
+    return _repeat(count, one, carry)
+
+
+def _watch(program: Program, t, carry: Carry) -> Carry:
+    """Look at the potential after step t, with the batch of the next."""
+
+    def of_chain(chain, keys, state, hyper, failed_at):
+        potential = chain.look(t + 1, keys, state.position, hyper).potential
+        return StepInfo(potential), _first_failure(failed_at, t, potential)
+
+    keys = program.layout.inward(program.keys)
+    info, failed_at = _each_chain(
+        program, of_chain, carry.kernel, keys, carry.state, carry.hyper, carry.failed_at
+    )
+    return carry._replace(info=info, failed_at=failed_at)
+
+
+def _first_failure(failed_at: jax.Array, t, potential: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(potential), failed_at, jnp.minimum(failed_at, t))
+
+
+def _repeat(count: int, body: Callable, carry: Carry) -> Carry:
+    return body(0, carry) if count == 1 else lax.fori_loop(0, count, body, carry)
+
+
+def _part(variates: jax.Array, j, num_steps: int) -> jax.Array:
+    """One step's part of the 1-D variates of several."""
+    if num_steps == 1:
+        return variates
+    width = variates.shape[0] // num_steps
+    return lax.dynamic_slice(variates, (j * width,), (width,))
+
+
+def _events(program: Program, plan: _Plan, t, carry: Carry) -> Carry:
+    """What may be due after step t."""
+    carry = _update_hyper(program, t, carry)
+    return _adapt(program, t, carry) if plan.is_burnin else carry
 
 
 def _update_hyper(program: Program, t, carry: Carry) -> Carry:
@@ -310,29 +290,6 @@ def _adapt(program: Program, t, carry: Carry) -> Carry:
     return lax.cond(is_due, update, lambda carry: carry, carry)
 
 
-def _steps_in_blocks(
-    program: Program, carry: Carry, t, count: int, block_length: int, is_burnin: bool
-) -> Carry:
-    is_even = count % block_length == 0
-
-    def one_block(b, carry):
-        done = b * block_length
-        block = _draw(program, t + done, block_length)
-        # A count known at compile time spares an accelerator a question to the host.
-        length = block_length if is_even else jnp.minimum(block_length, count - done)
-        return _steps(program, carry, t + done, block, 0, length, is_burnin)
-
-    return lax.fori_loop(0, -(-count // block_length), one_block, carry)
-
-
-def _part(variates: jax.Array, j, num_steps: int) -> jax.Array:
-    """One step's part of the 1-D variates of several."""
-    if num_steps == 1:
-        return variates
-    width = variates.shape[0] // num_steps
-    return lax.dynamic_slice(variates, (j * width,), (width,))
-
-
 def observe(program: Program, t, carry: Carry) -> tuple[Carry, Record]:
     return _each_chain(program, lambda chain, carry: chain.observe(t, carry), carry.kernel, carry)
 
@@ -342,13 +299,3 @@ def _empty_records(program: Program, carry: Carry, capacity: int) -> Record | No
         return None
     _, record = jax.eval_shape(lambda: observe(program, 0, carry))
     return jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), record)
-
-
-def _block_length(program: Program) -> int:
-    one = jax.eval_shape(lambda: _draw(program, 0, 1).variates)
-    variates = sum(leaf.size for leaf in jax.tree.leaves(one))
-    return max(1, _BLOCK_VARIATES // max(1, variates))
-
-
-def _with_hyper(target: Target, hyper: PyTree) -> Any:
-    return target.with_hyper(hyper) if isinstance(target, Posterior) else target

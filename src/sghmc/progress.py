@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sghmc.loop import NEVER
+from sghmc.program import NEVER
 
 
 class Bar:

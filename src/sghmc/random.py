@@ -53,9 +53,11 @@ def threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array
 
 def _counters(start, num_steps: int, width: int, slot: int) -> tuple[jax.Array, jax.Array]:
     """(step, slot) of `num_steps` rows of `width` variates, raveled."""
+    first = jnp.asarray(start).astype(jnp.uint32)
     number = lax.iota(jnp.uint32, num_steps * width)
-    step = jnp.asarray(start).astype(jnp.uint32) + number // np.uint32(width)
-    return step, number % np.uint32(width) + np.uint32(slot)
+    if num_steps == 1:  # what the general case says, without a division for every variate
+        return first, number + np.uint32(slot)
+    return first + number // np.uint32(width), number % np.uint32(width) + np.uint32(slot)
 
 
 def uniforms(

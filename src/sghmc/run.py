@@ -15,8 +15,8 @@ from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Gradient
 from sghmc.layout import Layout
-from sghmc.loop import NEVER, Carry, Program, Record
 from sghmc.posterior import StackedPosterior, Target
+from sghmc.program import NEVER, NUM_STREAMS, Carry, Program, Record
 from sghmc.progress import Bar, Interruption
 from sghmc.samplers.base import Sampler
 from sghmc.samples import DivergenceError, Info, Samples
@@ -240,7 +240,7 @@ def _explain(failed_at: np.ndarray) -> str:
 def _chain_keys(key: jax.Array, num_chains: int) -> jax.Array:
     """Words of the keys (chain, stream): a chain's do not depend on how many chains there are."""
     chains = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_chains))
-    streams = jnp.arange(loop.NUM_STREAMS)
+    streams = jnp.arange(NUM_STREAMS)
     return random.words(
         jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(chains, streams)
     )

@@ -115,7 +115,8 @@ class Recipe(NamedTuple):
     num_burnin: int
     average_every: int
     gibbs_every: int
-    quiet_steps: int
+    gibbs_start: int
+    adapt_start: int
     adapts: bool
 
 
@@ -257,7 +258,8 @@ def _recipe(config: Config, name: str, problem: Problem) -> Recipe:
             config.best_burnin,
             config.best_average_every,
             config.best_gibbs_every,
-            config.best_quiet_steps,
+            gibbs_start=0,
+            adapt_start=config.best_quiet_steps,
             adapts=True,
         )
     quiet = config.num_quiet_rounds * config.gibbs_every
@@ -281,7 +283,8 @@ def _recipe(config: Config, name: str, problem: Problem) -> Recipe:
         config.num_burnin,
         config.average_every,
         config.gibbs_every,
-        quiet,
+        gibbs_start=quiet,
+        adapt_start=0,
         adapts=False,
     )
 
@@ -309,12 +312,12 @@ def _sample(config: Config, name: str, problem: Problem, key, progress) -> Sampl
         thinning=recipe.average_every,
         num_burnin=rounds,
         num_samples=recipe.num_steps // recipe.average_every - rounds,
-        gibbs=None if is_optimizer else model.gibbs(recipe.gibbs_every, recipe.quiet_steps),
+        gibbs=None if is_optimizer else model.gibbs(recipe.gibbs_every, recipe.gibbs_start),
         adapt=model.adapt(
             lambda hyper: jax.tree.map(lambda leaf: leaf[hyper["fold"]], counts),
             recipe.gibbs_every,
             until=recipe.num_burnin,
-            start=recipe.quiet_steps,
+            start=recipe.adapt_start,
         )
         if recipe.adapts
         else None,

@@ -63,8 +63,8 @@ class MatrixFactorization(eqx.Module):
 
     def predict(self, params: PyTree, users: jax.Array, items: jax.Array) -> jax.Array:
         """Mean ratings of pairs (or of one pair)."""
-        product = jnp.sum(params["user"][users] * params["item"][items], axis=-1)
-        return product + params["user_bias"][users] + params["item_bias"][items]
+        product = jnp.sum(_rows(params["user"], users) * _rows(params["item"], items), axis=-1)
+        return product + _rows(params["user_bias"], users) + _rows(params["item_bias"], items)
 
     def log_likelihood(self, params: PyTree, example: PyTree, hyper: PyTree) -> jax.Array:
         error = self.predict(params, example["user"], example["item"]) - example["rating"]
@@ -148,6 +148,11 @@ class MatrixFactorization(eqx.Module):
             mass[name] = stiffness[:, None] * squares[None] + prior[None]
             mass[f"{name}_bias"] = stiffness + hyper[f"{name}_bias"]["precision"]
         return mass
+
+
+def _rows(leaf: jax.Array, codes: jax.Array) -> jax.Array:
+    # Codes are checked where data come in: no bounds need to be looked at here.
+    return leaf.at[codes].get(mode="promise_in_bounds")
 
 
 def _moments(hyper: PyTree) -> tuple[jax.Array, jax.Array]:
