@@ -75,6 +75,12 @@ def table(name: str, result: dict[str, Any]) -> "Table":
     return load(name).table(result)
 
 
+def known_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Those of `options` that the experiment has: for a run of several experiments."""
+    known = {field.name for field in dataclasses.fields(load(name).Config)}
+    return {option: value for option, value in options.items() if option in known}
+
+
 def _configure(name: str, experiment: ModuleType, quick: bool, options: dict[str, Any]) -> Any:
     config = experiment.Config.quick() if quick else experiment.Config()
     known = [field.name for field in dataclasses.fields(config)]

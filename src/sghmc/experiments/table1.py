@@ -7,6 +7,8 @@ Ratings are brought to (r − 1)/4 less their mean; errors are reported in stars
 
 import dataclasses
 import math
+import os
+import pathlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
@@ -200,12 +202,23 @@ def _load(config: Config) -> Ratings:
         raise ValueError(
             f'dataset must be "ml-1m", "ml-100k" or "synthetic", but is {config.dataset!r}.'
         )
-    if config.data is None:
-        raise FileNotFoundError(
-            f"table1 needs the ratings: download {config.dataset}.zip from GroupLens and give its "
-            f"path with --data, or use --dataset synthetic, which needs no file."
-        )
-    return load_ratings(config.data)
+    return load_ratings(config.data or _find(config.dataset))
+
+
+def _find(dataset: str) -> pathlib.Path:
+    """The ratings in $SGHMC_DATA, under any of the names they come by."""
+    folder = os.environ.get("SGHMC_DATA")
+    names = (f"{dataset}.zip", f"{dataset}/ratings.dat", f"{dataset}/u.data", f"{dataset}.npz")
+    candidates = [
+        pathlib.Path(folder or "") / sub / name for sub in ("", "movielens") for name in names
+    ]
+    for path in candidates if folder else ():
+        if path.exists():
+            return path
+    raise FileNotFoundError(
+        f"table1 needs ratings: get {dataset}.zip from GroupLens and give its path with --data, or "
+        f"its folder in $SGHMC_DATA; --dataset synthetic needs no file."
+    )
 
 
 class FoldErrors(eqx.Module):
