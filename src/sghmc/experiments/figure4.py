@@ -58,6 +58,7 @@ class Config:
     small_epochs: int = 30
     small_burnin: int = 5
     small_seeds: int = 2
+    num_quiet_epochs: int = 1
     num_validation: int = 10_000
     sgd_step: float = 0.16e-4
     momentum_step: float = 0.4e-5
@@ -74,18 +75,21 @@ class Config:
     def quick(cls) -> "Config":
         return cls(
             dataset="digits",
+            full=True,
             num_hidden=20,
             batch_size=100,
-            num_epochs=30,
-            num_burnin=5,
+            num_epochs=120,
+            num_burnin=60,
             num_seeds=3,
-            full=True,
+            num_quiet_epochs=40,
             num_validation=200,
-            sgd_step=3e-4,
-            momentum_step=1e-4,
-            sgld_step=3e-4,
-            sghmc_step=5e-5,
-            ours_step=5e-5,
+            sgd_step=3e-3,
+            momentum_step=3e-4,
+            sgld_step=1e-3,
+            sghmc_step=1e-4,
+            momentum_decay=0.05,
+            ours_step=1e-4,
+            ours_decay=0.05,
         )
 
 
@@ -174,7 +178,7 @@ def _run_method(config, name, train: Images, test: Images, key, progress) -> Sam
     return sample(
         key,
         posterior,
-        _sampler(config, name, steps),
+        _sampler(config, name, steps * config.num_quiet_epochs),
         starts,
         init_axis=0,
         num_chains=config.num_seeds,
@@ -182,7 +186,9 @@ def _run_method(config, name, train: Images, test: Images, key, progress) -> Sam
         thinning=steps,
         num_burnin=config.num_burnin,
         num_samples=config.num_epochs - config.num_burnin,
-        gibbs=None if fixed is not None else model.gibbs(every=steps),
+        gibbs=None
+        if fixed is not None
+        else model.gibbs(steps, start=steps * (config.num_quiet_epochs - 1)),
         keep=(lambda p, h: class_scores(predict(p, h), y)) if is_optimizer else (lambda p, h: ()),
         averages=None if is_optimizer else {"probability": predict},
         trace=None if is_optimizer else (lambda means: class_scores(means["probability"], y)),
@@ -197,21 +203,21 @@ def _regularizer(config: Config, name: str) -> float | None:
     return config.ours_regularizer if name == "sghmc_ours" else None
 
 
-def _sampler(config: Config, name: str, steps_per_epoch: int) -> Sampler:
+def _sampler(config: Config, name: str, num_quiet_steps: int) -> Sampler:
     """As in the authors' script, the samplers' first epoch has no noise."""
 
-    def from_epoch_1(temperature):
-        return lambda t: jnp.where(t < steps_per_epoch, 0.0, temperature)
+    def after_quiet(temperature):
+        return lambda t: jnp.where(t < num_quiet_steps, 0.0, temperature)
 
     return {
         "sgd": lambda: SGD(config.sgd_step),
         "momentum": lambda: Momentum(config.momentum_step, config.momentum_decay),
-        "sgld": lambda: SGLD(config.sgld_step, temperature=from_epoch_1(1.0)),
+        "sgld": lambda: SGLD(config.sgld_step, temperature=after_quiet(1.0)),
         "sghmc": lambda: SGHMC.from_learning_rate(
-            config.sghmc_step, config.momentum_decay, temperature=from_epoch_1(1.0)
+            config.sghmc_step, config.momentum_decay, temperature=after_quiet(1.0)
         ),
         "sghmc_ours": lambda: SGHMC.from_learning_rate(
-            config.ours_step, config.ours_decay, temperature=from_epoch_1(config.ours_temperature)
+            config.ours_step, config.ours_decay, temperature=after_quiet(config.ours_temperature)
         ),
     }[name]()
 

@@ -101,9 +101,9 @@ class MLP(eqx.Module):
             hyper["noise"] = jnp.ones(())
         return Posterior(self.log_likelihood, self.log_prior, data, hyper=hyper)
 
-    def gibbs(self, every: int) -> Gibbs:
+    def gibbs(self, every: int, start: int = 0) -> Gibbs:
         """Fresh precisions every so many steps; that of the noise needs a pass over the data."""
-        return Gibbs(self._update, every)
+        return Gibbs(self._update, every, start)
 
     def _update(self, key: jax.Array, params: PyTree, posterior: Posterior) -> PyTree:
         of_prior, of_noise = jax.random.split(key)
