@@ -114,9 +114,7 @@ class Posterior(eqx.Module):
         return eqx.tree_at(lambda p: p.hyper, self, hyper, is_leaf=lambda leaf: leaf is None)
 
     def rows(self, indices: jax.Array) -> PyTree:
-        return jax.tree.map(
-            lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), self.data
-        )
+        return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), self.data)
 
     def estimate(self, params: PyTree, examples: PyTree) -> jax.Array:
         """Ũ(θ) = −(N/n) Σ log p(x | θ) − log p(θ), the sum over n examples."""
