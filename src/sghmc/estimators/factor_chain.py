@@ -1,0 +1,179 @@
+"""The chain behind the recommender: SGHMC over factors and biases, masses matched to each row.
+
+Shapes are padded, so that a few more ratings, users or items find their program compiled: padded
+ratings do not count, and a padded user is one who rated nothing, whose law is the prior and who
+leaves the law of the others as it is.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc.adapt import Adapt
+from sghmc.data.ratings import Ratings
+from sghmc.estimators.rows import padded, padded_size
+from sghmc.gradients import FullBatch, Minibatch
+from sghmc.models.factorization import MatrixFactorization
+from sghmc.posterior import Posterior
+from sghmc.run import sample
+from sghmc.samplers.sghmc import SGHMC
+from sghmc.samples import DivergenceError
+from sghmc.types import PyTree
+
+_ADAPT_EVERY = 10
+_GIBBS_EVERY = 200
+_MOST_HALVINGS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a chain runs; counts are in steps, `num_draws` are kept, `thinning` steps apart."""
+
+    rank: int
+    num_draws: int
+    thinning: int
+    num_burnin: int
+    batch_size: int
+    step_size: float
+    momentum_decay: float
+    progress: bool
+
+
+class Chain(NamedTuple):
+    """Draws (leading axis) of parameters and hyperparameters; the last is where it stands."""
+
+    position: PyTree
+    hyper: PyTree
+
+    @property
+    def last(self) -> "Chain":
+        return jax.tree.map(lambda leaf: leaf[-1], self)
+
+
+def run(key: jax.Array, ratings: Ratings, settings: Settings, start: Chain | None) -> Chain:
+    """Draw from the posterior given ratings (centered, of order 1).
+
+    From `start`, a single state, the chain goes on; users and items that it does not know yet come
+    in from the prior. A chain that diverges starts over with half the step.
+    """
+    sizes = tuple(padded_size(count, 8) for count in (ratings.num_users, ratings.num_items))
+    model, adapt = _model(*sizes, settings.rank, _burnin(settings) * settings.thinning)
+    of_start, of_run = jax.random.split(key)
+    begin = _begin(of_start, model, start)
+    posterior = _posterior(model, ratings).with_hyper(
+        {**jax.tree.map(jnp.asarray, begin.hyper), "counts": _counts(model, ratings)}
+    )
+    step_size = settings.step_size
+    for attempt in range(_MOST_HALVINGS):
+        try:
+            samples = _sample(
+                jax.random.fold_in(of_run, attempt),
+                posterior,
+                model,
+                adapt,
+                begin,
+                settings,
+                step_size,
+            )
+            break
+        except DivergenceError:
+            if attempt == _MOST_HALVINGS - 1:
+                raise
+            step_size /= 2
+    sizes = {"user": ratings.num_users, "item": ratings.num_items}
+    position = {
+        name: np.asarray(leaf[0, :, : sizes[name.removesuffix("_bias")]])
+        for name, leaf in samples.positions.items()
+    }
+    hyper = {name: part for name, part in samples.hyper.items() if name != "counts"}
+    return Chain(position, jax.tree.map(lambda leaf: np.asarray(leaf[0]), hyper))
+
+
+@functools.lru_cache(maxsize=8)
+def _model(
+    num_users: int, num_items: int, rank: int, until: int
+) -> tuple[MatrixFactorization, Adapt]:
+    """Model and adaptation: the same objects for the same shapes, so that programs are found."""
+    model = MatrixFactorization(num_users, num_items, rank, prior="dimension")
+    return model, model.adapt(lambda hyper: hyper["counts"], _ADAPT_EVERY, until)
+
+
+def _burnin(settings: Settings) -> int:
+    """Draws of burn-in."""
+    return -(-settings.num_burnin // settings.thinning)
+
+
+def _posterior(model: MatrixFactorization, ratings: Ratings) -> Posterior:
+    length = padded_size(len(ratings), 4)
+    columns = (padded(column, length) for column in (ratings.user, ratings.item, ratings.rating))
+    posterior = model.posterior(*columns)
+    count = jnp.asarray(len(ratings), jnp.int32)
+    return eqx.tree_at(lambda p: p.num_real, posterior, count, is_leaf=lambda leaf: leaf is None)
+
+
+def _counts(model: MatrixFactorization, ratings: Ratings) -> PyTree:
+    """The number of ratings of each user and item."""
+    sizes = {"user": model.num_users, "item": model.num_items}
+    return {
+        name: jnp.asarray(np.bincount(getattr(ratings, name), minlength=size), jnp.float32)
+        for name, size in sizes.items()
+    }
+
+
+def _begin(key: jax.Array, model: MatrixFactorization, start: Chain | None) -> Chain:
+    """Where a chain starts: factors whose products have variance ¼, or `start` and new rows."""
+    if start is None:
+        scale = (0.25 / model.rank) ** 0.25
+        hyper = {
+            name: {"mean": np.zeros(model.rank), "precision": np.full(model.rank, scale**-2)}
+            for name in ("user", "item")
+        }
+        hyper |= {name: {"precision": np.array(5.0)} for name in ("user_bias", "item_bias")}
+        hyper = jax.tree.map(np.float32, {"noise": np.array(2.0), **hyper})
+        return Chain(model.init(key, scale), hyper)
+    sizes = {"user": model.num_users, "item": model.num_items}
+    keys = dict(zip(start.position, jax.random.split(key, len(start.position)), strict=True))
+    position = {
+        name: _extended(keys[name], rows, start.hyper[name], sizes[name.removesuffix("_bias")])
+        for name, rows in start.position.items()
+    }
+    return Chain(position, start.hyper)
+
+
+def _extended(key: jax.Array, rows: np.ndarray, prior: PyTree, length: int) -> jax.Array:
+    """Factors, or biases, of known rows followed by new ones from the prior."""
+    normals = jax.random.normal(key, (length - len(rows), *rows.shape[1:]))
+    shape = (1, *rows.shape[1:])
+    scale = np.broadcast_to(prior["precision"] ** -0.5, shape)
+    mean = np.broadcast_to(prior.get("mean", 0.0), shape)
+    return jnp.concatenate([jnp.asarray(rows), (mean + scale * normals).astype(jnp.float32)])
+
+
+def _sample(key, posterior, model, adapt, begin: Chain, settings: Settings, step_size: float):
+    # Until its first adaptation every row has the mass of the stiffest: slow, but safe.
+    counts = posterior.hyper["counts"]
+    squares = max(float(jnp.max(jnp.mean(begin.position[name] ** 2, 0))) for name in counts)
+    most = max(float(jnp.max(count)) for count in counts.values())
+    precision = max(float(np.max(begin.hyper[name]["precision"])) for name in begin.position)
+    mass = float(begin.hyper["noise"]) * most * max(squares, 1.0) + precision
+    friction = settings.momentum_decay * mass / step_size
+    num_rows = int(posterior.num_examples)
+    is_full = settings.batch_size >= num_rows
+    return sample(
+        key,
+        posterior,
+        SGHMC(step_size, friction, mass),
+        begin.position,
+        gradient=FullBatch() if is_full else Minibatch(settings.batch_size, replacement="epochs"),
+        num_samples=settings.num_draws,
+        num_burnin=_burnin(settings),
+        thinning=settings.thinning,
+        gibbs=model.gibbs(_GIBBS_EVERY),
+        adapt=adapt,
+        progress=settings.progress,
+    )

@@ -1,0 +1,335 @@
+"""A recommender that knows what it does not know: Bayesian matrix factorization by SGHMC."""
+
+import copy
+import dataclasses
+import pathlib
+import time
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from sghmc.data import ratings as tables
+from sghmc.data.ratings import DUPLICATES, Ratings
+from sghmc.estimators import factor_chain, storage
+from sghmc.estimators.factor_chain import Chain, Settings
+from sghmc.estimators.factor_draws import FactorDraws
+
+_RATINGS = "ratings."
+"""Begins the names of the ratings' arrays in a file, where draws have names without a dot first."""
+
+_QUANTILES = {0.5: 0.674490, 0.8: 1.281552, 0.95: 1.959964}
+"""Of the standard normal: half-widths of central intervals."""
+
+
+class Recommendations(NamedTuple):
+    """Items, best first, with the predicted rating and the standard deviation of a new one."""
+
+    items: np.ndarray
+    ratings: np.ndarray
+    stds: np.ndarray
+
+
+class MatrixFactorization(BaseEstimator):
+    """Ratings as products of factors of users and items plus biases, with their posterior.
+
+        r_ij ~ N(m + a_i + b_j + u_i·v_j, 1/τ)
+
+    | argument | meaning |
+    | --- | --- |
+    | `rank` | dimensions of the factors |
+    | `num_draws` | posterior draws that predictions average; memory and time grow with them |
+    | `thinning`, `num_burnin` | steps between draws; steps before the first |
+    | `num_update_steps` | steps of a `partial_fit`, its burn-in left out |
+    | `batch_size` | ratings a step looks at; all of them where there are not more |
+    | `step_size`, `momentum_decay` | ε and α, in units where every row oscillates equally fast |
+    | `duplicates` | of a pair rated twice in one table: "error", "last" or "mean" |
+    | `clip` | keep predicted means (never their spread) within the ratings seen |
+    | `random_state` | seed: the same data and seed give the same model |
+
+    Precisions and the factors' means are drawn by Gibbs steps; masses are matched to how often a
+    row was rated and frozen after burn-in. Unknown users and items have the prior as their law:
+    predictions then rest on what is known of the other side, and are as uncertain as they should.
+
+    >>> from sghmc.data.ratings import synthetic_ratings
+    >>> model = MatrixFactorization(rank=2, num_draws=10, thinning=2, num_burnin=20)
+    >>> model = model.fit(synthetic_ratings(0, 20, 10))
+    >>> mean, std = model.predict([3, 99], [7, 7], return_std=True)
+    >>> bool(std[1] > std[0])  # nobody knows user 99
+    True
+    >>> len(model.recommend(3, k=2).items)
+    2
+    """
+
+    n_features_in_ = 2
+
+    def __init__(
+        self,
+        rank: int = 20,
+        *,
+        num_draws: int = 100,
+        thinning: int = 40,
+        num_burnin: int = 600,
+        num_update_steps: int = 1000,
+        batch_size: int = 40_000,
+        step_size: float = 0.1,
+        momentum_decay: float = 0.15,
+        duplicates: str = "error",
+        clip: bool = True,
+        random_state: int = 0,
+        progress: bool = False,
+    ):
+        self.rank = rank
+        self.num_draws = num_draws
+        self.thinning = thinning
+        self.num_burnin = num_burnin
+        self.num_update_steps = num_update_steps
+        self.batch_size = batch_size
+        self.step_size = step_size
+        self.momentum_decay = momentum_decay
+        self.duplicates = duplicates
+        self.clip = clip
+        self.random_state = random_state
+        self.progress = progress
+
+    def fit(self, ratings: Any, y: None = None) -> Self:
+        """Draw from the posterior given ratings.
+
+        `ratings` is a pandas, polars or Arrow table or a dict with the columns user, item and
+        rating, three arrays, or what `sghmc.data.ratings.load_ratings` gave. Ids may be numbers or
+        text.
+        """
+        self._check_settings()
+        table = tables.from_table(ratings, duplicates=self.duplicates)
+        if len(table) == 0:
+            raise ValueError("There are no ratings to fit: the table has 0 rows.")
+        center, spread = float(table.rating.mean(dtype=np.float64)), float(table.rating.std())
+        self.num_fits_ = 0
+        self._learn(table, np.array([center, spread or 1.0]), None, self.thinning)
+        return self
+
+    def partial_fit(self, ratings: Any, y: None = None) -> Self:
+        """Take in new ratings, users and items; the chain goes on from where it stands.
+
+        A pair that was rated before gets its new rating. The draws are then those of the new
+        posterior, after a short run; without an earlier fit this is `fit`.
+        """
+        if not hasattr(self, "draws_"):
+            return self.fit(ratings)
+        self._check_settings()
+        table = self.ratings_.joined(tables.from_table(ratings, duplicates=self.duplicates))
+        thinning = -(-self.num_update_steps // self.num_draws)
+        self._learn(table, self.scale_, self._chain().last, thinning)
+        return self
+
+    def predict(self, users: Any, items: Any, return_std: bool = False) -> Any:
+        """Predicted ratings of pairs (users[k], items[k]); on request with standard deviations.
+
+        The standard deviation is that of a new rating: the posterior's spread and the noise of
+        ratings. An unknown id has the prior as its law.
+        """
+        check_is_fitted(self, "draws_")
+        user, item = (
+            tables.codes_of(np.ravel(ids).tolist() if np.ndim(ids) == 0 else ids, known)
+            for ids, known in ((users, self.ratings_.users), (items, self.ratings_.items))
+        )
+        if len(user) != len(item):
+            raise ValueError(
+                f"users and items are pairs, but there are {len(user)} and {len(item)} of them."
+            )
+        mean, std = self._predicted(user, item)
+        return (mean, std) if return_std else mean
+
+    def recommend(
+        self,
+        user: Any,
+        k: int = 10,
+        exclude_seen: bool = True,
+        explore: float = 0.0,
+        random_state: int | None = None,
+    ) -> Recommendations:
+        """The `k` items that a user would rate best (fewer where there are not so many).
+
+        With `explore` 1 the order is that of one draw from the posterior: Thompson sampling, which
+        tries out what might be good. In between, the draw's difference from the mean is scaled.
+        Every call takes another draw; `random_state` fixes it. An unknown user is somebody of whom
+        only the prior is known: what most people like comes first.
+        """
+        check_is_fitted(self, "draws_")
+        _check_whole("k", k)
+        if not np.isfinite(explore) or explore < 0:
+            raise ValueError(f"explore must be zero or more, but is {explore!r}.")
+        (code,) = tables.codes_of([user], self.ratings_.users)
+        candidates = np.arange(self.ratings_.num_items)
+        if exclude_seen and code >= 0:
+            candidates = np.setdiff1d(candidates, self.ratings_.item[self.ratings_.user == code])
+        center, spread = self.scale_
+        mean, variance = self._factors.moments(np.full(len(candidates), code), candidates)
+        score = mean
+        if explore > 0:
+            generator = np.random.default_rng(random_state)
+            draw = int(generator.integers(len(self._factors.noise)))
+            drawn = self._factors.one_draw(draw, int(code), generator)[candidates]
+            score = mean + explore * (drawn - mean)
+        best = np.argsort(-score, kind="stable")[:k]
+        return Recommendations(
+            self.ratings_.items[candidates[best]],
+            self._clipped(center + spread * mean[best]),
+            spread * np.sqrt(variance[best]),
+        )
+
+    def similar_items(self, item: Any, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+        """The `k` items whose lovers are most like this one's, and their correlations with it."""
+        check_is_fitted(self, "draws_")
+        _check_whole("k", k)
+        (code,) = tables.codes_of([item], self.ratings_.items)
+        if code < 0:
+            raise ValueError(f"There is no item {item!r} among the ratings: nothing is like it.")
+        similarity = self._factors.similarity(int(code))
+        order = np.argsort(-similarity, kind="stable")
+        best = order[order != code][:k]
+        return self.ratings_.items[best], similarity[best]
+
+    def evaluate(self, ratings: Any) -> dict[str, Any]:
+        """How well held-out ratings are predicted: error, and coverage of predictive intervals."""
+        check_is_fitted(self, "draws_")
+        table = tables.from_table(ratings, duplicates=self.duplicates)
+        mean, std = self.predict(table.users[table.user], table.items[table.item], return_std=True)
+        error = mean - table.rating
+        return {
+            "num_ratings": len(table),
+            "rmse": float(np.sqrt(np.mean(error**2))),
+            "coverage": {
+                f"{level:.0%}": float(np.mean(np.abs(error) <= quantile * std))
+                for level, quantile in _QUANTILES.items()
+            },
+        }
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Write the model, draws and ratings, to one file: whole or not at all, without pickle."""
+        check_is_fitted(self, "draws_")
+        stored = copy.copy(self)
+        parts = dataclasses.asdict(self.ratings_)
+        parts |= {"scale": self.scale_, "num_fits": np.array(self.num_fits_)}
+        stored.draws_ = self.draws_ | {f"{_RATINGS}{name}": part for name, part in parts.items()}
+        storage.write(stored, pathlib.Path(path))  # pyright: ignore[reportArgumentType]
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> Self:
+        """A model that `save` wrote: it predicts the same to the bit, and can learn on."""
+        model = storage.read(pathlib.Path(path), cls)
+        parts = {
+            name.removeprefix(_RATINGS): model.draws_.pop(name)
+            for name in list(model.draws_)
+            if name.startswith(_RATINGS)
+        }
+        model.scale_, model.num_fits_ = parts.pop("scale"), int(parts.pop("num_fits"))
+        model.ratings_ = Ratings(**parts)
+        model._arrange()
+        return model
+
+    def _check_settings(self) -> None:
+        for name in ("rank", "num_draws", "thinning", "num_burnin", "batch_size"):
+            _check_whole(name, getattr(self, name))
+        _check_whole("num_update_steps", self.num_update_steps)
+        _check_whole("random_state", self.random_state, least=0)
+        for name in ("step_size", "momentum_decay"):
+            value = getattr(self, name)
+            if not 0 < value < 2:
+                raise ValueError(f"{name} must be between 0 and 2, but is {value!r}.")
+        if self.duplicates not in DUPLICATES:
+            raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {self.duplicates!r}.")
+
+    def _learn(self, table: Ratings, scale: np.ndarray, start: Chain | None, thinning: int) -> None:
+        center, spread = scale
+        standardized = ((table.rating - center) / spread).astype(np.float32)
+        settings = Settings(
+            self.rank,
+            self.num_draws,
+            thinning,
+            self.num_burnin,
+            self.batch_size,
+            self.step_size,
+            self.momentum_decay,
+            self.progress,
+        )
+        key = jax.random.fold_in(jax.random.key(self.random_state), self.num_fits_)
+        chain = factor_chain.run(
+            key, dataclasses.replace(table, rating=standardized), settings, start
+        )
+        self.ratings_, self.scale_ = table, scale
+        self.num_fits_ += 1
+        self.draws_ = {**chain.position, "noise": chain.hyper["noise"]}
+        for name in chain.position:
+            for part, values in chain.hyper[name].items():
+                self.draws_[f"{name}.{part}"] = values
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Lay draws out for predictions; `draws_` then shows the same memory."""
+        self._factors = FactorDraws.of(self.draws_)
+        for name in ("user", "item"):
+            self.draws_[name] = np.moveaxis(getattr(self._factors, name).factors[:-1], 1, 0)
+
+    def _chain(self) -> Chain:
+        names = ("user", "item", "user_bias", "item_bias")
+        hyper: dict[str, Any] = {name: {} for name in names} | {"noise": self.draws_["noise"]}
+        for name, values in self.draws_.items():
+            if "." in name:
+                owner, part = name.split(".")
+                hyper[owner][part] = values
+        return Chain({name: self.draws_[name] for name in names}, hyper)
+
+    def _predicted(self, user: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        center, spread = self.scale_
+        mean, variance = self._factors.moments(user, item)
+        return self._clipped(center + spread * mean), spread * np.sqrt(variance)
+
+    def _clipped(self, mean: np.ndarray) -> np.ndarray:
+        rating = self.ratings_.rating
+        return np.clip(mean, float(rating.min()), float(rating.max())) if self.clip else mean
+
+
+def _check_whole(name: str, value: Any, least: int = 1) -> None:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least}, but is {value!r}.")
+
+
+def is_model(path: str | pathlib.Path) -> bool:
+    """Whether a file is one that `save` writes."""
+    path, first = pathlib.Path(path), b"sghmc model"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(first)) == first
+
+
+def fit_and_judge(
+    ratings: Ratings, holdout: float, **settings: Any
+) -> tuple[MatrixFactorization, dict[str, Any]]:
+    """A model of all ratings, and how well it predicted a random share of them before it saw them.
+
+    It is fitted without them first, and takes them in by `partial_fit`.
+    """
+    order = np.random.default_rng(settings.get("random_state", 0)).permutation(len(ratings))
+    count = round(holdout * len(ratings))
+    if holdout > 0 and not 0 < count < len(ratings):
+        raise ValueError(
+            f"{holdout:.0%} of {len(ratings)} ratings are {count}: too few to hold out and learn "
+            f"from the rest. Give more ratings, or hold nothing out."
+        )
+    start = time.perf_counter()
+    model = MatrixFactorization(**settings).fit(ratings.take(np.sort(order[count:])))
+    result: dict[str, Any] = {
+        "num_users": ratings.num_users,
+        "num_items": ratings.num_items,
+        "num_ratings": len(ratings),
+        "seconds": time.perf_counter() - start,
+    }
+    if count:
+        held_out = ratings.take(np.sort(order[:count]))
+        result |= {"held_out": model.evaluate(held_out)}
+        model.partial_fit(held_out)
+    return model, result
