@@ -1,0 +1,264 @@
+"""What all estimators share: checked inputs, streams of rows, keys, draws, files."""
+
+import pathlib
+from typing import Any, Self
+
+import jax
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from sghmc.estimators import storage
+from sghmc.estimators.rows import Rows, Scaling
+
+_MOST_NUMBERS = 1 << 22
+"""Numbers that a prediction holds at once: rows are taken in parts."""
+
+
+class BayesianEstimator(BaseEstimator):
+    """Fitting, streaming, storing. A subclass says how rows become draws and draws predictions.
+
+    | attribute | meaning |
+    | --- | --- |
+    | `draws_` | posterior draws by name, each with a leading axis of draws |
+    | `input_scaling_` | center and scale of the inputs |
+    """
+
+    num_draws: int
+    num_chains: int
+    random_state: Any
+    draws_: dict[str, np.ndarray]
+    n_features_in_: int
+    input_scaling_: Scaling
+
+    def fit(self, X, y, sample_weight=None) -> Self:
+        """Sample the posterior given these rows; weights count how often a row was seen."""
+        self._check_settings()
+        self._forget()
+        return self._learn(*self._checked(X, y, sample_weight, reset=True))
+
+    def _checked(self, X, y, sample_weight, *, reset: bool):
+        if y is None:
+            raise ValueError(
+                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
+                f"is None."
+            )
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            reset=reset,
+            dtype=np.float64,
+            y_numeric=isinstance(self, RegressorMixin),
+            accept_large_sparse=False,
+        )
+        y = column_or_1d(y, warn=True)
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if not weight.any():
+            raise ValueError("All sample weights are zero: there is nothing to learn from.")
+        return X, y, weight
+
+    def _learn(self, X, y, weight) -> Self:
+        """Add rows to those seen so far and let the chains go on to the new posterior."""
+        new = Rows(X, self._encoded(y), weight)
+        self._rows = new.joined(self._rows).merged()
+        self._num_calls += 1
+        self.input_scaling_ = Scaling.of(self._rows.x, self._rows.weight)
+        self._sample(self._key())
+        return self
+
+    def _forget(self) -> None:
+        self._rows: Rows | None = None
+        self._chains: Any = None
+        self._num_calls = 0
+        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _is_new(self) -> bool:
+        """Whether no rows were seen yet; a loaded model cannot go on, since it has no rows."""
+        if not hasattr(self, "draws_"):
+            return True
+        if getattr(self, "_rows", None) is None:
+            raise ValueError(
+                "A loaded model predicts, but cannot learn on: the file holds its draws, not the "
+                "rows they came from. Call fit with all rows."
+            )
+        return False
+
+    def _key(self) -> jax.Array:
+        return jax.random.fold_in(jax.random.key(self._seed), self._num_calls)
+
+    def _check_settings(self) -> None:
+        for name in ("num_draws", "num_chains"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} must be a whole number from 1, but is {value!r}.")
+
+    @property
+    def _draws_per_chain(self) -> int:
+        return -(-self.num_draws // self.num_chains)
+
+    def _encoded(self, y: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def _sample(self, key: jax.Array) -> None:
+        """Set `draws_`, and `_chains` to go on from, given `_rows` and the scalings."""
+        raise NotImplementedError
+
+    def _outputs(self, x: np.ndarray) -> np.ndarray:
+        """For standardized inputs, the model's outputs under every draw: (draw, row, output)."""
+        raise NotImplementedError
+
+    def sample_posterior(self, num_draws: int | None = None, random_state=None):
+        """Draws of the parameters by name, all of them or `num_draws` chosen at random."""
+        check_is_fitted(self)
+        draws = self._described()
+        if num_draws is None:
+            return draws
+        count = len(next(iter(draws.values())))
+        if not 1 <= num_draws <= count:
+            raise ValueError(
+                f"num_draws must be from 1 to {count}, the draws kept, but is {num_draws}: fit "
+                f"with a larger num_draws to have more."
+            )
+        chosen = check_random_state(random_state).choice(count, num_draws, replace=False)
+        return {name: values[chosen] for name, values in draws.items()}
+
+    def _described(self) -> dict[str, np.ndarray]:
+        return dict(self.draws_)
+
+    def _in_parts(self, X, function) -> np.ndarray:
+        """`function` of the outputs under all draws, some rows at a time."""
+        check_is_fitted(self)
+        X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+        x = self.input_scaling_.apply(X)
+        length = max(1, _MOST_NUMBERS // self._numbers_per_row())
+        parts = [function(self._outputs(x[i : i + length])) for i in range(0, len(x), length)]
+        return np.concatenate(parts)
+
+    def _numbers_per_row(self) -> int:
+        return len(next(iter(self.draws_.values())))
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Write draws, scalings and settings to one file, whole or not at all; no pickle."""
+        check_is_fitted(self)
+        storage.write(self, pathlib.Path(path))
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> Self:
+        """The model that `save` wrote: its predictions are the same to the bit."""
+        return storage.read(pathlib.Path(path), cls)
+
+
+class BayesianClassifier(ClassifierMixin, BayesianEstimator):
+    """Class probabilities are averages over draws."""
+
+    classes_: np.ndarray
+
+    def partial_fit(self, X, y, classes=None, sample_weight=None) -> Self:
+        """Add rows: the posterior goes on from where the chains stand, given all rows so far.
+
+        The first call names all `classes`, unless its rows show every one of them.
+        """
+        self._check_settings()
+        is_new = self._is_new()
+        X, y, weight = self._checked(X, y, sample_weight, reset=is_new)
+        if is_new:
+            self._forget()
+            self._find_classes(y if classes is None else classes)
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(
+                f"classes are {list(classes)}, but the first call had {list(self.classes_)}."
+            )
+        return self._learn(X, y, weight)
+
+    def fit(self, X, y, sample_weight=None) -> Self:
+        self._check_settings()
+        self._forget()
+        X, y, weight = self._checked(X, y, sample_weight, reset=True)
+        self._find_classes(y[weight != 0])
+        return self._learn(X[weight != 0], y[weight != 0], weight[weight != 0])
+
+    def _find_classes(self, y) -> None:
+        y = np.asarray(y)
+        check_classification_targets(y)
+        classes = np.unique(y)
+        if len(classes) < 2:
+            raise ValueError(
+                f"Classification needs two classes or more, but y has one class only: "
+                f"{classes[0]!r}."
+            )
+        self.classes_ = classes
+
+    def _encoded(self, y):
+        places = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
+        unknown = np.unique(y[self.classes_[places] != y])
+        if len(unknown):
+            raise ValueError(
+                f"y has labels {list(unknown)} outside the classes {list(self.classes_)}: name all "
+                f"classes in the first call of partial_fit."
+            )
+        return places
+
+    def predict_proba(self, X) -> np.ndarray:
+        return self._in_parts(X, lambda outputs: _softmax(outputs).mean(0))
+
+    def predict_log_proba(self, X) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+    def predict(self, X) -> np.ndarray:
+        chosen = self.predict_proba(X).argmax(1)
+        return self.classes_[chosen]
+
+    def log_likelihood(self, X, y) -> np.ndarray:
+        """log p(y | x, data) of each row, parameters averaged out."""
+        check_is_fitted(self)
+        labels = self._encoded(column_or_1d(y))
+        return self.predict_log_proba(X)[np.arange(len(labels)), labels]
+
+
+class BayesianRegressor(RegressorMixin, BayesianEstimator):
+    """Draws hold the noise's precision as "noise", in units of the standardized target."""
+
+    target_scaling_: Scaling
+
+    def partial_fit(self, X, y, sample_weight=None) -> Self:
+        """Add rows: the posterior goes on from where the chains stand, given all rows so far."""
+        self._check_settings()
+        is_new = self._is_new()
+        X, y, weight = self._checked(X, y, sample_weight, reset=is_new)
+        if is_new:
+            self._forget()
+        return self._learn(X, y, weight)
+
+    def _encoded(self, y):
+        return y.astype(np.float64)
+
+    def predict(self, X, return_std: bool = False):
+        """The mean; with `return_std` also the standard deviation of a new observation."""
+        center, scale = self.target_scaling_ if hasattr(self, "target_scaling_") else (0, 1)
+        if not return_std:
+            return center + scale * self._in_parts(X, lambda outputs: outputs[..., 0].mean(0))
+        moments = self._in_parts(
+            X, lambda outputs: np.stack([outputs[..., 0].mean(0), outputs[..., 0].var(0)], 1)
+        )
+        spread = np.sqrt(moments[:, 1] + np.mean(1 / self.draws_["noise"]))
+        return center + scale * moments[:, 0], scale * spread
+
+    def log_likelihood(self, X, y) -> np.ndarray:
+        """log p(y | x, data) of each row, parameters averaged out."""
+        check_is_fitted(self)
+        center, scale = self.target_scaling_
+        noise = self.draws_["noise"][:, None]
+        means = self._in_parts(X, lambda outputs: outputs[..., 0].T).T
+        errors = (column_or_1d(y) - center)[None] / scale - means
+        logs = 0.5 * np.log(noise / (2 * np.pi)) - 0.5 * noise * errors**2 - np.log(scale)
+        highest = logs.max(0)
+        return highest + np.log(np.exp(logs - highest[None]).mean(0))
+
+
+def _softmax(outputs: np.ndarray) -> np.ndarray:
+    shifted = np.exp(outputs - outputs.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)

@@ -1,0 +1,211 @@
+"""The posterior of a network, sampled without a knob: rounds of SGHMC that set their own scales.
+
+Inputs and targets are standardized, and the network is written so that weights of size 1 make
+outputs of size 1. Before each warm-up round the curvature of every layer is measured and taken as
+that layer's mass; so a step means the same for ten rows and for a hundred thousand. All rounds are
+one compiled program.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc.estimators.curvature import largest_curvatures
+from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
+from sghmc.gradients import FullBatch, Minibatch
+from sghmc.models.mlp import MLP
+from sghmc.run import sample
+from sghmc.samplers.sghmc import SGHMC
+from sghmc.samples import DivergenceError, Samples
+from sghmc.types import PyTree
+
+_STEP_SIZE, _MOMENTUM_DECAY = 0.3, 0.1
+"""Relative to the layers' curvatures. Four layers' blocks bend at most four times their mass."""
+_MOST_HALVINGS = 8
+_LARGEST_DROP = 0.5
+_ROUND_DRAWS = 10
+_NUM_CURVATURE_ROWS = 512
+
+
+def relu(z: jax.Array) -> jax.Array:
+    """A rectifier that keeps the size of its inputs through a layer of weights of size 1."""
+    return jax.nn.relu(z) * (2 / z.shape[-1]) ** 0.5
+
+
+def tanh(z: jax.Array) -> jax.Array:
+    return jnp.tanh(z) * (1 / z.shape[-1]) ** 0.5
+
+
+ACTIVATIONS = {"relu": relu, "tanh": tanh}
+
+
+class Chains(NamedTuple):
+    """Where the chains stand (leading chain axis), and precisions typical of them."""
+
+    positions: PyTree
+    hyper: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How long to sample: rounds of `round_draws` draws of each chain, `thinning` steps a draw."""
+
+    num_chains: int
+    round_draws: int
+    thinning: int
+    num_warmup_rounds: int
+    num_rounds: int
+    batch_size: int
+    progress: bool = False
+
+    @classmethod
+    def of(cls, num_draws: int, num_chains: int, num_steps: int, batch_size: int, progress: bool):
+        """Half of the steps warm up, the other half make `num_draws` draws of each chain."""
+        num_rounds = -(-num_draws // _ROUND_DRAWS)
+        round_draws = -(-num_draws // num_rounds)
+        thinning = max(1, num_steps // (2 * num_rounds * round_draws))
+        warmup = max(1, -(-num_steps // (2 * round_draws * thinning)))
+        return cls(num_chains, round_draws, thinning, warmup, num_rounds, batch_size, progress)
+
+    def settling(self) -> "Plan":
+        """For chains that go on with more data: half the warm-up."""
+        return dataclasses.replace(self, num_warmup_rounds=-(-self.num_warmup_rounds // 2))
+
+
+class Network:
+    """A network's posterior given standardized, weighted rows."""
+
+    def __init__(self, rows: Rows, hidden: tuple[int, ...], num_outputs: int, activation: str):
+        """`num_outputs` counts classes; 0 asks for a regression."""
+        self.activation, self.is_classifier = activation, num_outputs > 0
+        self.num_inputs = rows.x.shape[1]
+        self.num_examples = rows.total_weight
+        width = padded_size(self.num_inputs, 2)
+        self.model = MLP(
+            (width, *hidden, max(num_outputs, 1)),
+            ACTIVATIONS[activation],
+            "categorical" if self.is_classifier else "gaussian",
+        )
+        self.rows = self._prepared(rows, width)
+        self.posterior = self.model.posterior(*self.rows)
+
+    def _prepared(self, rows: Rows, width: int) -> Rows:
+        """Padded to shapes that programs are compiled for; inputs scaled to a sum of squares 1."""
+        length = padded_size(len(rows.weight), 1 if len(rows.weight) <= 256 else 4)
+        x = padded(padded(rows.x / self.num_inputs**0.5, width, axis=1), length)
+        y = rows.y.astype(np.int32) if self.is_classifier else rows.y[:, None].astype(np.float32)
+        weight = padded(rows.weight, length)
+        return Rows(x.astype(np.float32), padded(y, length), weight.astype(np.float32))
+
+    def start(self, key: jax.Array, num_chains: int) -> Chains:
+        keys = jax.random.split(key, num_chains)
+        positions = jax.vmap(lambda k: self.model.init(k, 1.0))(keys)
+        return Chains(jax.tree.map(np.asarray, positions), self.posterior.hyper)
+
+    def run(self, key: jax.Array, chains: Chains, plan: Plan) -> tuple[PyTree, PyTree, Chains]:
+        """Draws of positions and precisions, axes (chain, draw, …), and where the chains end.
+
+        Where a chain leaves the finite numbers, all is done again with half the step.
+        """
+        for attempt in range(_MOST_HALVINGS):
+            step_size = _STEP_SIZE / 2**attempt
+            try:
+                return self._attempt(jax.random.fold_in(key, attempt), chains, plan, step_size)
+            except DivergenceError:
+                if attempt == _MOST_HALVINGS - 1:
+                    raise
+        raise AssertionError
+
+    def _attempt(self, key, chains: Chains, plan: Plan, step_size: float):
+        kept, masses = [], None
+        for number in range(plan.num_warmup_rounds + plan.num_rounds):
+            if number <= plan.num_warmup_rounds:
+                masses = self._masses(chains, masses)
+            samples = self._round(jax.random.fold_in(key, number), chains, plan, masses, step_size)
+            chains = _end(samples)
+            if number >= plan.num_warmup_rounds:
+                kept.append((samples.positions, samples.hyper))
+        positions, hyper = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *kept)
+        return positions, hyper, chains
+
+    def _round(self, key, chains: Chains, plan: Plan, masses, step_size: float) -> Samples:
+        friction = jax.tree.map(lambda mass: mass * _MOMENTUM_DECAY / step_size, masses)
+        is_full = plan.batch_size >= len(self.rows.weight)
+        return sample(
+            key,
+            self.posterior.with_hyper(jax.tree.map(jnp.asarray, chains.hyper)),
+            SGHMC(step_size, friction, masses),
+            chains.positions,
+            init_axis=0,
+            gradient=FullBatch() if is_full else Minibatch(plan.batch_size, replacement="epochs"),
+            num_samples=plan.round_draws,
+            thinning=plan.thinning,
+            num_chains=plan.num_chains,
+            gibbs=self.model.gibbs(every=min(plan.thinning, 20)),
+            progress=plan.progress,
+        )
+
+    def _masses(self, chains: Chains, before: PyTree) -> PyTree:
+        """Of each leaf its largest curvature, of likelihood and prior, the largest over chains.
+
+        A chain that has become sure of its rows shows little curvature there, but a step further
+        there may be more: so a mass does not fall by more than half from round to round.
+        """
+        count = len(self.rows.weight)
+        chosen = np.random.default_rng(0).permutation(count)[:_NUM_CURVATURE_ROWS]
+        rows = Rows(*(array[chosen].astype(np.float64) for array in self.rows))
+        scale = self.num_examples / max(rows.total_weight, np.finfo(float).tiny)
+        noise = None if self.is_classifier else float(chains.hyper["noise"])
+        num_chains = len(jax.tree.leaves(chains.positions)[0])
+        measured = [
+            largest_curvatures(
+                jax.tree.map(lambda leaf, c=c: leaf[c].astype(np.float64), chains.positions),
+                rows,
+                self.activation,
+                noise,
+            )
+            for c in range(num_chains)
+        ]
+        largest = jax.tree.map(lambda *values: scale * max(values), *measured)
+        masses = [
+            {
+                name: value + float(chains.hyper["prior"][f"{i}.{name}"])
+                for name, value in layer.items()
+            }
+            for i, layer in enumerate(largest)
+        ]
+        if before is None:
+            return masses
+        return jax.tree.map(lambda new, old: max(new, _LARGEST_DROP * old), masses, before)
+
+
+def _end(samples: Samples) -> Chains:
+    """The last draws. A run has one start of the precisions for all chains: their mean."""
+
+    def typical(values: np.ndarray) -> np.ndarray:
+        return np.exp(np.log(values[:, -1].astype(np.float64)).mean(0)).astype(values.dtype)
+
+    last = jax.tree.map(lambda leaf: leaf[:, -1], samples.positions)
+    return Chains(last, jax.tree.map(typical, samples.hyper))
+
+
+def rescaled(positions: PyTree, old: tuple[Scaling, Scaling], new: tuple[Scaling, Scaling]) -> Any:
+    """The same functions of raw inputs, as weights for rows standardized in a new way.
+
+    `old` and `new` are the scalings of inputs and targets.
+    """
+    layers = [dict(layer) for layer in positions]
+    first, last = layers[0], layers[-1]
+    (m, s), (new_m, new_s) = old[0], new[0]
+    width = first["weight"].shape[1]
+    shift = padded((new_m - m) / s / len(m) ** 0.5, width)
+    stretch = padded(new_s / s - 1, width) + 1
+    first["bias"] = first["bias"] + shift @ first["weight"]
+    first["weight"] = first["weight"] * stretch[:, None]
+    (c, k), (new_c, new_k) = old[1], new[1]
+    last["weight"] = last["weight"] * (k / new_k)
+    last["bias"] = (c + k * last["bias"] - new_c) / new_k
+    return jax.tree.map(lambda leaf: leaf.astype(np.float32), layers)

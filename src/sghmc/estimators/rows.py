@@ -1,0 +1,74 @@
+"""Data as estimators hold them: weighted rows, in an order that only their content decides."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Rows(NamedTuple):
+    """Inputs (rows), labels or targets, and a weight for each row: how often it was seen."""
+
+    x: np.ndarray
+    y: np.ndarray
+    weight: np.ndarray
+
+    @property
+    def total_weight(self) -> float:
+        return float(self.weight.sum())
+
+    def joined(self, other: "Rows | None") -> "Rows":
+        if other is None:
+            return self
+        return Rows(*(np.concatenate(pair) for pair in zip(other, self, strict=True)))
+
+    def merged(self) -> "Rows":
+        """Equal rows as one with their weights summed, sorted; rows of weight 0 left out.
+
+        A posterior depends on the data as a weighted set. In this form so does every bit of a fit:
+        a weight of 3 and a row given three times are the same, and the order does not matter.
+        """
+        counted = self.weight != 0
+        # Adding 0 makes −0 and 0 the same bytes.
+        table = np.column_stack([self.x[counted], self.y[counted]]).astype(np.float64) + 0.0
+        table = np.ascontiguousarray(table)
+        keys = table.view(np.dtype((np.void, table.itemsize * table.shape[1]))).ravel()
+        _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+        weight = np.bincount(group, weights=self.weight[counted], minlength=len(first))
+        return Rows(self.x[counted][first], self.y[counted][first], weight)
+
+
+class Scaling(NamedTuple):
+    """Where a quantity lies and how far it spreads: x ↦ (x − center) / scale."""
+
+    center: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray, weight: np.ndarray) -> "Scaling":
+        """Weighted mean and standard deviation; what does not vary keeps its scale."""
+        share = weight / weight.sum()
+        center = share @ values
+        spread = np.sqrt(share @ (values - center) ** 2)
+        is_constant = spread <= 1e-12 * np.maximum(np.abs(center), np.finfo(float).tiny)
+        return cls(center, np.where(is_constant, 1.0, spread))
+
+    def apply(self, values: np.ndarray) -> np.ndarray:
+        return (values - self.center) / self.scale
+
+
+def padded_size(size: int, steps: int) -> int:
+    """The next size that a compiled program is made for: `steps` of them in every doubling.
+
+    Every new shape compiles a new program; with few shapes most fits find theirs made. Padding
+    never changes the law: a padded row has weight 0, and a weight on an input that is always 0 has
+    its prior as its law, whatever the data.
+    """
+    unit = max(1, 2 ** (max(size, 1) - 1).bit_length() // (2 * steps))
+    return -(-size // unit) * unit
+
+
+def padded(array: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
+    """`array` with zeros up to `length` along an axis."""
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, length - array.shape[axis])
+    return np.pad(array, widths)
