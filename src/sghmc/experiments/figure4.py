@@ -104,7 +104,7 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
     split = _load(config)
     found: dict[str, Any] = {}
     if config.search:
-        config, found = _searched(config, split, jax.random.fold_in(key, 1), progress)
+        config, found = _searched(config, split, jax.random.fold_in(key, 2), progress)
     result: dict[str, Any] = {"note": note, "search": found, "methods": {}, "curves": {}}
     for name in LABELS:
         samples = _run_method(config, name, split.train, split.test, key, progress)
@@ -174,9 +174,10 @@ def _run_method(config, name, train: Images, test: Images, key, progress) -> Sam
     fixed = _regularizer(config, name)
     if fixed is not None:
         posterior = _regularized(posterior, fixed)
-    starts = jax.vmap(model.init)(jax.random.split(key, config.num_seeds))
+    of_starts, of_run = (jax.random.fold_in(key, i) for i in range(2))
+    starts = jax.vmap(model.init)(jax.random.split(of_starts, config.num_seeds))
     return sample(
-        key,
+        of_run,
         posterior,
         _sampler(config, name, steps * config.num_quiet_epochs),
         starts,

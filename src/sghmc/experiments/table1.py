@@ -71,7 +71,7 @@ class Config:
     sgld_step: float = 0.8e-5
     sghmc_step: float = 0.4e-6
     momentum_decay: float = 0.05
-    regularizer: float = 1.0
+    regularizer: float = 4.0
     best_batch_size: int = 40_000
     best_steps: int = 100_000
     best_burnin: int = 10_000
@@ -313,11 +313,12 @@ def _sample(config: Config, name: str, problem: Problem, key, progress) -> Sampl
         posterior = _regularized(posterior, config.regularizer)
     rounds = recipe.num_burnin // recipe.average_every
     counts = problem.counts()
+    of_starts, of_run = (jax.random.fold_in(key, i) for i in range(2))
     return sample(
-        key,
+        of_run,
         posterior,
         recipe.sampler,
-        jax.vmap(model.init)(jax.random.split(key, num_folds)),
+        jax.vmap(model.init)(jax.random.split(of_starts, num_folds)),
         init_axis=0,
         posterior_axis=0,
         num_chains=num_folds,
@@ -384,7 +385,7 @@ def _searched(config: Config, problem: Problem, key, progress) -> tuple[Config, 
     grids = {
         "sgd": [
             {"sgd_step": step * 1e-5, "regularizer": decay}
-            for decay in (1.0, 2.0, 4.0)
+            for decay in (1.0, 2.0, 4.0, 8.0)
             for step in (0.1, 0.2, 0.4, 0.8, 1.6)
         ],
         "momentum": [{"momentum_step": step * 1e-6} for step in (0.1, 0.2, 0.4, 0.8)],
