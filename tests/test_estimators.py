@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {"hidden_layer_sizes": (8,), "num_steps": 200, **SMALL}
     [
         BayesianLinearRegression(**SMALL),
         BayesianLogisticRegression(**SMALL),
-        BayesianMLPClassifier(**TINY),
+        BayesianMLPClassifier(likelihood_power=5.0, **TINY),
     ]
 )
 def test_scikit_learns_own_checks(estimator, check):

@@ -202,7 +202,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         return places
 
     def predict_proba(self, X) -> np.ndarray:
-        return self._in_parts(X, lambda outputs: _softmax(outputs).mean(0))
+        return self._in_parts(X, lambda outputs: softmax(outputs).mean(0))
 
     def predict_log_proba(self, X) -> np.ndarray:
         with np.errstate(divide="ignore"):
@@ -259,6 +259,6 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return highest + np.log(np.exp(logs - highest[None]).mean(0))
 
 
-def _softmax(outputs: np.ndarray) -> np.ndarray:
+def softmax(outputs: np.ndarray) -> np.ndarray:
     shifted = np.exp(outputs - outputs.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MAGIC = b"sghmc model, format "
 _VERSION = 1
+_ATTRIBUTES = ("n_features_in_", "likelihood_power_", "table_")
 _PLAIN = (str, bool, int, float)
 
 
@@ -68,7 +69,7 @@ def _packed(model: "BayesianEstimator") -> bytes:
         "class": type(model).__name__,
         "sghmc": sghmc.__version__,
         "params": {name: _plain(name, value) for name, value in model.get_params().items()},
-        "attributes": {"n_features_in_": model.n_features_in_},
+        "attributes": {name: getattr(model, name) for name in _ATTRIBUTES if hasattr(model, name)},
         "lists": {},
     }
     for name in ("input_scaling_", "target_scaling_"):
