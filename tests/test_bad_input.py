@@ -10,6 +10,7 @@ import pytest
 
 import sghmc
 from sghmc import SGHMC, SGLD, Minibatch
+from sghmc.gradients import Estimator, Gradient, Oracle
 
 QUADRATIC = sghmc.Potential(lambda p: 0.5 * jnp.sum(p**2))
 START = jnp.zeros(2)
@@ -327,3 +328,25 @@ def test_gibbs_updates_that_do_not_fit():
     wide = sghmc.Gibbs(lambda key, params, posterior: jnp.ones(2))
     refuses(ValueError, message, sample, HIERARCHY, gibbs=wide)
     refuses(ValueError, "every must be a whole number from 1, but is 0", sghmc.Gibbs, log_prior, 0)
+
+
+class StreamedGradient(Gradient):
+    """Gradients of a source that only streams by: no pass over all data."""
+
+    def prepare(self, target, like):
+        return StreamedEstimator()
+
+
+class StreamedEstimator(Estimator):
+    def oracle(self, target, noise):
+        return Oracle(lambda i, position: target.evaluate(position), None, False)
+
+
+def test_accept_step_without_full_data():
+    settings = {"gradient": StreamedGradient(), "num_samples": 2, "progress": False}
+    target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+    with pytest.raises(ValueError, match=r"accept step needs .* all data.*metropolis=False"):
+        sghmc.sample(jax.random.key(0), target, sghmc.HMC(0.1, 3), jnp.zeros(2), **settings)
+    sampler = sghmc.HMC(0.1, 3, metropolis=False)
+    samples = sghmc.sample(jax.random.key(0), target, sampler, jnp.zeros(2), **settings)
+    assert samples.info.is_finite.all()

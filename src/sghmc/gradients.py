@@ -19,16 +19,42 @@ class Oracle:
     """What a sampler may ask about the target in one step.
 
     `oracle(i, position)` uses the step's i-th batch or gradient noise; `oracle.potential(position)`
-    is the exact potential; `is_exact` says that both agree.
+    is the exact potential, where there is one: data that only stream by have none. `is_exact` says
+    that both agree.
     """
 
-    def __init__(self, evaluate: Callable[..., Evaluation], potential, is_exact: bool):
+    def __init__(
+        self,
+        evaluate: Callable[..., Evaluation],
+        potential: Callable[[PyTree], jax.Array] | None,
+        is_exact: bool,
+    ):
         self._evaluate = evaluate
-        self.potential = potential
+        self._potential = potential
         self.is_exact = is_exact
 
     def __call__(self, i, position: PyTree) -> Evaluation:
         return self._evaluate(i, position)
+
+    def potential(self, position: PyTree) -> jax.Array:
+        if self._potential is None:
+            raise ValueError(
+                "The accept step needs the potential over all data, but this source of data has no "
+                "full pass: use metropolis=False, or SGHMC, which needs no accept step."
+            )
+        return self._potential(position)
+
+    def through(self, inward: Callable, outward: Callable) -> "Oracle":
+        """The same oracle for other coordinates: `inward` of positions, `outward` of gradients."""
+
+        def evaluate(i, position):
+            potential, grad = self(i, inward(position))
+            return Evaluation(potential, outward(grad))
+
+        def exact(position):
+            return self.potential(inward(position))
+
+        return Oracle(evaluate, exact, self.is_exact)
 
 
 class Gradient(eqx.Module):

@@ -15,7 +15,7 @@ import numpy as np
 
 from sghmc import tree
 from sghmc.gradients import Oracle
-from sghmc.types import Evaluation, PyTree
+from sghmc.types import PyTree
 
 _CHAINS_LAST_BELOW = 256
 
@@ -54,15 +54,7 @@ class Layout:
 
     def flatten_oracle(self, oracle: Oracle) -> Oracle:
         """The same oracle for parameters as the loop carries them."""
-
-        def evaluate(i, flat):
-            potential, grad = oracle(i, self.shape(flat))
-            return Evaluation(potential, tree.flatten_leaves(grad))
-
-        def exact(flat):
-            return oracle.potential(self.shape(flat))
-
-        return Oracle(evaluate, exact, oracle.is_exact)
+        return oracle.through(self.shape, tree.flatten_leaves)
 
     def over_chains(
         self, function: Callable, *, shared: tuple[int, ...] = (), leading: tuple[int, ...] = ()
