@@ -105,16 +105,18 @@ def test_recommends_unseen_items_in_order(model, parts):
 
 def test_exploring_is_thompson_sampling(model):
     """How often an item comes first is how often it is best under the posterior."""
-    plain = model.recommend(3, k=1).items[0]
+    for user in range(90):
+        candidates = model.recommend(user, k=1000).items
+        of_draws = model._factors.ratings(np.full(len(candidates), user), candidates)
+        share = np.mean(of_draws.argmax(axis=0) == 0)
+        if 0.3 < share < 0.7:
+            break
+    assert 0.3 < share < 0.7
     first = [
-        model.recommend(3, k=1, explore=1.0, random_state=seed).items[0] for seed in range(200)
+        model.recommend(user, k=1, explore=1.0, random_state=seed).items[0] for seed in range(200)
     ]
-    candidates = model.recommend(3, k=1000).items
-    best = candidates[model._factors.ratings(np.full(len(candidates), 3), candidates).argmax(0)]
-    share = np.mean(best == plain)
-    assert 0.02 < share < 1
     # Three standard errors of 200 tries.
-    assert abs(np.mean(np.array(first) == plain) - share) < 3 * np.sqrt(0.25 / 200)
+    assert abs(np.mean(np.array(first) == candidates[0]) - share) < 3 * np.sqrt(0.25 / 200)
     same = [model.recommend(3, explore=2.0, random_state=5).items.tolist() for _ in range(2)]
     assert same[0] == same[1]
 
@@ -232,7 +234,7 @@ def test_users_without_training_ratings_and_clipping(parts):
     assert clipped.max() <= train.rating.max()
 
 
-def test_a_step_that_diverges_is_halved(parts):
+def test_a_step_that_diverges_is_shortened(parts):
     fitted = MatrixFactorization(**SETTINGS).set_params(step_size=1.9).fit(parts[0])
     assert fitted.evaluate(parts[1])["rmse"] < 0.8
 

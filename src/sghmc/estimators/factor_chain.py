@@ -27,7 +27,9 @@ from sghmc.types import PyTree
 
 _ADAPT_EVERY = 10
 _GIBBS_EVERY = 200
-_MOST_HALVINGS = 6
+_MOST_ATTEMPTS = 8
+_SMALLEST_BATCH = 40_000
+_MOST_BATCHES = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Settings:
     num_draws: int
     thinning: int
     num_burnin: int
-    batch_size: int
+    batch_size: int | None
     step_size: float
     momentum_decay: float
     progress: bool
@@ -59,7 +61,7 @@ def run(key: jax.Array, ratings: Ratings, settings: Settings, start: Chain | Non
     """Draw from the posterior given ratings (centered, of order 1).
 
     From `start`, a single state, the chain goes on; users and items that it does not know yet come
-    in from the prior. A chain that diverges starts over with half the step.
+    in from the prior. A chain that diverges starts over with a smaller step.
     """
     sizes = tuple(padded_size(count, 8) for count in (ratings.num_users, ratings.num_items))
     model, adapt = _model(*sizes, settings.rank, _burnin(settings) * settings.thinning)
@@ -69,7 +71,7 @@ def run(key: jax.Array, ratings: Ratings, settings: Settings, start: Chain | Non
         {**jax.tree.map(jnp.asarray, begin.hyper), "counts": _counts(model, ratings)}
     )
     step_size = settings.step_size
-    for attempt in range(_MOST_HALVINGS):
+    for attempt in range(_MOST_ATTEMPTS):
         try:
             samples = _sample(
                 jax.random.fold_in(of_run, attempt),
@@ -82,9 +84,9 @@ def run(key: jax.Array, ratings: Ratings, settings: Settings, start: Chain | Non
             )
             break
         except DivergenceError:
-            if attempt == _MOST_HALVINGS - 1:
+            if attempt == _MOST_ATTEMPTS - 1:
                 raise
-            step_size /= 2
+            step_size *= 0.7
     sizes = {"user": ratings.num_users, "item": ratings.num_items}
     position = {
         name: np.asarray(leaf[0, :, : sizes[name.removesuffix("_bias")]])
@@ -154,6 +156,17 @@ def _extended(key: jax.Array, rows: np.ndarray, prior: PyTree, length: int) -> j
     return jnp.concatenate([jnp.asarray(rows), (mean + scale * normals).astype(jnp.float32)])
 
 
+def _batch_size(settings: Settings, posterior: Posterior) -> int | None:
+    """Ratings a step looks at, or None for all of them.
+
+    A batch is a part of the data that does not shrink as they grow: its curvature, N/n times that
+    of its ratings, would shake a step of this size too much.
+    """
+    size = max(_SMALLEST_BATCH, posterior.num_rows // _MOST_BATCHES)
+    size = settings.batch_size or size
+    return None if size >= int(posterior.num_examples) else size
+
+
 def _sample(key, posterior, model, adapt, begin: Chain, settings: Settings, step_size: float):
     # Until its first adaptation every row has the mass of the stiffest: slow, but safe.
     counts = posterior.hyper["counts"]
@@ -162,14 +175,13 @@ def _sample(key, posterior, model, adapt, begin: Chain, settings: Settings, step
     precision = max(float(np.max(begin.hyper[name]["precision"])) for name in begin.position)
     mass = float(begin.hyper["noise"]) * most * max(squares, 1.0) + precision
     friction = settings.momentum_decay * mass / step_size
-    num_rows = int(posterior.num_examples)
-    is_full = settings.batch_size >= num_rows
+    batch_size = _batch_size(settings, posterior)
     return sample(
         key,
         posterior,
         SGHMC(step_size, friction, mass),
         begin.position,
-        gradient=FullBatch() if is_full else Minibatch(settings.batch_size, replacement="epochs"),
+        gradient=FullBatch() if batch_size is None else Minibatch(batch_size, replacement="epochs"),
         num_samples=settings.num_draws,
         num_burnin=_burnin(settings),
         thinning=settings.thinning,

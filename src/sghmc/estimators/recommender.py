@@ -43,7 +43,7 @@ class MatrixFactorization(BaseEstimator):
     | `num_draws` | posterior draws that predictions average; memory and time grow with them |
     | `thinning`, `num_burnin` | steps between draws; steps before the first |
     | `num_update_steps` | steps of a `partial_fit`, its burn-in left out |
-    | `batch_size` | ratings a step looks at; all of them where there are not more |
+    | `batch_size` | ratings a step looks at; None: 40,000, or 1/24 of them if that is more |
     | `step_size`, `momentum_decay` | ε and α, in units where every row oscillates equally fast |
     | `duplicates` | of a pair rated twice in one table: "error", "last" or "mean" |
     | `clip` | keep predicted means (never their spread) within the ratings seen |
@@ -70,11 +70,11 @@ class MatrixFactorization(BaseEstimator):
         rank: int = 20,
         *,
         num_draws: int = 100,
-        thinning: int = 40,
+        thinning: int = 50,
         num_burnin: int = 600,
         num_update_steps: int = 1000,
-        batch_size: int = 40_000,
-        step_size: float = 0.1,
+        batch_size: int | None = None,
+        step_size: float = 0.09,
         momentum_decay: float = 0.15,
         duplicates: str = "error",
         clip: bool = True,
@@ -231,9 +231,10 @@ class MatrixFactorization(BaseEstimator):
         return model
 
     def _check_settings(self) -> None:
-        for name in ("rank", "num_draws", "thinning", "num_burnin", "batch_size"):
+        for name in ("rank", "num_draws", "thinning", "num_burnin", "num_update_steps"):
             _check_whole(name, getattr(self, name))
-        _check_whole("num_update_steps", self.num_update_steps)
+        if self.batch_size is not None:
+            _check_whole("batch_size", self.batch_size)
         _check_whole("random_state", self.random_state, least=0)
         for name in ("step_size", "momentum_decay"):
             value = getattr(self, name)
