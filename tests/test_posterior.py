@@ -105,3 +105,13 @@ def test_data_and_hyper_are_arguments_of_a_compiled_function():
     first, second = gradient((X, Y)), gradient((2 * X, Y))
     assert len(traces) == 1
     assert not np.allclose(first, second)
+
+
+def test_methods_can_be_compiled():
+    data = {"x": jnp.arange(4.0)}
+    target = sghmc.Posterior(
+        lambda theta, row: -0.5 * (row["x"] - theta) ** 2, lambda theta: -0.5 * theta**2, data
+    )
+    theta = jnp.asarray(1.0)
+    np.testing.assert_allclose(jax.jit(target.potential)(theta), target.potential(theta))
+    np.testing.assert_allclose(jax.jit(target.gradient)(theta), -1.0)

@@ -91,6 +91,12 @@ class Posterior(eqx.Module):
         if lengths[0] == 0:
             raise ValueError("data is empty: its leading axis has length 0. Give at least one row.")
 
+    # By identity, so that jax.jit takes `posterior.gradient`: arrays have no hash.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
     @staticmethod
     def stack(posteriors: Sequence["Posterior"]) -> "StackedPosterior":
         """One posterior for each chain of a run: cross-validation folds, say.
@@ -205,7 +211,7 @@ def _stacked(posteriors: Sequence[Posterior]) -> Posterior:
     arrays, rests = [part[0] for part in parts], [part[1] for part in parts]
     first = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), arrays[0])
     for i, (other, rest) in enumerate(zip(arrays, rests, strict=True)):
-        if rest != rests[0]:
+        if not eqx.tree_equal(rest, rests[0]):
             raise ValueError(
                 f"Posterior {i} of the stack has other functions than the first: pass the same "
                 f"log_likelihood and log_prior objects to all."
