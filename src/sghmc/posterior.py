@@ -209,19 +209,24 @@ def _stacked(posteriors: Sequence[Posterior]) -> Posterior:
     longest = max(p.num_rows for p in posteriors)
     parts = [eqx.partition(_padded(p, longest), eqx.is_array) for p in posteriors]
     arrays, rests = [part[0] for part in parts], [part[1] for part in parts]
-    first = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), arrays[0])
+    first = _shapes(arrays[0])
     for i, (other, rest) in enumerate(zip(arrays, rests, strict=True)):
         if not eqx.tree_equal(rest, rests[0]):
             raise ValueError(
                 f"Posterior {i} of the stack has other functions than the first: pass the same "
                 f"log_likelihood and log_prior objects to all."
             )
-        if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), other) != first:
+        if _shapes(other) != first:
             raise ValueError(
                 f"Posterior {i} of the stack has data or hyperparameters of other shapes or dtypes "
                 f"than the first: only the number of rows may differ."
             )
     return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rests[0])
+
+
+def _shapes(arrays: PyTree) -> tuple:
+    leaves, treedef = jax.tree.flatten(arrays)
+    return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def _padded(posterior: Posterior, num_rows: int) -> Posterior:
