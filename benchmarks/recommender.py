@@ -6,7 +6,7 @@ One fold of five, rank 20, everything in one run on the same cores. Every row of
 its own in a fresh process, compilation included, from the call of `fit` to the end; only the last
 is the default. myFM (from PyPI, in a virtual environment of its own) is one run, looked at as it
 goes, the time of looking left out; once as `MyFMRegressor(rank=20).fit(X, y)`, and once told which
-columns are users and which items (`group_shapes`), which gives it our model's priors. All predict
+columns are users and which items (`group_shapes`), which gives it priors like ours. All predict
 the mean of their draws, not clipped. Prints Markdown; writes result.json.
 """
 
