@@ -120,23 +120,46 @@ class MatrixFactorization(eqx.Module):
 
     def _start(self, name: str) -> PyTree:
         """Unit precisions, zero means."""
-        if self.prior == "dimension" and name in ("user", "item"):
+        if self._has_means(name):
             return {"mean": jnp.zeros(self.rank), "precision": jnp.ones(self.rank)}
         return {"precision": jnp.ones(())}
 
     def _update(self, key: jax.Array, params: PyTree, posterior: Posterior) -> PyTree:
-        keys = dict(zip([*params, "noise"], jax.random.split(key, 1 + len(params)), strict=True))
-        fresh = {name: self._draw(keys[name], leaf, name) for name, leaf in params.items()}
         squares = posterior.sum_over_data(
             lambda rows: (self.predict(params, rows["user"], rows["item"]) - rows["rating"]) ** 2
         )
-        noise = draw_precision(keys["noise"], 1.0, 1.0, posterior.num_examples, squares)
-        return {**posterior.hyper, **fresh, "noise": noise}
+        spreads = {name: self._spread(leaf, name) for name, leaf in params.items()}
+        spreads["noise"] = (jnp.asarray(posterior.num_examples, jnp.float32)[None], squares[None])
+        of_precisions, of_means = jax.random.split(key)
+        # All in one call: every call compiles a rejection sampler of its own.
+        counts, totals = (jnp.concatenate(column) for column in zip(*spreads.values(), strict=True))
+        drawn = draw_precision(of_precisions, 1.0, 1.0, counts, totals)
+        lengths = np.cumsum([len(count) for count, _ in spreads.values()])[:-1]
+        precisions = dict(zip(spreads, jnp.split(drawn, lengths), strict=True))
+        fresh: dict[str, PyTree] = {"noise": precisions.pop("noise")[0]}
+        keys = jax.random.split(of_means, len(precisions))
+        for of_mean, (name, precision) in zip(keys, precisions.items(), strict=True):
+            if self._has_means(name):
+                mean = _draw_mean(of_mean, params[name], precision)
+                fresh[name] = {"mean": mean, "precision": precision}
+            else:
+                fresh[name] = {"precision": precision[0]}
+        return {**posterior.hyper, **fresh}
 
-    def _draw(self, key: jax.Array, leaf: jax.Array, name: str) -> PyTree:
-        if "mean" not in self._start(name):
-            return {"precision": draw_precision(key, 1.0, 1.0, leaf.size, jnp.sum(leaf**2))}
-        return _draw_normal_gamma(key, leaf)
+    def _has_means(self, name: str) -> bool:
+        return self.prior == "dimension" and name in ("user", "item")
+
+    def _spread(self, leaf: jax.Array, name: str) -> tuple[jax.Array, jax.Array]:
+        """Numbers of entries and sums of squares that each precision of `leaf` is drawn from.
+
+        With means, λ ~ Gamma(1, 1) and μ | λ ~ N(0, 1/λ): μ is integrated out, which leaves
+        Σ(x − x̄)² + n x̄²/(n + 1).
+        """
+        if not self._has_means(name):
+            return jnp.full(1, leaf.size, jnp.float32), jnp.sum(leaf**2)[None]
+        count, average = len(leaf), jnp.mean(leaf, axis=0)
+        spread = jnp.sum((leaf - average[None]) ** 2, axis=0) + count / (count + 1) * average**2
+        return jnp.full(leaf.shape[1], count, jnp.float32), spread
 
     def _mass(self, params: PyTree, hyper: PyTree, counts: PyTree) -> PyTree:
         mass = {}
@@ -169,19 +192,11 @@ def _log_normal(leaf: jax.Array, mean: jax.Array, precision: jax.Array) -> jax.A
     return 0.5 * len(rows) * jnp.sum(jnp.log(precisions)) - 0.5 * squares
 
 
-def _draw_normal_gamma(key: jax.Array, leaf: jax.Array) -> PyTree:
-    """Mean and precision of each column: λ ~ Gamma(1, 1), μ | λ ~ N(0, 1/λ), given the column.
-
-    λ ~ Gamma(1 + n/2, 1 + ½Σ(x − x̄)² + ½ n x̄²/(n + 1)),  μ ~ N(n x̄/(n + 1), 1/(λ(n + 1))).
-    """
-    count = len(leaf)
-    average = jnp.mean(leaf, axis=0)
-    spread = jnp.sum((leaf - average[None]) ** 2, axis=0) + count / (count + 1) * average**2
-    of_precision, of_mean = jax.random.split(key)
-    precision = draw_precision(of_precision, 1.0, 1.0, jnp.full(leaf.shape[1:], count), spread)
-    normal = jax.random.normal(of_mean, average.shape)
-    mean = count / (count + 1) * average + normal / jnp.sqrt(precision * (count + 1))
-    return {"mean": mean, "precision": precision}
+def _draw_mean(key: jax.Array, leaf: jax.Array, precision: jax.Array) -> jax.Array:
+    """μ | λ and the columns of `leaf`: N(n x̄/(n + 1), 1/(λ(n + 1)))."""
+    count, average = len(leaf), jnp.mean(leaf, axis=0)
+    normal = jax.random.normal(key, average.shape)
+    return count / (count + 1) * average + normal / jnp.sqrt(precision * (count + 1))
 
 
 def _codes(codes, bound: int, name: str) -> np.ndarray:
