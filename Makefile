@@ -15,7 +15,7 @@ demo: setup
 	$(BIN)/sghmc demo --out results/demo
 
 test: setup
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff format --check .
