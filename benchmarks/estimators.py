@@ -1,6 +1,6 @@
 """Estimators with their defaults against scikit-learn's networks of the same size.
 
-    python benchmarks/estimators.py [--data digits,wine] [--folds 10] [--out FILE]
+    python benchmarks/estimators.py [--data digits,wine] [--folds 10] [--seed 0] [--out FILE]
 
 Ten folds of scikit-learn's bundled data sets, standardized for both. Score: accuracy, or R². The
 log-likelihood of MLPRegressor is that of a Gaussian with the variance of its training residuals.
@@ -72,17 +72,17 @@ def judge_numbers(train, test, fold: int) -> dict[str, tuple[float, float, float
     }
 
 
-def compare(name: str, num_folds: int) -> dict[str, Any]:
+def compare(name: str, num_folds: int, seed: int) -> dict[str, Any]:
     x, y = LOADERS[name](return_X_y=True)
     is_classes = y.dtype.kind == "i"
-    folds = (StratifiedKFold if is_classes else KFold)(num_folds, shuffle=True, random_state=0)
+    folds = (StratifiedKFold if is_classes else KFold)(num_folds, shuffle=True, random_state=seed)
     judge = judge_classes if is_classes else judge_numbers
     rows = [
         judge((x[train], y[train]), (x[test], y[test]), fold)
         for fold, (train, test) in enumerate(folds.split(x, y))
     ]
     columns = {who: np.array([row[who] for row in rows]).T for who in ("ours", "theirs")}
-    result: dict[str, Any] = {"data": name, "folds": num_folds}
+    result: dict[str, Any] = {"data": name, "folds": num_folds, "seed": seed}
     for place, quantity in enumerate(("score", "log_likelihood", "seconds")):
         ours, theirs = columns["ours"][place], columns["theirs"][place]
         differences = ours - theirs
@@ -112,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Our estimators against scikit-learn's.")
     parser.add_argument("--data", default=",".join(LOADERS))
     parser.add_argument("--folds", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0, help="Of the split into folds.")
     parser.add_argument("--out", type=pathlib.Path)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
@@ -119,7 +120,7 @@ def main() -> None:
     print("| --- |" + " ---: |" * 8)
     results = []
     for name in arguments.data.split(","):
-        results.append(compare(name, arguments.folds))
+        results.append(compare(name, arguments.folds, arguments.seed))
         print(row(results[-1]), flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -56,8 +56,6 @@ class BayesianEstimator(BaseEstimator):
         )
         y = column_or_1d(y, warn=True)
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if not weight.any():
-            raise ValueError("All sample weights are zero: there is nothing to learn from.")
         return X, y, weight
 
     def _learn(self, X, y, weight) -> Self:

@@ -12,7 +12,7 @@ from sghmc.estimators.network import ACTIVATIONS, Network, Plan, rescaled
 from sghmc.estimators.rows import Rows, Scaling
 
 _FULL_BATCH, _BATCH = 2048, 1024
-_POWERS = (1.0, 3.0, 10.0, 30.0)
+_POWERS = (1.0, 3.0, 10.0)
 _FEWEST_ROWS = 50
 _HELD_OUT = 0.2
 _PRECISION = "precision."
@@ -125,7 +125,7 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
     Labels of curated data are surer than one draw from softmax(f): several people agreed on each,
     or doubtful ones were left out. `likelihood_power` says so, by counting each label that many
     times; predictions are then sharper. 1 is the posterior in the strict sense. "auto" takes that
-    of 1, 3, 10, 30 under which a held-out fifth of the rows is likeliest (3 for fewer than 50
+    of 1, 3, 10 under which a held-out fifth of the rows is likeliest (3 for fewer than 50
     rows), once, in the first call that has enough rows; `likelihood_power_` says which.
 
     >>> import numpy as np
@@ -191,8 +191,9 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
         seen = rows._replace(weight=np.where(is_held, 0.0, rows.weight))
         best, highest, after = _POWERS[0], -np.inf, self._chains
         for number, power in enumerate(_POWERS):
-            rounds = (3, 1) if self._chains is None else (1, 1)
-            self._run_classes(jax.random.fold_in(key, number), seen, power, rounds)
+            # The first needs its whole warm-up, or later powers win by having had more of it.
+            warmup = self._plan(len(is_held)).num_warmup_rounds if number == 0 else 1
+            self._run_classes(jax.random.fold_in(key, number), seen, power, (warmup, 1))
             p = softmax(self._outputs(rows.x[is_held])).mean(0)
             chosen = p[np.arange(len(p)), rows.y[is_held]]
             score = rows.weight[is_held] @ np.log(np.maximum(chosen, np.finfo(float).tiny))
@@ -206,7 +207,7 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
 class BayesianMLPRegressor(_MLP, BayesianRegressor):
     """A network whose predictions average over its posterior, with their uncertainty.
 
-        y = f(x) + N(0, ν⁻¹),  weights ~ N(0, λ⁻¹), λ ~ Gamma(1, 1) for each layer, ν ~ Gamma(1, 1)
+        y = f(x) + N(0, ν⁻¹),  weights ~ N(0, λ⁻¹), ν and each layer's λ ~ Gamma(1, 0.1)
 
     for inputs and targets standardized inside. Parameters as for `BayesianMLPClassifier`.
 

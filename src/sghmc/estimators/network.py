@@ -17,6 +17,7 @@ from sghmc.estimators.curvature import largest_curvatures
 from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
 from sghmc.gradients import FullBatch, Minibatch
 from sghmc.models.mlp import MLP
+from sghmc.priors import GaussianPrior
 from sghmc.run import sample
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samples import DivergenceError, Samples
@@ -28,6 +29,8 @@ _MOST_HALVINGS = 8
 _LARGEST_DROP = 0.5
 _ROUND_DRAWS = 10
 _NUM_CURVATURE_ROWS = 512
+_NOISE_RATE = 0.1
+"""Gamma(1, 1) would add a variance of 2/N to the noise: too much where N is small."""
 
 
 def relu(z: jax.Array) -> jax.Array:
@@ -88,6 +91,7 @@ class Network:
             (width, *hidden, max(num_outputs, 1)),
             ACTIVATIONS[activation],
             "categorical" if self.is_classifier else "gaussian",
+            GaussianPrior() if self.is_classifier else GaussianPrior(rate=_NOISE_RATE),
         )
         self.rows = self._prepared(rows, width)
         self.posterior = self.model.posterior(*self.rows)
