@@ -67,7 +67,8 @@ def by_hand(seed: int) -> float:
 
 
 def main() -> None:
-    ours(0), by_hand(0)  # compile
+    for program in (ours, by_hand):
+        program(0)  # compiles
     rates = {"sghmc.sample": [], "jax by hand": []}
     for repeat in range(1, NUM_REPEATS + 1):
         rates["sghmc.sample"].append(ours(repeat))

@@ -37,7 +37,7 @@ class ExactGibbs:
         self.precision = {k: np.ones((NUM_CHAINS, RANK + 1)) for k in shapes}
         self.noise = np.ones(NUM_CHAINS)
 
-    def predictions(self, users=USERS, items=ITEMS):
+    def predictions(self, users: np.ndarray = USERS, items: np.ndarray = ITEMS):
         u, v = self.rows["user"][:, users], self.rows["item"][:, items]
         return (u[..., :-1] * v[..., :-1]).sum(-1) + u[..., -1] + v[..., -1]
 
@@ -90,7 +90,7 @@ EVERY_USER, EVERY_ITEM = (axis.ravel() for axis in np.indices((NUM_USERS, NUM_IT
 
 def exact_moments(has_means):
     """First and second moments of the predictions of all pairs, by chain."""
-    gibbs, sums = ExactGibbs(has_means, seed=1), 0.0
+    gibbs, sums = ExactGibbs(has_means, seed=1), np.zeros(2 * len(EVERY_USER))
     for sweep in range(1000):
         gibbs.sweep()
         if sweep >= 200:

@@ -563,13 +563,13 @@ class WholeFirstKick(HMCKernel):
 
 class UnscaledPosterior(sghmc.Posterior):
     def estimate(self, params, examples):
-        return -self._sum_log_likelihood(params, examples) - self._log_prior(params)
+        return -jnp.sum(self._log_likelihoods(params, examples)) - self._log_prior(params)
 
 
 class PriorScaledPosterior(sghmc.Posterior):
     def estimate(self, params, examples):
         scale = self.num_examples / len(examples)
-        return -scale * (self._sum_log_likelihood(params, examples) + self._log_prior(params))
+        return -scale * (jnp.sum(self._log_likelihoods(params, examples)) + self._log_prior(params))
 
 
 SGHMC_FAULTS = {
