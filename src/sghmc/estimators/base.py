@@ -1,5 +1,6 @@
 """What all estimators share: checked inputs, streams of rows, keys, draws, files."""
 
+import abc
 import pathlib
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ _MOST_NUMBERS = 1 << 22
 """Numbers that a prediction holds at once: rows are taken in parts."""
 
 
-class BayesianEstimator(BaseEstimator):
+class BayesianEstimator(BaseEstimator, abc.ABC):
     """Fitting, streaming, storing. A subclass says how rows become draws and draws predictions.
 
     | attribute | meaning |
@@ -97,16 +98,17 @@ class BayesianEstimator(BaseEstimator):
     def _draws_per_chain(self) -> int:
         return -(-self.num_draws // self.num_chains)
 
+    @abc.abstractmethod
     def _encoded(self, y: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
+        """Targets as the model sees them."""
 
+    @abc.abstractmethod
     def _sample(self, key: jax.Array) -> None:
         """Set `draws_`, and `_chains` to go on from, given `_rows` and the scalings."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _outputs(self, x: np.ndarray) -> np.ndarray:
         """For standardized inputs, the model's outputs under every draw: (draw, row, output)."""
-        raise NotImplementedError
 
     def sample_posterior(self, num_draws: int | None = None, random_state=None):
         """Draws of the parameters by name, all of them or `num_draws` chosen at random."""
