@@ -563,13 +563,13 @@ class WholeFirstKick(HMCKernel):
 
 class UnscaledPosterior(sghmc.Posterior):
     def estimate(self, params, examples):
-        return -jnp.sum(self._log_likelihoods(params, examples)) - self._log_prior(params)
+        return -jnp.sum(self.log_likelihoods(params, examples)) - self.log_prior_at(params)
 
 
 class PriorScaledPosterior(sghmc.Posterior):
     def estimate(self, params, examples):
         scale = self.num_examples / len(examples)
-        return -scale * (jnp.sum(self._log_likelihoods(params, examples)) + self._log_prior(params))
+        return -scale * (jnp.sum(self.log_likelihoods(params, examples)) + self.log_prior_at(params))
 
 
 SGHMC_FAULTS = {

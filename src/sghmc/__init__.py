@@ -2,6 +2,7 @@
 
 from sghmc import theory
 from sghmc.adapt import Adapt
+from sghmc.control import ControlVariate
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Minibatch, NoisyGradient
 from sghmc.posterior import Posterior, Potential
@@ -11,6 +12,7 @@ from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
+from sghmc.samplers.whitened import Whitened
 from sghmc.samples import DivergenceError, Samples
 
 __version__ = "0.1.0"
@@ -21,6 +23,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "Adapt",
+    "ControlVariate",
     "DivergenceError",
     "FullBatch",
     "GaussianPrior",
@@ -31,6 +34,7 @@ __all__ = [
     "Posterior",
     "Potential",
     "Samples",
+    "Whitened",
     "sample",
     "theory",
 ]

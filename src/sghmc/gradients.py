@@ -66,19 +66,43 @@ class Gradient(eqx.Module):
         return True
 
     @abc.abstractmethod
-    def prepare(self, target: Target, like: PyTree) -> "Estimator":
-        """Check against the target and the parameters `like`, and do all one-time work."""
+    def prepare(self, target: Target, position: PyTree) -> "Estimator":
+        """Check against the target and do all one-time work, for a chain that starts at `position`.
+
+        Where nothing but shapes and dtypes matters, `position` may have those alone.
+        """
 
 
 class Estimator(eqx.Module):
-    """A gradient estimator made ready: raw variates in, an oracle out."""
+    """A gradient estimator made ready: raw variates in, an oracle out.
+
+    Its `memory` is what it has computed from all data: a part of the run's state, since it depends
+    on the hyperparameters and may follow the chain.
+    """
+
+    @property
+    def renew_every(self) -> int | None:
+        """After how many steps `follow` is due; None: never."""
+        return None
 
     def draw(self, key, start, num_steps: int, num_gradients: int, like: PyTree) -> PyTree:
         """Raw variates for the gradients of steps start, …: 1-D arrays, step by step."""
         return []
 
+    def remember(self, target: Target) -> PyTree:
+        """The memory before step 0."""
+        return ()
+
+    def renew(self, target: Target, memory: PyTree) -> PyTree:
+        """The memory after a change of the hyperparameters."""
+        return memory
+
+    def follow(self, target: Target, memory: PyTree, position: PyTree) -> PyTree:
+        """The memory once the chain has come to `position`."""
+        return memory
+
     @abc.abstractmethod
-    def oracle(self, target: Target, noise: PyTree) -> Oracle:
+    def oracle(self, target: Target, noise: PyTree, memory: PyTree = ()) -> Oracle:
         """The oracle of one step, from that step's variates."""
 
 
@@ -90,12 +114,12 @@ class FullBatch(Gradient):
     FullBatch()
     """
 
-    def prepare(self, target, like):
+    def prepare(self, target, position):
         return _ExactEstimator()
 
 
 class _ExactEstimator(Estimator):
-    def oracle(self, target, noise):
+    def oracle(self, target, noise, memory=()):
         return Oracle(lambda i, position: target.evaluate(position), target.potential, True)
 
 
@@ -133,22 +157,24 @@ class Minibatch(Gradient):
     def is_independent(self) -> bool:
         return self.replacement != "epochs"
 
-    def prepare(self, target, like):
+    def prepare(self, target, position):
         if not isinstance(target, Posterior):
             raise TypeError(
                 "Minibatch needs data to draw from: give a Posterior, or use FullBatch or "
                 "NoisyGradient with a Potential."
             )
-        smallest = int(np.min(target.num_examples))
-        if self.replacement is not True and self.batch_size > smallest:
+        num_examples = int(target.num_examples)
+        if self.replacement is not True and self.batch_size > num_examples:
             raise ValueError(
-                f"batch_size is {self.batch_size}, but the data have {smallest} rows: take at most "
-                f"that many, or replacement=True."
+                f"batch_size is {self.batch_size}, but the data have {num_examples} rows: take at "
+                f"most that many, or replacement=True."
             )
-        return _BatchEstimator(self.batch_size, self.replacement, target.num_examples)
+        return BatchEstimator(self.batch_size, self.replacement, target.num_examples)
 
 
-class _BatchEstimator(Estimator):
+class BatchEstimator(Estimator):
+    """Draws batches of rows, and evaluates the scaled sum over a batch."""
+
     batch_size: int = eqx.field(static=True)
     replacement: bool | str = eqx.field(static=True)
     num_examples: int | jax.Array
@@ -168,12 +194,16 @@ class _BatchEstimator(Estimator):
             place = place + self.batch_size * batch[:, None]
         return random.permuted(key, permutation, place, self.num_examples).reshape(-1)
 
-    def oracle(self, target, noise):
+    def batch(self, target: Target, noise: jax.Array, i) -> PyTree:
+        """The rows of the step's i-th batch."""
+        assert isinstance(target, Posterior)
+        return target.rows(lax.dynamic_slice(noise, (i * self.batch_size,), (self.batch_size,)))
+
+    def oracle(self, target, noise, memory=()):
         assert isinstance(target, Posterior)
 
         def evaluate(i, position):
-            indices = lax.dynamic_slice(noise, (i * self.batch_size,), (self.batch_size,))
-            examples = target.rows(indices)
+            examples = self.batch(target, noise, i)
             return Evaluation(*jax.value_and_grad(target.estimate)(position, examples))
 
         return Oracle(evaluate, target.potential, False)
@@ -194,11 +224,11 @@ class NoisyGradient(Gradient):
     def __check_init__(self):
         matrices.check(self.variance, "variance")
 
-    def prepare(self, target, like):
-        variance = matrices.parse(self.variance, like, "variance", definite=False)
+    def prepare(self, target, position):
+        variance = matrices.parse(self.variance, position, "variance", definite=False)
         nothing = matrices.scaled(variance, 0.0)
-        root = matrices.pencil(variance, nothing, tree.sizes(like), "variance")
-        return _NoisyEstimator(matrices.finish(root, tree.float_type(like)))
+        root = matrices.pencil(variance, nothing, tree.sizes(position), "variance")
+        return _NoisyEstimator(matrices.finish(root, tree.float_type(position)))
 
 
 class _NoisyEstimator(Estimator):
@@ -207,7 +237,7 @@ class _NoisyEstimator(Estimator):
     def draw(self, key, start, num_steps, num_gradients, like):
         return random.normals_like(key, start, num_steps, like, copies=num_gradients)
 
-    def oracle(self, target, noise):
+    def oracle(self, target, noise, memory=()):
         def evaluate(i, position):
             potential, grad = target.evaluate(position)
             error = self.root.sqrt(1, 0, random.copy_of(noise, i, position))

@@ -53,7 +53,8 @@ def look(program: Program, positions: PyTree) -> tuple[jax.Array, jax.Array]:
     """The first gradient evaluation of every chain: the potential, and whether all is finite."""
 
     def of_chain(chain, keys, flat):
-        evaluation = chain.look(0, keys, flat, getattr(chain.target, "hyper", None))
+        hyper, memory = getattr(chain.target, "hyper", None), chain.estimator.remember(chain.target)
+        evaluation = chain.look(0, keys, flat, hyper, memory)
         return evaluation.potential, tree.all_finite(evaluation)
 
     flat = program.layout.inward(jax.vmap(tree.flatten_leaves)(positions))
@@ -106,11 +107,12 @@ def advance(program: Program, carry: Carry, first, count, *, capacity: int):
 class _Plan(NamedTuple):
     """How a run is cut into loops of known length.
 
-    `period` steps go by between moments when a Gibbs update or an adaptation may be due: both are
-    asked for then only. Where a step has few variates, `draws_per_block` draws have theirs made
-    together; where that would not be one draw, `block_length` steps. A model with many parameters
-    makes its normals step by step (`block_has_motion` is False), and is looked at once a draw
-    (`is_watched` is False), since the potential of every step would cost a pass over them.
+    `period` steps go by between moments when a Gibbs update, an adaptation or a renewal of the
+    estimator's memory may be due: they are asked for then only. Where a step has few variates,
+    `draws_per_block` draws have theirs made together; where that would not be one draw,
+    `block_length` steps. A model with many parameters makes its normals step by step
+    (`block_has_motion` is False), and is looked at once a draw (`is_watched` is False), since the
+    potential of every step would cost a pass over them.
     """
 
     period: int
@@ -124,6 +126,7 @@ class _Plan(NamedTuple):
     def of(cls, program: Program, carry: Carry, is_burnin: bool) -> "_Plan":
         intervals = [program.thinning]
         intervals += [program.gibbs.every] if program.gibbs else []
+        intervals += [program.estimator.renew_every] if program.estimator.renew_every else []
         intervals += [program.adapt.every] if program.adapt and is_burnin else []
         period = math.gcd(*intervals)
         motion, gradient = jax.eval_shape(lambda: _draw(program, 0, 1, has_motion=True).variates)
@@ -190,11 +193,11 @@ def _steps_in_blocks(program: Program, plan: _Plan, carry: Carry, t) -> Carry:
 def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset, count: int):
     """Steps t, …, t + count − 1 of all chains, with the block's variates from `offset` on."""
 
-    def of_chain(chain, t, j, keys, variates, state, hyper, info, failed_at):
+    def of_chain(chain, t, j, keys, variates, state, hyper, memory, info, failed_at):
         motion, gradient = jax.tree.map(lambda leaf: _part(leaf, j, block.num_steps), variates)
         if motion is None:
             motion = chain.kernel.draw(keys[MOTION], t, 1, chain.layout.flat_like)
-        state, new = chain.step(t, (motion, gradient), state, hyper)
+        state, new = chain.step(t, (motion, gradient), state, hyper, memory)
         if not plan.is_watched:
             return state, info, failed_at
         return state, new, _first_failure(failed_at, t, new.potential)
@@ -210,6 +213,7 @@ def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset
             block.variates,
             carry.state,
             carry.hyper,
+            carry.memory,
             carry.info,
             carry.failed_at,
             shared=(1, 2),
@@ -222,13 +226,21 @@ def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset
 def _watch(program: Program, t, carry: Carry) -> Carry:
     """Look at the potential after step t, with the batch of the next."""
 
-    def of_chain(chain, keys, state, hyper, failed_at):
-        potential = chain.look(t + 1, keys, state.position, hyper).potential
+    def of_chain(chain, keys, state, hyper, memory, failed_at):
+        position = chain.kernel.position(state)
+        potential = chain.look(t + 1, keys, position, hyper, memory).potential
         return StepInfo(potential), _first_failure(failed_at, t, potential)
 
     keys = program.layout.inward(program.keys)
     info, failed_at = _each_chain(
-        program, of_chain, carry.kernel, keys, carry.state, carry.hyper, carry.failed_at
+        program,
+        of_chain,
+        carry.kernel,
+        keys,
+        carry.state,
+        carry.hyper,
+        carry.memory,
+        carry.failed_at,
     )
     return carry._replace(info=info, failed_at=failed_at)
 
@@ -251,7 +263,7 @@ def _part(variates: jax.Array, j, num_steps: int) -> jax.Array:
 
 def _events(program: Program, plan: _Plan, t, carry: Carry) -> Carry:
     """What may be due after step t."""
-    carry = _update_hyper(program, t, carry)
+    carry = _follow(program, t, _update_hyper(program, t, carry))
     return _adapt(program, t, carry) if plan.is_burnin else carry
 
 
@@ -261,18 +273,33 @@ def _update_hyper(program: Program, t, carry: Carry) -> Carry:
 
     def update(carry):
         keys = program.layout.inward(program.keys)
-        hyper = _each_chain(
+        hyper, memory = _each_chain(
             program,
             lambda chain, *args: chain.update_hyper(t, *args),
             carry.kernel,
             keys,
             carry.state,
             carry.hyper,
+            carry.memory,
         )
-        return carry._replace(hyper=hyper)
+        return carry._replace(hyper=hyper, memory=memory)
 
     is_due = ((t + 1) % program.gibbs.every == 0) & (t >= program.gibbs.start)
     return lax.cond(is_due, update, lambda carry: carry, carry)
+
+
+def _follow(program: Program, t, carry: Carry) -> Carry:
+    every = program.estimator.renew_every
+    if every is None:
+        return carry
+
+    def follow(carry):
+        memory = _each_chain(
+            program, Program.follow, carry.kernel, carry.state, carry.hyper, carry.memory
+        )
+        return carry._replace(memory=memory)
+
+    return lax.cond((t + 1) % every == 0, follow, lambda carry: carry, carry)
 
 
 def _adapt(program: Program, t, carry: Carry) -> Carry:

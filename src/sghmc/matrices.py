@@ -51,7 +51,8 @@ class Dense(eqx.Module):
 
     def inverse(self) -> "Dense":
         inverse = np.linalg.inv(self.array)
-        return Dense((inverse + inverse.T) / 2)
+        is_symmetric = np.array_equal(self.array, self.array.T)
+        return Dense((inverse + inverse.T) / 2 if is_symmetric else inverse)
 
     def dense(self, sizes: list[int]) -> "Dense":
         return self
@@ -125,6 +126,26 @@ def parse(value: PyTree, like: PyTree, name: str, *, definite: bool) -> Matrix:
             )
         values.append(array.reshape(-1) if array.ndim else array)
     return _checked_diagonal(values, name, definite)
+
+
+def parse_factor(value: PyTree, like: PyTree, name: str) -> Matrix:
+    """The same for an invertible matrix, which need not be symmetric."""
+    total = tree.size(like)
+    is_array = jax.tree.structure(value) == jax.tree.structure(0.0)
+    if not is_array or np.shape(value) != (total, total) or total == 1:
+        return parse(value, like, name, definite=True)
+    array = np.asarray(value, np.float64)
+    singular = np.linalg.svd(array, compute_uv=False)
+    if singular[-1] < singular[0] * np.finfo(float).eps:
+        raise ValueError(
+            f"{name} must be invertible, but its singular values reach from {singular[-1]:g} to "
+            f"{singular[0]:g}."
+        )
+    return Dense(array)
+
+
+def transpose(matrix: Matrix) -> Matrix:
+    return Dense(matrix.array.T) if isinstance(matrix, Dense) else matrix
 
 
 def _checked_diagonal(values: list[np.ndarray], name: str, definite: bool) -> Diagonal:

@@ -125,13 +125,13 @@ class Posterior(eqx.Module):
     def estimate(self, params: PyTree, examples: PyTree) -> jax.Array:
         """Ũ(θ) = −(N/n) Σ log p(x | θ) − log p(θ), the sum over n examples."""
         count = jax.tree.leaves(examples)[0].shape[0]
-        total = jnp.sum(self._log_likelihoods(params, examples))
-        return -(self.num_examples / count) * total - self._log_prior(params)
+        total = self.log_likelihood_sum(params, examples)
+        return -(self.num_examples / count) * total - self.log_prior_at(params)
 
     def potential(self, params: PyTree) -> jax.Array:
         """U(θ) over all data."""
-        total = self.sum_over_data(lambda rows: self._log_likelihoods(params, rows))
-        return -total - self._log_prior(params)
+        total = self.sum_over_data(lambda rows: self.log_likelihoods(params, rows))
+        return -total - self.log_prior_at(params)
 
     def gradient(self, params: PyTree) -> PyTree:
         """∇U(θ) over all data."""
@@ -139,16 +139,19 @@ class Posterior(eqx.Module):
 
     def evaluate(self, params: PyTree) -> Evaluation:
         """U and ∇U over all data."""
+        of_prior = Evaluation(*jax.value_and_grad(self.log_prior_at)(params))
+        return jax.tree.map(lambda x, y: -x - y, self.log_likelihood_total(params), of_prior)
+
+    def log_likelihood_total(self, params: PyTree) -> Evaluation:
+        """Σᵢ log p(xᵢ | θ) over all data, and its gradient."""
 
         def of_rows(rows, weights):
             def total(params):
-                return jnp.sum(weights * self._log_likelihoods(params, rows))
+                return jnp.sum(weights * self.log_likelihoods(params, rows))
 
             return jax.value_and_grad(total)(params)
 
-        of_prior = jax.value_and_grad(self._log_prior)(params)
-        both = jax.tree.map(lambda x, y: -x - y, self._over_chunks(of_rows), of_prior)
-        return Evaluation(*both)
+        return Evaluation(*self._over_chunks(of_rows))
 
     def sum_over_data(self, function: Callable[[PyTree], PyTree]) -> PyTree:
         """The sum over all examples of what `function` gives for some: arrays with a row for each.
@@ -181,11 +184,16 @@ class Posterior(eqx.Module):
             total = jax.tree.map(jnp.add, total, last)
         return total
 
-    def _log_likelihoods(self, params: PyTree, examples: PyTree) -> jax.Array:
+    def log_likelihoods(self, params: PyTree, examples: PyTree) -> jax.Array:
+        """log p(x | θ) of each of some examples."""
         hyper = () if self.hyper is None else (self.hyper,)
         return jax.vmap(lambda example: self.log_likelihood(params, example, *hyper))(examples)
 
-    def _log_prior(self, params: PyTree) -> jax.Array:
+    def log_likelihood_sum(self, params: PyTree, examples: PyTree) -> jax.Array:
+        return jnp.sum(self.log_likelihoods(params, examples))
+
+    def log_prior_at(self, params: PyTree) -> jax.Array:
+        """log p(θ), given the hyperparameters where there are any."""
         return self.log_prior(params) if self.hyper is None else self.log_prior(params, self.hyper)
 
 

@@ -29,6 +29,7 @@ class Carry(NamedTuple):
     kernel: Kernel | None
     state: Any
     hyper: PyTree
+    memory: PyTree
     sums: keep.RunningSum | None
     info: StepInfo
     failed_at: jax.Array
@@ -76,16 +77,17 @@ class Program(eqx.Module):
         kernel, state = None, self.kernel.init(random.normals_like(keys[START], 0, 1, flat), flat)
         if self.adapt is not None:
             kernel = eqx.filter(self.kernel.adaptable(state), eqx.is_array)
-        _, info = jax.eval_shape(lambda: self.step(0, self.draw(keys, 0, 1), state, hyper))
+        memory = self.estimator.remember(self.target)
+        _, info = jax.eval_shape(lambda: self.step(0, self.draw(keys, 0, 1), state, hyper, memory))
         info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
         terms = jax.eval_shape(lambda: self._averaged(flat, hyper))
         sums = keep.start_sum(terms) if self.averages else None
-        return Carry(kernel, state, hyper, sums, info, jnp.asarray(NEVER, jnp.int32))
+        return Carry(kernel, state, hyper, memory, sums, info, jnp.asarray(NEVER, jnp.int32))
 
-    def look(self, t, keys: jax.Array, flat: PyTree, hyper: PyTree) -> Evaluation:
+    def look(self, t, keys: jax.Array, flat: PyTree, hyper: PyTree, memory: PyTree) -> Evaluation:
         """What the first gradient evaluation of step t sees."""
         noise = self.draw_gradients(keys, t, 1)
-        return self._oracle(_with_hyper(self.target, hyper), noise)(0, flat)
+        return self._oracle(hyper, noise, memory)(0, flat)
 
     def draw(self, keys: jax.Array, start, num_steps: int) -> tuple[PyTree, PyTree]:
         """The raw variates of `num_steps` steps, for the sampler and for its gradients."""
@@ -99,14 +101,16 @@ class Program(eqx.Module):
         like = self.layout.flat_like
         return self.estimator.draw(keys[GRADIENT], start, num_steps, num_gradients, like)
 
-    def step(self, t, noise: tuple[PyTree, PyTree], state: Any, hyper: PyTree):
+    def step(
+        self, t, noise: tuple[PyTree, PyTree], state: Any, hyper: PyTree, memory: PyTree
+    ) -> tuple[Any, StepInfo]:
         """Step t, from that step's variates."""
-        oracle = self._oracle(_with_hyper(self.target, hyper), noise[1])
+        oracle = self._oracle(hyper, noise[1], memory)
         return self.kernel.step(t, noise[0], state, oracle)
 
     def observe(self, t, carry: Carry) -> tuple[Carry, Record]:
         """What is kept after step t, and the averages with that draw in them."""
-        flat = carry.state.position
+        flat = self.kernel.position(carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
         kept = self._shown(self.keep or (lambda position, *hyper: position), flat, carry.hyper)
         info = DrawInfo(
@@ -123,11 +127,20 @@ class Program(eqx.Module):
             trace = self.trace(keep.mean(carry.sums))
         return carry, Record(kept, carry.hyper, trace, info)
 
-    def update_hyper(self, t, keys: jax.Array, state: Any, hyper: PyTree) -> PyTree:
+    def update_hyper(
+        self, t, keys: jax.Array, state: Any, hyper: PyTree, memory: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """New hyperparameters, and the estimator's memory under them."""
         assert self.gibbs is not None
         key = jax.random.wrap_key_data(random.fold(keys[GIBBS], t), impl="threefry2x32")
         params = self.layout.shape(self.kernel.middle(t, state))
-        return self.gibbs.update(key, params, _with_hyper(self.target, hyper))
+        hyper = self.gibbs.update(key, params, self._target(hyper))
+        return hyper, self.estimator.renew(self._target(hyper), memory)
+
+    def follow(self, state: Any, hyper: PyTree, memory: PyTree) -> PyTree:
+        """The estimator's memory, once the chain has moved on."""
+        position = self.layout.shape(self.kernel.position(state))
+        return self.estimator.follow(self._target(hyper), memory, position)
 
     def update_kernel(self, state: Any, hyper: PyTree) -> tuple[Kernel, Any]:
         assert self.adapt is not None
@@ -135,8 +148,14 @@ class Program(eqx.Module):
         kernel, state = self.adapt.update(self.kernel, shaped, hyper)
         return eqx.filter(kernel, eqx.is_array), tree.flatten_leaves(state)
 
-    def _oracle(self, target: Target, noise: PyTree) -> Oracle:
-        return self.layout.flatten_oracle(self.estimator.oracle(target, noise))
+    def _target(self, hyper: PyTree) -> Any:
+        """The target under these hyperparameters."""
+        is_posterior = isinstance(self.target, Posterior)
+        return self.target.with_hyper(hyper) if is_posterior else self.target
+
+    def _oracle(self, hyper: PyTree, noise: PyTree, memory: PyTree) -> Oracle:
+        oracle = self.estimator.oracle(self._target(hyper), noise, memory)
+        return self.layout.flatten_oracle(oracle)
 
     def _averaged(self, flat: PyTree, hyper: PyTree) -> dict[str, PyTree]:
         return {name: self._shown(f, flat, hyper) for name, f in self.averages.items()}
@@ -145,7 +164,3 @@ class Program(eqx.Module):
         """A user's function of the position, and of the hyperparameters where there are any."""
         position = self.layout.shape(flat)
         return function(position) if hyper is None else function(position, hyper)
-
-
-def _with_hyper(target: Target, hyper: PyTree) -> Any:
-    return target.with_hyper(hyper) if isinstance(target, Posterior) else target

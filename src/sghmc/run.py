@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ from sghmc import checks, loop, random
 from sghmc import keep as keeping
 from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
-from sghmc.gradients import FullBatch, Gradient
+from sghmc.gradients import Estimator, FullBatch, Gradient
 from sghmc.layout import Layout
 from sghmc.posterior import StackedPosterior, Target
 from sghmc.program import NEVER, NUM_STREAMS, Carry, Program, Record
@@ -89,12 +90,13 @@ def sample(
     one = target[0] if is_stacked else target
     checks.check_functions(one, like)
     checks.check_gibbs(gibbs, one, like)
+    estimator = _prepare(gradient, target, positions)
     target = target.chains if is_stacked else target
     total = num_burnin + num_samples
     program = Program(
         target=target,
         kernel=sampler.prepare(like, total * thinning),
-        estimator=gradient.prepare(target, like),
+        estimator=estimator,
         gibbs=gibbs,
         adapt=adapt,
         keep=keep,
@@ -224,6 +226,19 @@ class _Pace:
         elapsed = time.perf_counter() - start
         self.first_seconds = self.first_seconds or elapsed
         self.count = max(1, int(count * min(16.0, _BLOCK_SECONDS / elapsed)))
+
+
+def _prepare(gradient: Gradient, target: Target | StackedPosterior, positions: PyTree) -> Estimator:
+    """The estimator of all chains; with a chain axis where each has a posterior of its own."""
+
+    def start(chain: int) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[chain], positions)
+
+    if not isinstance(target, StackedPosterior):
+        return gradient.prepare(target, start(0))
+    chains = [gradient.prepare(target[i], start(i)) for i in range(target.num_chains)]
+    arrays, rest = zip(*(eqx.partition(each, eqx.is_array) for each in chains), strict=True)
+    return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
 
 
 def _explain(failed_at: np.ndarray) -> str:

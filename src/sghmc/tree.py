@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sghmc.types import PyTree
 
@@ -56,3 +57,14 @@ def all_finite(tree: PyTree) -> jax.Array:
 def add_scaled(tree: PyTree, factor, direction: PyTree) -> PyTree:
     """tree + factor · direction, in the dtypes of `tree`."""
     return jax.tree.map(lambda x, y: (x + factor * y).astype(x.dtype), tree, direction)
+
+
+def entry_name(like: PyTree, index: int) -> str:
+    """How a user would write entry `index` of the raveled parameters: `['weights'][3]`."""
+    for path, leaf in jax.tree.leaves_with_path(like):
+        count = math.prod(leaf.shape)
+        if index < count:
+            place = np.unravel_index(index, leaf.shape) if leaf.shape else ()
+            return f"params{jax.tree_util.keystr(path)}" + "".join(f"[{i}]" for i in place)
+        index -= count
+    raise IndexError(f"The parameters have no entry {index}.")

@@ -61,13 +61,17 @@ class Kernel(eqx.Module):
     @abc.abstractmethod
     def step(self, t, noise: PyTree, state: Any, oracle: Oracle) -> tuple[Any, StepInfo]: ...
 
+    def position(self, state: Any) -> PyTree:
+        """Where the chain is, in the user's coordinates."""
+        return state.position
+
     def adaptable(self, state: Any) -> "Kernel":
         """This kernel with every array in the shape that an `Adapt` will give it."""
         raise TypeError(f"{type(self).__name__} has nothing to adapt: use SGHMC, or no adapt.")
 
     def middle(self, t, state: Any) -> PyTree:
         """Where Gibbs updates look after step t: half a drift back, if the sampler drifts."""
-        return state.position
+        return self.position(state)
 
     def kinetic_temperature(self, t, state: Any) -> jax.Array | None:
         """An estimate of the temperature from the momenta; None where there are none."""
