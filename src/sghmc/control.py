@@ -132,6 +132,17 @@ class _ControlEstimator(Estimator):
 
         return Oracle(evaluate, target.potential, False)
 
+    def example_gradients(self, target, position, examples, memory):
+        here, there = (
+            self.batches.example_gradients(target, place, examples, ())
+            for place in (position, memory.center)
+        )
+        return jax.tree.map(jnp.subtract, here, there)
+
+    @property
+    def noise_scale(self):
+        return self.batches.noise_scale
+
 
 def _anchor(target: Posterior, center: PyTree) -> Anchor:
     return Anchor(center, target.log_likelihood_total(center))

@@ -105,6 +105,17 @@ class Estimator(eqx.Module):
     def oracle(self, target: Target, noise: PyTree, memory: PyTree = ()) -> Oracle:
         """The oracle of one step, from that step's variates."""
 
+    def example_gradients(
+        self, target: Target, position: PyTree, examples: PyTree, memory: PyTree
+    ) -> PyTree:
+        """What each example adds to a batch's sum: its scatter is the gradient's noise."""
+        raise TypeError(f"{type(self).__name__} takes no batches: its noise has no such estimate.")
+
+    @property
+    def noise_scale(self) -> jax.Array | float:
+        """The covariance of the gradient's error over that of the example gradients."""
+        return 0.0
+
 
 class FullBatch(Gradient):
     """The exact gradient, over all data.
@@ -207,6 +218,25 @@ class BatchEstimator(Estimator):
             return Evaluation(*jax.value_and_grad(target.estimate)(position, examples))
 
         return Oracle(evaluate, target.potential, False)
+
+    def example_gradients(self, target, position, examples, memory):
+        assert isinstance(target, Posterior)
+
+        def of_example(example):
+            row = jax.tree.map(lambda leaf: leaf[None], example)
+            return jax.grad(lambda params: -target.log_likelihood_sum(params, row))(position)
+
+        return jax.vmap(of_example)(examples)
+
+    @property
+    def noise_scale(self):
+        """N²/n for independent rows, less the share of the data that a batch has seen for others.
+
+        For shuffled epochs this is the error of one step; over a pass the errors cancel.
+        """
+        scale = self.num_examples**2 / self.batch_size
+        seen = 0.0 if self.replacement is True else self.batch_size / self.num_examples
+        return scale * (1 - seen)
 
 
 class NoisyGradient(Gradient):
