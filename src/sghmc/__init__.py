@@ -7,13 +7,14 @@ from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Minibatch, NoisyGradient
 from sghmc.posterior import Posterior, Potential
 from sghmc.priors import GaussianPrior
-from sghmc.run import sample
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.whitened import Whitened
 from sghmc.samples import DivergenceError, Samples
+from sghmc.sampling import sample
+from sghmc.tune import Tuned, tune
 
 __version__ = "0.1.0"
 
@@ -34,7 +35,9 @@ __all__ = [
     "Posterior",
     "Potential",
     "Samples",
+    "Tuned",
     "Whitened",
     "sample",
     "theory",
+    "tune",
 ]

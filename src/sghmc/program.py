@@ -110,7 +110,7 @@ class Program(eqx.Module):
 
     def observe(self, t, carry: Carry) -> tuple[Carry, Record]:
         """What is kept after step t, and the averages with that draw in them."""
-        flat = self.kernel.position(carry.state)
+        flat = self.kernel.observed(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
         kept = self._shown(self.keep or (lambda position, *hyper: position), flat, carry.hyper)
         info = DrawInfo(

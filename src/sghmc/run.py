@@ -1,4 +1,4 @@
-"""sample(): checks what it is given, runs the compiled loop block by block, gathers the draws."""
+"""run(): checks what it is given, runs the compiled loop block by block, gathers the draws."""
 
 import contextlib
 import time
@@ -27,7 +27,7 @@ _BLOCK_SECONDS = 0.5
 _BLOCK_BYTES = 1 << 25
 
 
-def sample(
+def run(
     key: jax.Array,
     target: Target | StackedPosterior,
     sampler: Sampler,
@@ -48,36 +48,7 @@ def sample(
     progress: bool = True,
     throw: bool = True,
 ) -> Samples:
-    """Draw from a posterior or a potential.
-
-    | argument | meaning |
-    | --- | --- |
-    | `key` | a typed jax key, `jax.random.key(0)`: the same key gives the same draws |
-    | `init` | where chains start; with `init_axis=0` it carries a leading chain axis |
-    | `posterior_axis` | 0: the target is `Posterior.stack([…])`, one posterior for each chain |
-    | `gradient` | `FullBatch()` (default), `Minibatch(500)`, `NoisyGradient(V)` |
-    | `num_samples` | kept draws of each chain; a draw is `thinning` sampler steps |
-    | `num_burnin` | draws discarded first |
-    | `keep` | function of a position: what is stored of a draw; `lambda p: ()` stores nothing |
-    | `averages` | functions of a position: their means over kept draws, in constant memory |
-    | `trace` | function of the averages so far, stored with each draw: how an average settles |
-    | `gibbs` | exact updates of hyperparameters between steps |
-    | `adapt` | changes of the sampler during burn-in |
-    | `progress` | show steps per second, time left and health |
-    | `throw` | raise `DivergenceError` when a chain is not finite, instead of flagging its draws |
-
-    `keep` and `averages` take (position, hyper) where the posterior has hyperparameters. Ctrl-C
-    returns what was drawn so far.
-
-    >>> import jax, jax.numpy as jnp, sghmc
-    >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
-    >>> samples = sghmc.sample(
-    ...     jax.random.key(0), target, sghmc.SGHMC(0.1, friction=1.0), jnp.zeros(2),
-    ...     num_samples=100, num_chains=4, progress=False,
-    ... )
-    >>> samples.positions.shape
-    (4, 100, 2)
-    """
+    """Draw from a target with a sampler: `sample`, whose arguments these are, without "auto"."""
     checks.check_key(key)
     checks.check_counts(num_samples, num_burnin, thinning, num_chains)
     gradient = FullBatch() if gradient is None else gradient
@@ -141,7 +112,7 @@ class _Run:
         if self.done < total:
             warnings.warn(
                 f"Interrupted after {self.done} of {total} draws; those so far are returned.",
-                stacklevel=3,
+                stacklevel=4,
             )
         return self._samples()
 

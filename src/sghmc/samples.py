@@ -42,6 +42,7 @@ class Samples:
     | `num_steps` | sampler steps made, burn-in and thinning included |
     | `seconds` | wall-clock time of the run, compilation included |
     | `startup_seconds` | the part of it until the first draw, compilation mostly |
+    | `tuning` | the report of `tune`, after `sample(…, "auto", …)` |
     """
 
     positions: PyTree
@@ -52,6 +53,10 @@ class Samples:
     num_steps: int
     seconds: float
     startup_seconds: float
+    tuning: Any = None
+
+    def with_tuning(self, report: Any) -> "Samples":
+        return dataclasses.replace(self, tuning=report)
 
     @property
     def num_chains(self) -> int:

@@ -7,7 +7,9 @@ curvature of a posterior at its mode, this tells the bias and the autocorrelatio
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -91,6 +93,47 @@ def stationary_law(
             autocorrelation_time=1 + lagged.diagonal() / covariance.diagonal(),
             effective_temperature=float(np.trace(precision @ covariance)) / size,
         )
+
+
+class FrictionLaw(NamedTuple):
+    """What `friction_law` returns: in one direction, relative to the exact law."""
+
+    variance: float
+    autocorrelation_time: float
+
+    @property
+    def standard_deviation_error(self) -> float:
+        return math.sqrt(self.variance) - 1
+
+
+def friction_law(
+    step_size: float,
+    friction: float,
+    *,
+    curvature: float = 1.0,
+    gradient_noise: float = 0.0,
+    temperature: float = 1.0,
+    observe: str = "end",
+) -> FrictionLaw:
+    """The law of SGHMC of mass 1 in one direction, in closed form.
+
+        variance/(τ/h) = (1 + ε(V − V̂)/(2Cτ)) / (1 − ε²h/(4 − 2εC))
+        1 + Σρ = C/(εh) + (1 − εC)/(2 − εC)
+
+    `gradient_noise` is V − V̂. In the "middle" of a drift the variance lacks its denominator.
+
+    >>> from sghmc import theory
+    >>> law = theory.friction_law(0.1, 1.0, gradient_noise=4.0)
+    >>> round(law.variance, 4), round(law.autocorrelation_time, 2)
+    (1.2032, 10.47)
+    """
+    decay = step_size * friction
+    heating = 1 + step_size * gradient_noise / (2 * friction * temperature)
+    stretch = 1 - step_size**2 * curvature / (4 - 2 * decay)
+    if stretch <= 0:
+        return FrictionLaw(math.inf, math.inf)
+    time = friction / (step_size * curvature) + (1 - decay) / (2 - decay)
+    return FrictionLaw(heating if observe == "middle" else heating / stretch, time)
 
 
 def stability_limit(sampler: Sampler, precision: ArrayLike) -> float:

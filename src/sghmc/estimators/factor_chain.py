@@ -20,9 +20,9 @@ from sghmc.estimators.rows import padded, padded_size
 from sghmc.gradients import FullBatch, Minibatch
 from sghmc.models.factorization import MatrixFactorization
 from sghmc.posterior import Posterior
-from sghmc.run import sample
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samples import DivergenceError
+from sghmc.sampling import sample
 from sghmc.types import PyTree
 
 _ADAPT_EVERY = 10

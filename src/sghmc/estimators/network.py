@@ -18,9 +18,9 @@ from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
 from sghmc.gradients import FullBatch, Minibatch
 from sghmc.models.mlp import MLP
 from sghmc.priors import GaussianPrior
-from sghmc.run import sample
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samples import DivergenceError, Samples
+from sghmc.sampling import sample
 from sghmc.types import PyTree
 
 _STEP_SIZE, _MOMENTUM_DECAY = 0.3, 0.1

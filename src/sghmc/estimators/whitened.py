@@ -16,8 +16,8 @@ from sghmc.estimators.rows import Rows, padded
 from sghmc.gibbs import Gibbs
 from sghmc.posterior import Posterior
 from sghmc.priors import draw_precision
-from sghmc.run import sample
 from sghmc.samplers.sghmc import SGHMC
+from sghmc.sampling import sample
 from sghmc.types import PyTree
 
 INTERCEPT_PRECISION = 0.01

@@ -16,10 +16,10 @@ import numpy as np
 from sghmc.experiments import pictures
 from sghmc.gradients import FullBatch, Gradient, NoisyGradient
 from sghmc.posterior import Potential
-from sghmc.run import sample
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.sghmc import SGHMC
+from sghmc.sampling import sample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

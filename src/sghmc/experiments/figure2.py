@@ -17,8 +17,8 @@ from sghmc import theory
 from sghmc.experiments import pictures
 from sghmc.gradients import NoisyGradient
 from sghmc.posterior import Potential
-from sghmc.run import sample
 from sghmc.samplers.sghmc import SGHMC
+from sghmc.sampling import sample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,12 +17,12 @@ from sghmc.experiments import pictures
 from sghmc.gradients import Minibatch
 from sghmc.models.mlp import MLP
 from sghmc.posterior import Posterior
-from sghmc.run import sample
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 from sghmc.samples import Samples
+from sghmc.sampling import sample
 from sghmc.scores import ClassScores, class_scores
 
 if TYPE_CHECKING:

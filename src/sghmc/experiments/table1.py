@@ -21,12 +21,12 @@ from sghmc.experiments import pictures
 from sghmc.gradients import Minibatch
 from sghmc.models.factorization import MatrixFactorization
 from sghmc.posterior import Posterior, StackedPosterior
-from sghmc.run import sample
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 from sghmc.samples import Samples
+from sghmc.sampling import sample
 from sghmc.types import PyTree
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from sghmc import theory
 from sghmc.experiments import pictures
 from sghmc.gradients import NoisyGradient
 from sghmc.posterior import Potential
-from sghmc.run import sample
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
+from sghmc.sampling import sample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -65,6 +65,10 @@ class Kernel(eqx.Module):
         """Where the chain is, in the user's coordinates."""
         return state.position
 
+    def observed(self, t, state: Any) -> PyTree:
+        """The draw that the state after step t gives."""
+        return self.position(state)
+
     def adaptable(self, state: Any) -> "Kernel":
         """This kernel with every array in the shape that an `Adapt` will give it."""
         raise TypeError(f"{type(self).__name__} has nothing to adapt: use SGHMC, or no adapt.")

@@ -100,6 +100,9 @@ class WhitenedKernel(Kernel):
     def position(self, state):
         return self._outward(self.inner.position(state))
 
+    def observed(self, t, state):
+        return self._outward(self.inner.observed(t, state))
+
     def middle(self, t, state: Any):
         return self._outward(self.inner.middle(t, state))
 

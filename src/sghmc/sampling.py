@@ -1,0 +1,115 @@
+"""sample(): the one call that draws."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+
+from sghmc import checks
+from sghmc.adapt import Adapt
+from sghmc.gibbs import Gibbs
+from sghmc.gradients import Gradient
+from sghmc.posterior import StackedPosterior, Target
+from sghmc.run import run
+from sghmc.samplers.base import Sampler
+from sghmc.samples import Samples
+from sghmc.tune import tune
+from sghmc.types import PyTree
+
+_BATCH_SIZE = 500
+"""Examples that a step of "auto" looks at, unless a `gradient` says how many."""
+
+
+def sample(
+    key: jax.Array,
+    target: Target | StackedPosterior,
+    sampler: Sampler | Literal["auto"],
+    init: PyTree,
+    *,
+    gradient: Gradient | None = None,
+    num_samples: int = 1000,
+    num_burnin: int = 0,
+    thinning: int | None = None,
+    num_chains: int = 1,
+    init_axis: int | None = None,
+    posterior_axis: int | None = None,
+    keep: Callable[..., PyTree] | None = None,
+    averages: dict[str, Callable[..., PyTree]] | None = None,
+    trace: Callable[[dict[str, PyTree]], PyTree] | None = None,
+    gibbs: Gibbs | None = None,
+    adapt: Adapt | None = None,
+    progress: bool = True,
+    throw: bool = True,
+) -> Samples:
+    """Draw from a posterior or a potential.
+
+    | argument | meaning |
+    | --- | --- |
+    | `key` | a typed jax key, `jax.random.key(0)`: the same key gives the same draws |
+    | `sampler` | `SGHMC(…)` or the like; `"auto"`: what `tune` chooses, from the mode near `init` |
+    | `init` | where chains start; with `init_axis=0` it carries a leading chain axis |
+    | `posterior_axis` | 0: the target is `Posterior.stack([…])`, one posterior for each chain |
+    | `gradient` | `FullBatch()` (default), `Minibatch(500)`, `ControlVariate(500)`, … |
+    | `num_samples` | kept draws of each chain; a draw is `thinning` sampler steps |
+    | `thinning` | default 1; with `"auto"`, enough that neighbouring draws are nearly independent |
+    | `num_burnin` | draws discarded first |
+    | `keep` | function of a position: what is stored of a draw; `lambda p: ()` stores nothing |
+    | `averages` | functions of a position: their means over kept draws, in constant memory |
+    | `trace` | function of the averages so far, stored with each draw: how an average settles |
+    | `gibbs` | exact updates of hyperparameters between steps |
+    | `adapt` | changes of the sampler during burn-in |
+    | `progress` | show steps per second, time left and health |
+    | `throw` | raise `DivergenceError` when a chain is not finite, instead of flagging its draws |
+
+    `keep` and `averages` take (position, hyper) where the posterior has hyperparameters. Ctrl-C
+    returns what was drawn so far.
+
+    >>> import jax, jax.numpy as jnp, sghmc
+    >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+    >>> samples = sghmc.sample(
+    ...     jax.random.key(0), target, sghmc.SGHMC(0.1, friction=1.0), jnp.zeros(2),
+    ...     num_samples=100, num_chains=4, progress=False,
+    ... )
+    >>> samples.positions.shape
+    (4, 100, 2)
+    """
+    options: dict[str, Any] = {
+        "gradient": gradient,
+        "num_samples": num_samples,
+        "num_burnin": num_burnin,
+        "num_chains": num_chains,
+        "init_axis": init_axis,
+        "posterior_axis": posterior_axis,
+        "keep": keep,
+        "averages": averages,
+        "trace": trace,
+        "gibbs": gibbs,
+        "adapt": adapt,
+        "progress": progress,
+        "throw": throw,
+        "thinning": 1 if thinning is None else thinning,
+    }
+    if isinstance(sampler, Sampler):
+        return run(key, target, sampler, init, **options)
+    if sampler != "auto":
+        raise TypeError(
+            f'sample needs a sampler such as sghmc.SGHMC(…), or "auto", not {sampler!r}.'
+        )
+    checks.check_counts(num_samples, num_burnin, options["thinning"], num_chains)
+    if init_axis is not None or posterior_axis is not None or adapt is not None:
+        raise ValueError(
+            '"auto" chooses starts and settings itself, for one posterior: give one init, and no '
+            "init_axis, posterior_axis or adapt; or call sghmc.tune first."
+        )
+    tuned = tune(
+        jax.random.fold_in(key, 0),
+        target,
+        init,
+        batch_size=getattr(gradient, "batch_size", _BATCH_SIZE),
+        num_chains=num_chains,
+        gibbs=gibbs,
+    )
+    options |= {"gradient": tuned.gradient, "init_axis": 0}
+    options["thinning"] = tuned.thinning if thinning is None else thinning
+    samples = run(jax.random.fold_in(key, 1), target, tuned.sampler, tuned.init, **options)
+    return samples.with_tuning(tuned.report)

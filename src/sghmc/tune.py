@@ -1,0 +1,451 @@
+"""Settings without hand work: estimator, whitening, step size and friction for a posterior.
+
+The arithmetic is that of a Gaussian in coordinates where it has spread 1 (`theory.friction_law`);
+pilot runs refine the coordinates, and halving the step size tests the result.
+"""
+
+import dataclasses
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc import checks, theory
+from sghmc.control import ControlVariate
+from sghmc.gibbs import Gibbs
+from sghmc.gradients import FullBatch, Gradient, Minibatch
+from sghmc.noise import mean_gradient_noise
+from sghmc.posterior import Posterior, StackedPosterior, Target
+from sghmc.region import Region, find_region
+from sghmc.run import run
+from sghmc.samplers.sghmc import SGHMC
+from sghmc.samplers.whitened import Whitened
+from sghmc.types import PyTree
+
+_FRICTION = 1.5
+"""Between 1 and 2 friction serves means and variances alike."""
+_LARGEST_STEP = 0.3
+"""At a tolerance of 5 %. Drawn in the middle of drifts a Gaussian has no error from the step size;
+others have one of its square."""
+_SMALL_STEP = 0.05
+"""Below this more friction takes over: C/ε is what gradient noise asks for."""
+_LARGEST_DECAY = 0.5
+_LARGEST_RATIO = 1_000.0
+"""C/ε beyond which a draw is too dear: rather a promise of less."""
+_NOISE_SHARE = 0.4
+"""Of the tolerance; the rest is for what is not Gaussian."""
+_STEP_OVERHEAD = 50
+"""What a step costs besides its examples, in examples."""
+_NUM_NOISE_POINTS, _NUM_NOISE_ROWS = 32, 512
+_NUM_ROUNDS = 8
+_NUM_HALVINGS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneReport:
+    """What was measured, what was chosen, and what it promises; `print` it.
+
+    | field | meaning |
+    | --- | --- |
+    | `distance` | of the mode found from the true one, in standard deviations |
+    | `gradient_noise` | Ṽ of each estimator, in units where the posterior has spread 1 |
+    | `predicted_error` | of standard deviations, relative, by theory on a Gaussian |
+    | `halving_change` | what half the step size changed: the largest of any standard deviation, |
+    | `halving_noise` | and the Monte Carlo error of that |
+    | `autocorrelation_time` | 1 + Σρ in steps, by theory |
+    | `is_met` | whether all this keeps within `tolerance` |
+    """
+
+    num_parameters: int
+    num_examples: int | None
+    distance: float
+    gradient_noise: dict[str, float]
+    estimator: str
+    step_size: float
+    friction: float
+    predicted_error: float
+    halving_change: float
+    halving_noise: float
+    kinetic_temperature: float
+    autocorrelation_time: float
+    tolerance: float
+    is_met: bool
+    notes: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        data = "a potential" if self.num_examples is None else f"{self.num_examples:,} examples"
+        noises = ", ".join(f"{name} {value:.3g}" for name, value in self.gradient_noise.items())
+        lines = [
+            f"{self.num_parameters:,} parameters, {data}; tuned in {self.seconds:.1f} s",
+            f"gradient: {self.estimator}" + (f" (gradient noise: {noises})" if noises else ""),
+            f"step size {self.step_size:.3g}, friction {self.friction:.3g}, whitened; one "
+            f"independent draw in about {2 * self.autocorrelation_time:.0f} steps",
+            f"standard deviations: {100 * self.predicted_error:.1f} % too wide by theory; half the "
+            f"step size changed them by at most {100 * self.halving_change:.1f} % "
+            f"(± {100 * self.halving_noise:.1f} %)",
+            f"verdict: {self.verdict}",
+        ]
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+    @property
+    def verdict(self) -> str:
+        aim = f"errors of standard deviations below {100 * self.tolerance:.3g} %"
+        return f"{aim} are {'to be expected' if self.is_met else 'NOT to be expected'}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tuned:
+    """Settings for a posterior; `init` has a leading chain axis, for `sample(…, init_axis=0)`.
+
+    `thinning` steps a draw make neighbouring draws nearly independent.
+    """
+
+    sampler: Whitened
+    gradient: Gradient
+    init: PyTree
+    thinning: int
+    report: TuneReport
+
+
+def tune(
+    key: jax.Array,
+    target: Target,
+    init: PyTree,
+    *,
+    batch_size: int = 500,
+    tolerance: float = 0.05,
+    num_chains: int = 4,
+    gibbs: Gibbs | None = None,
+) -> Tuned:
+    """Choose sampler, gradient estimator and starts for a posterior.
+
+    | argument | meaning |
+    | --- | --- |
+    | `init` | a point to search the mode from |
+    | `batch_size` | examples a step may look at |
+    | `tolerance` | largest relative error of any standard deviation |
+    | `num_chains` | how many starts to return |
+    | `gibbs` | updates of hyperparameters that will run too |
+
+    >>> import jax, jax.numpy as jnp, sghmc
+    >>> target = sghmc.Potential(lambda theta: jnp.sum(jnp.array([1e6, 1.0]) * theta**2) / 2)
+    >>> tuned = sghmc.tune(jax.random.key(0), target, jnp.ones(2))
+    >>> tuned.report.is_met
+    True
+    """
+    checks.check_key(key)
+    _check(target, batch_size, tolerance)
+    positions = checks.start_positions(init, None, 1)
+    start = jax.tree.map(lambda leaf: leaf[0], positions)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start)
+    checks.check_functions(target, like)
+    began = time.perf_counter()
+    tuner = _Tuner(key, target, find_region(target, start), batch_size, tolerance, gibbs)
+    tuner.refine()
+    trial = tuner.verify()
+    return tuner.finish(trial, num_chains, time.perf_counter() - began)
+
+
+def _check(target, batch_size, tolerance) -> None:
+    if isinstance(target, StackedPosterior):
+        raise TypeError("tune takes one posterior at a time: tune one of the stack.")
+    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number from 1, but is {batch_size!r}.")
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must lie between 0 and 1, but is {tolerance!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """Step size and friction in whitened coordinates, for a gradient noise Ṽ."""
+
+    step_size: float
+    friction: float
+    noise: float
+
+    @property
+    def law(self) -> theory.FrictionLaw:
+        return theory.friction_law(
+            self.step_size, self.friction, gradient_noise=self.noise, observe="middle"
+        )
+
+    @property
+    def thinning(self) -> int:
+        """About an autocorrelation time; a power of two, so that pilots share programs."""
+        return 2 ** max(2, math.ceil(math.log2(self.law.autocorrelation_time)))
+
+    def halved(self) -> "_Settings":
+        return dataclasses.replace(self, step_size=self.step_size / 2)
+
+    @classmethod
+    def for_noise(cls, noise: float, tolerance: float, largest_step: float) -> "_Settings":
+        """The quickest settings whose error stays below the tolerance."""
+        # On a Gaussian gradient noise makes an error of εṼ/4C.
+        ratio = min(noise / (4 * _NOISE_SHARE * tolerance), _LARGEST_RATIO)
+        ratio = max(ratio, _FRICTION / largest_step)
+        step_size = _FRICTION / ratio
+        if step_size < min(_SMALL_STEP, largest_step):
+            step_size = min(_SMALL_STEP, largest_step, math.sqrt(_LARGEST_DECAY / ratio))
+        return cls(step_size, ratio * step_size, noise)
+
+
+class _Trial:
+    """Draws of pilot chains, axes (chain, draw, raveled parameter), and what they say."""
+
+    def __init__(self, draws: np.ndarray, kinetic_temperature: float):
+        self.draws, self.kinetic_temperature = draws, kinetic_temperature
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.all(np.isfinite(self.draws)))
+
+    @property
+    def last(self) -> np.ndarray:
+        return self.draws[:, -1]
+
+    def joined(self, other: "_Trial") -> "_Trial":
+        draws = np.concatenate([self.draws, other.draws], axis=1)
+        return _Trial(draws, (self.kinetic_temperature + other.kinetic_temperature) / 2)
+
+    def log_spreads(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each parameter: log of its standard deviation, and the Monte Carlo error of that."""
+        mean = self.draws.mean((0, 1))
+        squares = ((self.draws - mean) ** 2).mean(1)
+        error = squares.std(0, ddof=1) / math.sqrt(len(squares)) / (2 * squares.mean(0))
+        return np.log(squares.mean(0)) / 2, error
+
+
+class _Tuner:
+    """The state of a tuning: the region so far, the estimator, the settings."""
+
+    def __init__(self, key, target, region: Region, batch_size, tolerance, gibbs):
+        self.key, self.num_runs = key, 0
+        self.target, self.region, self.gibbs = target, region, gibbs
+        self.batch_size, self.tolerance = batch_size, tolerance
+        self.rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        self.most = min(0.5, _LARGEST_STEP * math.sqrt(tolerance / 0.05))
+        self.largest_step = self.most if region.is_gaussian else self.most / 4
+        self.num_chains, self.num_draws = (16, 200) if region.is_dense else (4, 24)
+        self.notes: list[str] = []
+        spread = 1.0 if region.is_gaussian else 0.1
+        size = len(region.center)
+        self.places = region.outward(spread * self.rng.normal(size=(self.num_chains, size)))
+        self.noises: dict[str, float] = {}
+        self.gradient: Gradient = FullBatch()
+        self.settings = _Settings(self.largest_step, _FRICTION, 0.0)
+
+    def refine(self) -> None:
+        """Pilot runs until their draws have spread 1 in the region's coordinates."""
+        for _ in range(_NUM_ROUNDS):
+            self.choose()
+            trial = self.run(self.settings)
+            if not trial.is_finite:
+                self.largest_step = self.settings.step_size / 2
+                continue
+            self.places = trial.last
+            z = self.region.inward(trial.draws.reshape(-1, trial.draws.shape[-1]))
+            if self._fits(z):
+                return
+            self.region = self.region.refined(z.mean(0), self._scatter(z))
+            if not self.region.is_gaussian:
+                self.largest_step = min(2 * self.largest_step, self.most)
+        self.choose()
+        self.notes.append(
+            "the pilot runs did not settle: the posterior is far from Gaussian, or has several "
+            "modes; look at R-hat and at traces"
+        )
+
+    def _scatter(self, z: np.ndarray) -> np.ndarray:
+        """Covariance or variances of z, drawn to 1 by as much as the draws may lack."""
+        if not self.region.is_dense:
+            return (z.var(0) * len(z) + 10) / (len(z) + 10)
+        count, size = z.shape
+        covariance = np.cov(z.T).reshape(size, size)
+        return (count * covariance + size * np.eye(size)) / (count + size)
+
+    def _fits(self, z: np.ndarray) -> bool:
+        """Whether mean and spread are those of the region, up to what pilots can tell."""
+        count, size = z.shape
+        slack = 2 * math.sqrt(2 * size / count) if self.region.is_dense else 1.0
+        scatter = self._scatter(z)
+        spreads = np.linalg.eigvalsh(scatter) if self.region.is_dense else scatter
+        is_centered = np.abs(z.mean(0)).max() < 0.35 + slack
+        return bool(is_centered and spreads.min() > 0.6 - slack and spreads.max() < 1.6 + slack)
+
+    def choose(self) -> None:
+        """The estimator with the cheapest independent draw, and its settings."""
+        candidates = self._candidates()
+        self.noises, best = {}, None
+        for name, (gradient, num_rows) in candidates.items():
+            noise = self._noise(gradient)
+            if num_rows is not None and not isinstance(gradient, FullBatch):
+                self.noises[name] = noise
+            settings = _Settings.for_noise(noise, self.tolerance, self.largest_step)
+            misses = settings.law.standard_deviation_error > self.tolerance
+            time_per_draw = settings.law.autocorrelation_time * ((num_rows or 0) + _STEP_OVERHEAD)
+            if best is None or (misses, time_per_draw) < best[0]:
+                best = (misses, time_per_draw), gradient, settings
+        assert best is not None
+        _, self.gradient, self.settings = best
+
+    def _candidates(self) -> dict[str, tuple[Gradient, int | None]]:
+        """Estimators by name, with the examples that a step of each looks at."""
+        if not isinstance(self.target, Posterior):
+            return {"exact": (FullBatch(), None)}
+        count = int(self.target.num_examples)
+        if self.batch_size >= count:
+            note = f"the batch of {self.batch_size} has room for all {count} examples: all are used"
+            if note not in self.notes:
+                self.notes.append(note)
+            return {"all data": (FullBatch(), count)}
+        # Distinct rows help where a batch is a good part of the data, and are dearer to draw.
+        replacement = self.batch_size < count / 10
+        center = self.region.center_tree
+        batch = self.batch_size
+        candidates: dict[str, tuple[Gradient, int | None]] = {
+            "control variate": (ControlVariate(batch, center, replacement), 2 * batch),
+            "minibatch": (Minibatch(batch, replacement), batch),
+        }
+        if count <= 20 * batch:
+            candidates["all data"] = (FullBatch(), count)
+        return candidates
+
+    def _noise(self, gradient: Gradient) -> float:
+        """Ṽ: the largest eigenvalue of LᵀVL, V averaged over where the chains are."""
+        if isinstance(gradient, FullBatch):
+            return 0.0
+        assert isinstance(self.target, Posterior)
+        count = int(self.target.num_examples)
+        points = self.places[np.arange(_NUM_NOISE_POINTS) % len(self.places)]
+        rows = self.rng.integers(0, count, (len(points), min(_NUM_NOISE_ROWS, 4 * count)))
+        with jax.enable_x64(True):
+            like = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), self.region.like
+            )
+            positions = dataclasses.replace(self.region, like=like).params(points)
+            estimator = gradient.prepare(self.target, jax.tree.map(lambda x: x[0], positions))
+            covariance = mean_gradient_noise(
+                estimator,
+                self.target,
+                jax.tree.map(jnp.asarray, positions),
+                jnp.asarray(rows, jnp.int32),
+                diagonal=not self.region.is_dense,
+            )
+            whitened = self.region.whitened(np.asarray(covariance))
+        if self.region.is_dense:
+            return float(np.linalg.eigvalsh(whitened)[-1])
+        return float(np.mean(whitened))
+
+    def sampler(self, settings: _Settings) -> Whitened:
+        inner = SGHMC(settings.step_size, settings.friction, observe="middle")
+        return Whitened(inner, self.region.center_tree, self.region.factor_tree)
+
+    def run(self, settings: _Settings, num_runs: int = 1) -> _Trial:
+        """Pilot chains from `places`; several runs in a row share one compiled program."""
+        trials: list[_Trial] = []
+        for _ in range(num_runs):
+            self.num_runs += 1
+            places = trials[-1].last if trials else self.places
+            samples = run(
+                jax.random.fold_in(self.key, self.num_runs),
+                self.target,
+                self.sampler(settings),
+                self.region.params(places),
+                gradient=self.gradient,
+                num_samples=self.num_draws,
+                num_burnin=20,
+                thinning=settings.thinning,
+                num_chains=self.num_chains,
+                init_axis=0,
+                gibbs=self.gibbs,
+                progress=False,
+                throw=False,
+            )
+            shape = (self.num_chains, self.num_draws, -1)
+            leaves = jax.tree.leaves(samples.positions)
+            draws = np.concatenate([leaf.reshape(shape) for leaf in leaves], -1, dtype=np.float64)
+            temperature = samples.info.kinetic_temperature
+            trials.append(_Trial(draws, float(np.mean(temperature))))
+            if not trials[-1].is_finite:
+                return trials[-1]
+        whole = trials[0]
+        for trial in trials[1:]:
+            whole = whole.joined(trial)
+        return whole
+
+    def verify(self) -> _Trial:
+        """Halve the step size until that changes no standard deviation beyond what is allowed."""
+        trial = self.run(self.settings, 2)
+        for _ in range(_NUM_HALVINGS):
+            half = self.run(self.settings.halved(), 4)
+            self.change, self.change_noise, agrees = self._compare(trial, half)
+            if agrees:
+                return trial
+            self.settings, trial = self.settings.halved(), half
+            self.places = half.last
+        self.notes.append("halving the step size did not end its effect: see the traces")
+        return trial
+
+    def _compare(self, whole: _Trial, half: _Trial) -> tuple[float, float, bool]:
+        """The largest change of a standard deviation, its error, and whether all are small."""
+        if not whole.is_finite:
+            return math.inf, 0.0, False
+        (before, noise), (after, other) = whole.log_spreads(), half.log_spreads()
+        change, error = np.abs(before - after), np.hypot(noise, other)
+        worst = int(np.argmax(change - 3 * error))
+        is_small = change[worst] <= self.tolerance / 2 + 3 * error[worst]
+        # A change that all share stands out of their noise.
+        is_common = abs(np.mean(before - after)) > self.tolerance / 2 + np.mean(error)
+        return float(change[worst]), float(error[worst]), bool(is_small and not is_common)
+
+    def finish(self, trial: _Trial, num_chains: int, seconds: float) -> Tuned:
+        law = self.settings.law
+        error = law.standard_deviation_error
+        is_met = bool(error <= self.tolerance and not self.notes_of_failure())
+        if error > self.tolerance:
+            needed = self.batch_size * self.settings.noise / (4 * _NOISE_SHARE * self.tolerance)
+            self.notes.append(
+                f"gradient noise alone makes standard deviations {100 * error:.0f} % too wide: "
+                f"batches of about {math.ceil(needed / _LARGEST_RATIO):,} would do"
+            )
+        if not self.region.is_gaussian:
+            self.notes.append(
+                "no single mode was found or looked for: the coordinates are those of pilot runs, "
+                "and errors are predicted as if the posterior were Gaussian there"
+            )
+        pool = trial.draws[:, :: -max(1, trial.draws.shape[1] // 8)]
+        order = pool.swapaxes(0, 1).reshape(-1, pool.shape[-1])
+        starts = order[np.arange(num_chains) % len(order)]
+        report = TuneReport(
+            num_parameters=len(self.region.center),
+            num_examples=int(self.target.num_examples)
+            if isinstance(self.target, Posterior)
+            else None,
+            distance=self.region.distance,
+            gradient_noise=self.noises,
+            estimator=type(self.gradient).__name__,
+            step_size=self.settings.step_size,
+            friction=self.settings.friction,
+            predicted_error=error,
+            halving_change=self.change,
+            halving_noise=self.change_noise,
+            kinetic_temperature=trial.kinetic_temperature,
+            autocorrelation_time=law.autocorrelation_time,
+            tolerance=self.tolerance,
+            is_met=is_met,
+            notes=tuple(self.notes),
+            seconds=seconds,
+        )
+        return Tuned(
+            self.sampler(self.settings),
+            self.gradient,
+            jax.tree.map(jnp.asarray, self.region.params(starts)),
+            max(1, math.ceil(law.autocorrelation_time)),
+            report,
+        )
+
+    def notes_of_failure(self) -> list[str]:
+        return [note for note in self.notes if "did not" in note]
