@@ -7,7 +7,7 @@ import optax
 
 import sghmc
 from sghmc import random
-from sghmc.samplers.base import Kernel
+from sghmc.samplers.base import Kernel, Sampler
 
 NUM_EXAMPLES = 12
 
@@ -15,6 +15,23 @@ NUM_EXAMPLES = 12
 def halving(start):
     """A schedule that halves in four steps."""
     return optax.exponential_decay(start, transition_steps=4, decay_rate=0.5)
+
+
+class Elsewhere(Sampler):
+    """`Whitened` with a center and a factor that fit any parameters."""
+
+    sampler: Sampler
+
+    @property
+    def subtracts_gradient_noise(self) -> bool:
+        return self.sampler.subtracts_gradient_noise
+
+    def prepare(self, like, num_steps=1):
+        center = jax.tree.map(lambda leaf: np.full(leaf.shape, 0.4), like)
+        return sghmc.Whitened(self.sampler, center, factor=0.7).prepare(like, num_steps)
+
+    def rescaled(self, factor):
+        return Elsewhere(self.sampler.rescaled(factor))
 
 
 SAMPLERS = {
@@ -28,8 +45,23 @@ SAMPLERS = {
     "sgld": sghmc.SGLD(0.01, preconditioner=1.7, gradient_noise=0.3, temperature=0.8),
     "sgd": sghmc.SGD(0.01),
     "momentum": sghmc.Momentum(0.01, 0.1),
+    "whitened sghmc": Elsewhere(sghmc.SGHMC(0.1, 2.0, mass=1.7, gradient_noise=0.3)),
+    "whitened hmc": Elsewhere(sghmc.HMC(0.1, 3, mass=1.7, metropolis=False)),
 }
 RANDOM_SAMPLERS = {n: s for n, s in SAMPLERS.items() if not n.startswith(("sgd", "momentum"))}
+
+
+def params(dtype=jnp.float32, low=jnp.bfloat16):
+    """A start for `posterior`; one leaf has low precision."""
+    rng = np.random.default_rng(4)
+    return {
+        "bias": jnp.asarray(0.3, dtype),
+        "layers": (
+            jnp.asarray(rng.normal(size=(3, 2)), low),
+            jnp.asarray(rng.normal(size=2), dtype),
+        ),
+    }
+
 
 GRADIENTS = {
     "full": sghmc.FullBatch(),
@@ -37,6 +69,7 @@ GRADIENTS = {
     "minibatch without replacement": sghmc.Minibatch(3, replacement=False),
     "epochs": sghmc.Minibatch(3, replacement="epochs"),
     "noisy": sghmc.NoisyGradient(0.5),
+    "control variate": sghmc.ControlVariate(3, center=jax.tree.map(jnp.zeros_like, params())),
 }
 
 
@@ -69,18 +102,6 @@ def posterior(dtype=jnp.float32):
     return sghmc.Posterior(log_likelihood, log_prior, data)
 
 
-def params(dtype=jnp.float32, low=jnp.bfloat16):
-    """A start for `posterior`; one leaf has low precision."""
-    rng = np.random.default_rng(4)
-    return {
-        "bias": jnp.asarray(0.3, dtype),
-        "layers": (
-            jnp.asarray(rng.normal(size=(3, 2)), low),
-            jnp.asarray(rng.normal(size=2), dtype),
-        ),
-    }
-
-
 class Chain:
     """One chain of a sampler, step by step in Python, from the same parts as the compiled loop."""
 
@@ -88,6 +109,7 @@ class Chain:
         self.target, self.like = target, position
         self.kernel: Kernel = sampler.prepare(position, num_steps)
         self.estimator = gradient.prepare(target, position)
+        self.memory = self.estimator.remember(target)
         self.keys = random.words(jax.random.split(key, 3))
         self.state = jax.jit(self.start)(self.keys[0])
 
@@ -102,4 +124,5 @@ class Chain:
         )
 
     def step(self, t, noise, state):
-        return self.kernel.step(t, noise[0], state, self.estimator.oracle(self.target, noise[1]))
+        oracle = self.estimator.oracle(self.target, noise[1], self.memory)
+        return self.kernel.step(t, noise[0], state, oracle)

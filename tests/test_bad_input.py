@@ -338,7 +338,7 @@ class StreamedGradient(Gradient):
 
 
 class StreamedEstimator(Estimator):
-    def oracle(self, target, noise):
+    def oracle(self, target, noise, memory=()):
         return Oracle(lambda i, position: target.evaluate(position), None, False)
 
 

@@ -128,7 +128,7 @@ def test_a_trajectory_asks_for_each_of_its_gradients_once():
             exact = estimator.oracle(target, ())
 
             class Recording(type(estimator)):
-                def oracle(self, target, noise):
+                def oracle(self, target, noise, memory=()):
                     def evaluate(i, position):
                         jax.debug.callback(lambda i: asked.append(int(i)), i)
                         return exact(i, position)
@@ -187,7 +187,8 @@ def test_the_exact_potential_is_always_there():
         noise = jax.jit(lambda key, e=estimator: e.draw(key, 0, 1, 1, like))(
             random.words(jax.random.key(6))
         )
-        oracle = estimator.oracle(posterior(), noise)
+        memory = estimator.remember(posterior())
+        oracle = estimator.oracle(posterior(), noise, memory)
         np.testing.assert_allclose(oracle.potential(like), exact, rtol=1e-6)
         assert oracle.is_exact == (name == "full")
 

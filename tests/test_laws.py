@@ -569,7 +569,9 @@ class UnscaledPosterior(sghmc.Posterior):
 class PriorScaledPosterior(sghmc.Posterior):
     def estimate(self, params, examples):
         scale = self.num_examples / len(examples)
-        return -scale * (jnp.sum(self.log_likelihoods(params, examples)) + self.log_prior_at(params))
+        return -scale * (
+            jnp.sum(self.log_likelihoods(params, examples)) + self.log_prior_at(params)
+        )
 
 
 SGHMC_FAULTS = {

@@ -32,7 +32,7 @@ def test_any_pytree_keeps_its_structure_shapes_and_dtypes(sampler, gradient):
     for new, old in zip(*map(jax.tree.leaves, (state, chain.state)), strict=True):
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
     assert (info.potential.shape, info.potential.dtype) == ((), jnp.float32)
-    assert (info.acceptance is None) == (not isinstance(SAMPLERS[sampler], sghmc.HMC))
+    assert (info.acceptance is None) == ("hmc" not in sampler or "sghmc" in sampler)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,8 @@ def test_every_leaf_moves_and_stays_finite(sampler, gradient):
     for t in range(6):
         state, info = step(t, state)
         assert np.isfinite(info.potential)
-    for new, old in zip(*map(jax.tree.leaves, (state.position, start)), strict=True):
+    end = chain.kernel.position(state)
+    for new, old in zip(*map(jax.tree.leaves, (end, start)), strict=True):
         assert np.all(np.isfinite(np.asarray(new, np.float32)))
         assert np.all(np.asarray(new != old))
 
@@ -107,7 +108,8 @@ def test_no_leaf_leaks_into_another(name):
 
     ends = end(jnp.array([2.0, 2.5]))
     np.testing.assert_allclose(ends.position["a"][0], ends.position["a"][1], rtol=1e-6)
-    assert np.all(ends.position["a"][0] != start["a"])
+    first = chain.kernel.position(jax.tree.map(lambda leaf: leaf[0], ends))
+    assert np.all(first["a"] != start["a"])
     last = ends.velocity if name == "sghmc literal resampling" else ends.position
     assert last["b"][0] != last["b"][1]
 
@@ -132,10 +134,11 @@ def test_double_precision(name):
             jax.random.key(3), posterior(jnp.float64), SAMPLERS[name], GRADIENTS["noisy"], start
         )
         state, info = jax.jit(lambda: chain.step(0, chain.noise(0), chain.state))()
-        kinds = [leaf.dtype for leaf in jax.tree.leaves(state.position)]
+        position = chain.kernel.position(state)
+        kinds = [leaf.dtype for leaf in jax.tree.leaves(position)]
         assert kinds == [jnp.float64, jnp.float32, jnp.float64]
         assert info.potential.dtype == jnp.float64
-        moved = np.asarray(state.position["bias"] - start["bias"])
+        moved = np.asarray(position["bias"] - start["bias"])
         assert moved != 0
         assert moved != moved.astype(np.float32), "computed in single precision somewhere"
 
@@ -181,7 +184,7 @@ def test_learning_rate_and_momentum_decay_are_another_way_to_say_it():
     assert (by_rate.mass, by_rate.gradient_noise, by_rate.temperature) == (1.0, 0.3, 0.5)
 
 
-@ALL
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if "whitened" not in name])
 def test_rescaled_has_another_step_and_the_same_dynamics(name):
     sampler = SAMPLERS[name]
     smaller = sampler.rescaled(0.5)

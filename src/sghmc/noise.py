@@ -7,7 +7,7 @@ from jax import lax
 
 from sghmc import tree
 from sghmc.gradients import Estimator
-from sghmc.posterior import Target
+from sghmc.posterior import Posterior, Target
 from sghmc.types import PyTree
 
 
@@ -17,7 +17,7 @@ def scatter(terms: PyTree, *, diagonal: bool) -> jax.Array:
     `diagonal` gives the variances alone: O(nd) instead of O(nd²).
     """
     rows = jax.vmap(tree.ravel)(terms)
-    centered = rows - jnp.mean(rows, 0)
+    centered = rows - jnp.mean(rows, 0, keepdims=True)
     count = len(rows) - 1
     if diagonal:
         return jnp.sum(centered**2, 0) / count
@@ -46,6 +46,7 @@ def mean_gradient_noise(
     estimator: Estimator, target: Target, positions: PyTree, rows: jax.Array, *, diagonal: bool
 ) -> jax.Array:
     """V̂ averaged over positions with a leading axis, each with row numbers of its own."""
+    assert isinstance(target, Posterior)
     memory = estimator.remember(target)
 
     def of_position(pair):

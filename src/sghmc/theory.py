@@ -21,7 +21,8 @@ from numpy.typing import ArrayLike
 from sghmc import matrices
 from sghmc.gradients import NoisyGradient
 from sghmc.posterior import Potential
-from sghmc.samplers.base import Sampler
+from sghmc.samplers.base import Kernel, Sampler
+from sghmc.samplers.whitened import Whitened, WhitenedKernel
 
 _LARGEST_RADIUS = 1 + 1e-9
 """Up to here a spectral radius above 1 is rounding."""
@@ -63,7 +64,8 @@ def stationary_law(
     `precision` is A, `gradient_noise` the V that the gradient *has*: each a number, a vector (a
     diagonal) or a dense matrix. The sampler's own `gradient_noise` is the V̂ that it subtracts.
     Schedules are held at their values at step `t`. With momentum resampling every m steps the law
-    is periodic, and what is returned is its average over m steps.
+    is periodic, and what is returned is its average over m steps. For `Whitened` A, V and the law
+    are those of θ, whatever moves.
 
     >>> import sghmc
     >>> from sghmc import theory
@@ -84,7 +86,7 @@ def stationary_law(
     state_covariance = np.mean(covariances, axis=0)
     covariance = state_covariance[:size, :size]
     lagged = _mean_lag_sum(steps, covariances)[:size, :size]
-    exact = getattr(sampler, "temperature", 1.0) * np.linalg.inv(precision)
+    exact = getattr(_moving(sampler), "temperature", 1.0) * np.linalg.inv(precision)
     with np.errstate(divide="ignore", invalid="ignore"):  # without any noise all is 0/0: NaN
         return Law(
             covariance=covariance,
@@ -150,8 +152,8 @@ def stability_limit(sampler: Sampler, precision: ArrayLike) -> float:
     precision = _matrix(precision)
     sampler = _held(sampler, 0)
     irrelevant = {"gradient_noise": 0.0, "metropolis": False}
-    present = {name: value for name, value in irrelevant.items() if hasattr(sampler, name)}
-    sampler = dataclasses.replace(sampler, **present)
+    present = {name: value for name, value in irrelevant.items() if hasattr(_moving(sampler), name)}
+    sampler = _with_settings(sampler, present)
     stable = _first_stable_factor(sampler, precision)
     unstable = 2 * stable
     while _is_stable(sampler.rescaled(unstable), precision):
@@ -162,7 +164,7 @@ def stability_limit(sampler: Sampler, precision: ArrayLike) -> float:
             stable = middle
         else:
             unstable = middle
-    limit = sampler.rescaled(stable)
+    limit = _moving(sampler.rescaled(stable))
     return float(getattr(limit, "step_size" if hasattr(limit, "step_size") else "learning_rate"))
 
 
@@ -176,10 +178,10 @@ def affine_map(
 ) -> AffineMap:
     """Step `t` of a run of `num_steps` (by default, up to t) as z' = F z + L n, by autodiff.
 
-    z is (θ, r), with r the momentum itself, whatever unit the sampler's state has. The columns of
-    L are the sampler's normals, then those of the gradient noise.
+    z is (θ, r), with r the momentum itself, whatever units and coordinates the sampler's state has.
+    The columns of L are the sampler's normals, then those of the gradient noise.
     """
-    if getattr(sampler, "metropolis", False):
+    if getattr(_moving(sampler), "metropolis", False):
         raise ValueError(
             "A sampler with an accept step is not affine, and its law is exact: "
             "pass metropolis=False to see the law without that step."
@@ -188,22 +190,19 @@ def affine_map(
     size = len(precision)
     with jax.enable_x64(True):
         like = jnp.zeros(size, jnp.float64)
+        sampler = _around_zero(sampler, size)
         kernel = sampler.prepare(like, t + 1 if num_steps is None else num_steps)
         estimator = NoisyGradient(np.asarray(gradient_noise)).prepare(_gaussian(precision), like)
         transition, noise, seen, foretold = jax.tree.map(
             np.asarray, _differentiate(kernel, estimator, jnp.asarray(precision), jnp.asarray(t))
         )
-        unit = float(getattr(kernel, "unit", 1.0))
     if not np.allclose(seen, foretold, rtol=1e-8, atol=1e-8):
         raise ValueError(
             f"A step of {type(sampler).__name__} is not affine on a Gaussian target: it has no "
             f"Gaussian law to compute."
         )
-    if len(transition) == 2 * size:
-        scale = np.eye(2 * size)
-        scale[size:, size:] = _matrix(getattr(sampler, "mass", 1.0), size) / unit
-        transition, noise = scale @ transition @ np.linalg.inv(scale), scale @ noise
-    return AffineMap(transition, noise)
+    units = _units(sampler, kernel, size)[: len(transition), : len(transition)]
+    return AffineMap(units @ transition @ np.linalg.inv(units), units @ noise)
 
 
 def entropy_growth(time, curvature, mass, diffusion, temperature=1.0) -> np.ndarray:
@@ -283,17 +282,51 @@ def _matrix(value, size: int | None = None) -> np.ndarray:
     return matrices.parse(array, like, "precision", definite=True).dense([size]).array
 
 
+def _moving(sampler: Sampler) -> Sampler:
+    """What moves inside any number of changes of coordinates."""
+    return _moving(sampler.sampler) if isinstance(sampler, Whitened) else sampler
+
+
+def _with_settings(sampler: Sampler, settings: dict) -> Sampler:
+    """The sampler with other settings of what moves."""
+    if isinstance(sampler, Whitened):
+        inner = _with_settings(sampler.sampler, settings)
+        return dataclasses.replace(sampler, sampler=inner)
+    return dataclasses.replace(sampler, **settings)
+
+
+def _around_zero(sampler: Sampler, size: int) -> Sampler:
+    """The same law, but for its place, whatever pytree the parameters were."""
+    if isinstance(sampler, Whitened):
+        inner = _around_zero(sampler.sampler, size)
+        return dataclasses.replace(sampler, sampler=inner, center=np.zeros(size))
+    return sampler
+
+
+def _units(sampler: Sampler, kernel: Kernel, size: int) -> np.ndarray:
+    """(θ, r) as a matrix times the kernel's state: θ = Lz, so that r = L⁻ᵀ times z's momentum."""
+    units = np.eye(2 * size)
+    if isinstance(sampler, Whitened) and isinstance(kernel, WhitenedKernel):
+        factor = sampler.matrix(jax.ShapeDtypeStruct((size,), np.float64)).dense([size]).array
+        units[:size, :size], units[size:, size:] = factor, np.linalg.inv(factor).T
+        return units @ _units(sampler.sampler, kernel.inner, size)
+    unit = float(getattr(kernel, "unit", 1.0))
+    units[size:, size:] = _matrix(getattr(sampler, "mass", 1.0), size) / unit
+    return units
+
+
 def _held(sampler: Sampler, t: int) -> Sampler:
     """The sampler with every schedule held at its value at step t."""
-    settings = ((field.name, getattr(sampler, field.name)) for field in dataclasses.fields(sampler))
+    moving = _moving(sampler)
+    settings = ((field.name, getattr(moving, field.name)) for field in dataclasses.fields(moving))
     with jax.enable_x64(True):
         held = {name: float(np.asarray(value(t))) for name, value in settings if callable(value)}
-    return dataclasses.replace(sampler, **held)
+    return _with_settings(sampler, held)
 
 
 def _cycle(sampler: Sampler, precision: np.ndarray, gradient_noise) -> list[AffineMap]:
     """The steps after which the dynamics repeat: one, or all from one resampling to the next."""
-    period = getattr(sampler, "resample_every", None)
+    period = getattr(_moving(sampler), "resample_every", None)
     if period is None:
         return [affine_map(sampler, precision, gradient_noise)]
     resampling, plain = (
