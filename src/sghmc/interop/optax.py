@@ -1,0 +1,134 @@
+"""A sampler as an optax gradient transformation, for training loops that are already there."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from sghmc import checks, random
+from sghmc.gradients import Oracle
+from sghmc.program import MOTION, START
+from sghmc.run import _chain_keys
+from sghmc.samplers.base import Kernel, Sampler
+from sghmc.types import Evaluation, PyTree
+
+
+class TransformationState(NamedTuple):
+    """The number of the next step, and the sampler's state."""
+
+    step: jax.Array
+    chain: Any
+
+
+def transformation(
+    sampler: Sampler, key: jax.Array, *, size: int, num_steps: int | None = None
+) -> optax.GradientTransformation:
+    """`sampler` as an optax gradient transformation: the training loop's iterates are the chain.
+
+    The gradients that come in are those of a *mean* loss, as training loops have them,
+
+        (1/n) Σ −log p(xᵢ | θ)  −  (1/N) log p(θ),   the sum over the n examples of a batch,
+
+    and `size` is N, the number of all examples: N times such a gradient is that of the potential.
+    A loss without the prior's part means a flat prior. For gradients of the potential itself `size`
+    is 1. `num_steps` says how far a schedule among the settings will be followed; it is needed for
+    those only.
+
+    With the same key, settings and gradients the parameters are those of `sample`'s first chain:
+    the noise is equal bit for bit, positions are up to rounding. Other chains need other keys. The
+    updates are what the parameters still lack to the chain's next position, so
+    `optax.apply_updates` must follow directly: nothing may be chained behind.
+
+    A sampler whose step takes several gradients, or takes one elsewhere than at the parameters
+    (HMC; SGHMC with `resample_every`), is refused: the loop hands in one gradient a step.
+
+    >>> import jax, jax.numpy as jnp, optax, sghmc
+    >>> from sghmc.interop.optax import transformation
+    >>> sampler = transformation(sghmc.SGHMC(0.1, friction=1.0), jax.random.key(0), size=1)
+    >>> theta = jnp.ones(2)
+    >>> state = sampler.init(theta)
+    >>> grad = jax.grad(lambda theta: jnp.sum(theta**2) / 2)(theta)
+    >>> updates, state = sampler.update(grad, state, theta)
+    >>> theta = optax.apply_updates(theta, updates)
+    """
+    checks.check_key(key)
+    _check(sampler, size, num_steps)
+    chain = _Chain(sampler, _chain_keys(key, 1)[0], size, 1 if num_steps is None else num_steps)
+    return optax.GradientTransformation(chain.init, chain.update)  # pyright: ignore[reportArgumentType]
+
+
+class _Chain:
+    """A chain that is told its gradients."""
+
+    def __init__(self, sampler: Sampler, keys: jax.Array, size: int, num_steps: int):
+        self.sampler, self.keys, self.size, self.num_steps = sampler, keys, size, num_steps
+        self.kernels: dict[Any, Kernel] = {}
+
+    def init(self, params: PyTree) -> TransformationState:
+        position = jax.tree.map(jnp.asarray, params)
+        normals = random.normals_like(self.keys[START], 0, 1, position)
+        state = self._kernel(position).init(normals, position)
+        return TransformationState(jnp.zeros((), jnp.int32), state)
+
+    def update(self, updates: PyTree, state: TransformationState, params: PyTree | None = None):
+        if params is None:
+            raise ValueError(
+                "A sampler moves from where the parameters are: call update(gradients, state, "
+                "params), with the parameters."
+            )
+        kernel = self._kernel(state.chain.position)
+        noise = kernel.draw(self.keys[MOTION], state.step, 1, state.chain.position)
+        chain, _ = kernel.step(state.step, noise, state.chain, self._oracle(updates))
+        moves = jax.tree.map(jnp.subtract, chain.position, params)
+        return moves, TransformationState(state.step + 1, chain)
+
+    def _oracle(self, gradients: PyTree) -> Oracle:
+        grad = jax.tree.map(lambda leaf: self.size * leaf, gradients)
+        unknown = jnp.full((), jnp.nan)
+        return Oracle(lambda i, position: Evaluation(unknown, grad), None, is_exact=False)
+
+    def _kernel(self, params: PyTree) -> Kernel:
+        """The sampler made ready for such parameters, once: a loop without jit asks every step."""
+        leaves, treedef = jax.tree.flatten(params)
+        shapes = (treedef, *((leaf.shape, leaf.dtype) for leaf in leaves))
+        if shapes not in self.kernels:
+            like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+            # Arrays, not tracers, even under jit: what is traced next uses them again.
+            with jax.ensure_compile_time_eval():
+                kernel = self.sampler.prepare(like, self.num_steps)
+            _check_gradients(self.sampler, kernel)
+            self.kernels[shapes] = kernel
+        return self.kernels[shapes]
+
+
+def _check(sampler, size, num_steps) -> None:
+    if not isinstance(sampler, Sampler):
+        raise TypeError(f"transformation needs a sampler such as sghmc.SGHMC(…), not {sampler!r}.")
+    for name, number in {"size": size, "num_steps": num_steps}.items():
+        is_count = isinstance(number, int | np.integer) and number >= 1
+        if not is_count and not (name == "num_steps" and number is None):
+            raise ValueError(f"{name} must be a whole number from 1, but is {number!r}.")
+    names = [field.name for field in dataclasses.fields(sampler)]
+    schedules = [name for name in names if callable(getattr(sampler, name))]
+    if schedules and num_steps is None:
+        raise ValueError(
+            f"{' and '.join(schedules)} of {type(sampler).__name__} follow a schedule: say with "
+            f"num_steps how far, so that it can be checked."
+        )
+
+
+def _check_gradients(sampler: Sampler, kernel: Kernel) -> None:
+    name, remedy = type(sampler).__name__, "run it with sghmc.sample, or use SGHMC or SGLD here."
+    if kernel.num_gradients != 1:
+        raise ValueError(
+            f"A training loop hands in one gradient a step, but {name} takes "
+            f"{kernel.num_gradients}: {remedy}"
+        )
+    if getattr(kernel, "resample_every", None) is not None:
+        raise ValueError(
+            f"A training loop hands in gradients at the parameters, but {name} with resample_every "
+            f"takes some elsewhere: leave it out, or run it with sghmc.sample."
+        )
