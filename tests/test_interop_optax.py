@@ -1,5 +1,7 @@
 """A sampler in somebody else's training loop gives the chain of `sample`."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,14 +14,14 @@ from cases import NUM_EXAMPLES, SAMPLERS, halving, params, posterior
 from sghmc import random, tree
 from sghmc.interop.optax import TransformationState, transformation
 from sghmc.program import GRADIENT
-from sghmc.run import _chain_keys
+from sghmc.run import chain_keys
 
 NUM_STEPS = 12
 DENSE = np.diag(np.linspace(0.5, 2.0, 9)) + 0.1
 CASES = {
     name: sampler
     for name, sampler in SAMPLERS.items()
-    if not name.startswith("hmc") and "resampling" not in name
+    if "hmc" not in name.split() and "resampling" not in name
 } | {
     "sgd schedule": sghmc.SGD(halving(0.01)),
     "momentum schedule": sghmc.Momentum(halving(0.01), halving(0.1)),
@@ -70,11 +72,26 @@ def test_the_loop_gives_the_chain_of_sample(name):
     assert_close(path, run(key, CASES[name], target, theta, sghmc.FullBatch()))
 
 
+def test_draws_in_the_middle_of_a_drift_are_in_the_state():
+    key, target, theta = jax.random.key(9), posterior(), params(low=jnp.float32)
+    sampler = dataclasses.replace(SAMPLERS["sghmc"], observe="middle")
+    optimizer = transformation(sampler, key, size=1)
+    state = optimizer.init(theta)
+    for _ in range(NUM_STEPS):
+        updates, state = jax.jit(optimizer.update)(target.gradient(theta), state, theta)
+        theta = optax.apply_updates(theta, updates)
+    assert isinstance(state, TransformationState)
+    expected = run(key, sampler, target, params(low=jnp.float32), sghmc.FullBatch())
+    assert_close(state.draw, jax.tree.map(lambda leaf: leaf[-1], expected))
+    ends, draws = jax.tree.leaves(theta), jax.tree.leaves(state.draw)
+    assert not np.allclose(ends[0], draws[0], atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["sghmc", "sgld", "momentum"])
 def test_the_same_batches_give_the_chain_of_sample(name):
     key, target, theta = jax.random.key(6), posterior(), params(low=jnp.float32)
     gradient = sghmc.Minibatch(3)
-    keys = _chain_keys(key, 1)[0]
+    keys = chain_keys(key, 1)[0]
     estimator = gradient.prepare(target, theta)
     numbers = estimator.draw(keys[GRADIENT], 0, NUM_STEPS, 1, theta).reshape(NUM_STEPS, 3)
     path = train(key, CASES[name], target, theta, [target.rows(rows) for rows in numbers])
@@ -89,7 +106,7 @@ def test_noise_is_equal_bit_for_bit():
     optimizer = transformation(sampler, key, size=1)
     updates, _ = optimizer.update(zero, optimizer.init(zero), zero)
     samples = sghmc.sample(key, flat, sampler, zero, num_samples=1, progress=False)
-    drawn = random.normals_like(_chain_keys(key, 1)[0][0], 0, 1, zero)
+    drawn = random.normals_like(chain_keys(key, 1)[0][0], 0, 1, zero)
     for move, kept, raw in zip(
         jax.tree.leaves(updates), jax.tree.leaves(samples.positions), drawn, strict=True
     ):
@@ -131,6 +148,7 @@ def test_another_step_does_not_retrace():
     ("sampler", "message"),
     [
         (SAMPLERS["hmc"], "HMC takes 4: run it with"),
+        (SAMPLERS["whitened hmc"], "HMC takes 4: run it with"),
         (SAMPLERS["sghmc resampling"], "SGHMC with resample_every"),
         (SAMPLERS["sghmc literal resampling"], "SGHMC with resample_every"),
     ],

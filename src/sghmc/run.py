@@ -73,7 +73,7 @@ def run(
         keep=keep,
         averages=dict(averages or {}),
         trace=trace,
-        keys=_chain_keys(key, num_chains),
+        keys=chain_keys(key, num_chains),
         layout=Layout.of(like, num_chains),
         thinning=thinning,
         is_stacked=is_stacked,
@@ -223,7 +223,7 @@ def _explain(failed_at: np.ndarray) -> str:
     )
 
 
-def _chain_keys(key: jax.Array, num_chains: int) -> jax.Array:
+def chain_keys(key: jax.Array, num_chains: int) -> jax.Array:
     """Words of the keys (chain, stream): a chain's do not depend on how many chains there are."""
     chains = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_chains))
     streams = jnp.arange(NUM_STREAMS)

@@ -11,16 +11,20 @@ import optax
 from sghmc import checks, random
 from sghmc.gradients import Oracle
 from sghmc.program import MOTION, START
-from sghmc.run import _chain_keys
+from sghmc.run import chain_keys
 from sghmc.samplers.base import Kernel, Sampler
 from sghmc.types import Evaluation, PyTree
 
 
 class TransformationState(NamedTuple):
-    """The number of the next step, and the sampler's state."""
+    """The number of the next step, the sampler's state, and the draw if it is elsewhere.
+
+    With `observe="middle"` the draw is half a drift from the parameters, where gradients are taken.
+    """
 
     step: jax.Array
     chain: Any
+    draw: PyTree | None
 
 
 def transformation(
@@ -38,9 +42,10 @@ def transformation(
     those only.
 
     With the same key, settings and gradients the parameters are those of `sample`'s first chain:
-    the noise is equal bit for bit, positions are up to rounding. Other chains need other keys. The
-    updates are what the parameters still lack to the chain's next position, so
-    `optax.apply_updates` must follow directly: nothing may be chained behind.
+    the noise is equal bit for bit, positions are up to rounding; with `observe="middle"` its draws
+    are those in `state.draw`. Other chains need other keys. The updates are what the parameters
+    still lack to the chain's next position, so `optax.apply_updates` must follow directly: nothing
+    may be chained behind.
 
     A sampler whose step takes several gradients, or takes one elsewhere than at the parameters
     (HMC; SGHMC with `resample_every`), is refused: the loop hands in one gradient a step.
@@ -56,7 +61,7 @@ def transformation(
     """
     checks.check_key(key)
     _check(sampler, size, num_steps)
-    chain = _Chain(sampler, _chain_keys(key, 1)[0], size, 1 if num_steps is None else num_steps)
+    chain = _Chain(sampler, chain_keys(key, 1)[0], size, 1 if num_steps is None else num_steps)
     return optax.GradientTransformation(chain.init, chain.update)  # pyright: ignore[reportArgumentType]
 
 
@@ -65,13 +70,15 @@ class _Chain:
 
     def __init__(self, sampler: Sampler, keys: jax.Array, size: int, num_steps: int):
         self.sampler, self.keys, self.size, self.num_steps = sampler, keys, size, num_steps
+        self.observes_elsewhere = getattr(_innermost(sampler), "observe", "end") != "end"
         self.kernels: dict[Any, Kernel] = {}
 
     def init(self, params: PyTree) -> TransformationState:
         position = jax.tree.map(jnp.asarray, params)
         normals = random.normals_like(self.keys[START], 0, 1, position)
-        state = self._kernel(position).init(normals, position)
-        return TransformationState(jnp.zeros((), jnp.int32), state)
+        chain = self._kernel(position).init(normals, position)
+        draw = position if self.observes_elsewhere else None
+        return TransformationState(jnp.zeros((), jnp.int32), chain, draw)
 
     def update(self, updates: PyTree, state: TransformationState, params: PyTree | None = None):
         if params is None:
@@ -79,11 +86,12 @@ class _Chain:
                 "A sampler moves from where the parameters are: call update(gradients, state, "
                 "params), with the parameters."
             )
-        kernel = self._kernel(state.chain.position)
-        noise = kernel.draw(self.keys[MOTION], state.step, 1, state.chain.position)
+        kernel = self._kernel(params)
+        noise = kernel.draw(self.keys[MOTION], state.step, 1, params)
         chain, _ = kernel.step(state.step, noise, state.chain, self._oracle(updates))
-        moves = jax.tree.map(jnp.subtract, chain.position, params)
-        return moves, TransformationState(state.step + 1, chain)
+        moves = jax.tree.map(jnp.subtract, kernel.position(chain), params)
+        draw = kernel.observed(state.step, chain) if self.observes_elsewhere else None
+        return moves, TransformationState(state.step + 1, chain, draw)
 
     def _oracle(self, gradients: PyTree) -> Oracle:
         grad = jax.tree.map(lambda leaf: self.size * leaf, gradients)
@@ -111,24 +119,32 @@ def _check(sampler, size, num_steps) -> None:
         is_count = isinstance(number, int | np.integer) and number >= 1
         if not is_count and not (name == "num_steps" and number is None):
             raise ValueError(f"{name} must be a whole number from 1, but is {number!r}.")
-    names = [field.name for field in dataclasses.fields(sampler)]
-    schedules = [name for name in names if callable(getattr(sampler, name))]
+    inner = _innermost(sampler)
+    names = [field.name for field in dataclasses.fields(inner)]
+    schedules = [name for name in names if callable(getattr(inner, name))]
     if schedules and num_steps is None:
         raise ValueError(
-            f"{' and '.join(schedules)} of {type(sampler).__name__} follow a schedule: say with "
+            f"{' and '.join(schedules)} of {type(inner).__name__} follow a schedule: say with "
             f"num_steps how far, so that it can be checked."
         )
 
 
 def _check_gradients(sampler: Sampler, kernel: Kernel) -> None:
-    name, remedy = type(sampler).__name__, "run it with sghmc.sample, or use SGHMC or SGLD here."
+    name = type(_innermost(sampler)).__name__
     if kernel.num_gradients != 1:
         raise ValueError(
             f"A training loop hands in one gradient a step, but {name} takes "
-            f"{kernel.num_gradients}: {remedy}"
+            f"{kernel.num_gradients}: run it with sghmc.sample, or use SGHMC or SGLD here."
         )
-    if getattr(kernel, "resample_every", None) is not None:
+    if getattr(_innermost(sampler), "resample_every", None) is not None:
         raise ValueError(
             f"A training loop hands in gradients at the parameters, but {name} with resample_every "
             f"takes some elsewhere: leave it out, or run it with sghmc.sample."
         )
+
+
+def _innermost(sampler: Sampler) -> Sampler:
+    """The sampler that steps, inside of those that change its coordinates."""
+    while isinstance(inside := getattr(sampler, "sampler", None), Sampler):
+        sampler = inside
+    return sampler
