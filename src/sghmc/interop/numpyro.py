@@ -1,0 +1,289 @@
+"""NumPyro models as posteriors."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer import Predictive
+
+from sghmc.interop.arguments import Given, Rows, Whole
+from sghmc.interop.model import Examples, Model
+from sghmc.interop.sites import INFER, Plates, Site, Structure
+from sghmc.posterior import Posterior
+from sghmc.samples import Samples
+
+if TYPE_CHECKING:
+    import arviz
+
+__all__ = ["NumPyroPosterior", "Rows", "Whole", "posterior"]
+
+_TOLERANCE = 1e-3
+"""Log densities of a row, run alone and with all others, differ by rounding only."""
+_NUM_COMPARED = 8
+
+
+def posterior(model: Callable, *args, plate: Any = INFER, **kwargs) -> "NumPyroPosterior":
+    """The posterior of a NumPyro model, given the arguments that NumPyro's MCMC would get.
+
+    One example is one member of the plate that all observed sites lie in (of several, `plate` names
+    it). Arguments whose first axis is as long as the plate have a row for each example, and a batch
+    sees its own rows of them; all others are left whole. `Rows(array, axis=1)` and `Whole(array)`
+    around an argument say otherwise. Arrays that the model has from elsewhere it must index with
+    the plate's indices. A model without such a plate, or with `plate=None`, runs on all data.
+
+    Parameters are the unconstrained values of the latent sites, a dict by name, and the prior has
+    the Jacobians; everything outside of the plate counts as prior. Sites of type param stay at
+    their initial values, as in NumPyro's MCMC. A latent site inside of the plate, one value for
+    each example, is a parameter with that many entries: gradients from batches are unbiased, but
+    noisy, since most of those entries see no data in a step.
+
+    >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+    >>> import sghmc, sghmc.interop.numpyro
+    >>> def model(y):
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    ...     with numpyro.plate("data", len(y)):
+    ...         numpyro.sample("y", dist.Normal(0.0, scale), obs=y)
+    >>> posterior = sghmc.interop.numpyro.posterior(model, jnp.array([-1.0, 0.5, 2.0]))
+    >>> posterior.num_examples
+    3
+    >>> samples = sghmc.sample(
+    ...     jax.random.key(0), posterior, sghmc.SGHMC(0.1, friction=1.0),
+    ...     posterior.init(jax.random.key(1)), num_samples=100, num_chains=4, progress=False,
+    ... )
+    >>> posterior.draws(samples)["scale"].shape
+    (4, 100)
+    """
+    if not callable(model):
+        raise TypeError(f"posterior needs a NumPyro model, a function, not {model!r}.")
+    given = Given(args, kwargs)
+    structure = Structure.of(model, given)
+    name = structure.example_plate(plate, given)
+    if name is None:
+        return NumPyroPosterior(model, structure, None, given)
+    size = structure.plates[name]
+    row_names = given.row_names(size)
+    failures = []
+    for is_sliced in (True, False) if row_names else (False,):
+        try:
+            candidate = NumPyroPosterior(model, structure, name, given, is_sliced)
+            candidate.check_rows()
+        except Exception as error:  # the model's own, of any kind, where shapes do not fit
+            failures.append(error)
+        else:
+            return candidate
+    raise ValueError(
+        f"The model cannot run on some of the {size} members of plate {name!r} alone. With rows of "
+        f"{' and '.join(row_names) or 'no argument'}: {str(failures[0]).splitlines()[0]} Give all "
+        f"data with a row for each example as arguments, Rows(array, axis=…) where rows are not "
+        f"first, Whole(array) where they are no examples; compute what depends on several rows "
+        f"before the model; or run on all data with plate=None."
+    ) from failures[0]
+
+
+class NumPyroPosterior(Posterior):
+    """The posterior of a NumPyro model; made by `sghmc.interop.numpyro.posterior`.
+
+    Parameters are unconstrained: `draws` and `to_arviz` map a run's draws back.
+    """
+
+    sites: dict[str, Site] = eqx.field(static=True)  # pyright: ignore[reportGeneralTypeIssues]
+
+    def __init__(
+        self,
+        function: Callable,
+        structure: Structure,
+        plate: str | None,
+        given: Given,
+        is_sliced: bool = False,
+    ):
+        size = 1 if plate is None else structure.plates[plate]
+        arguments, rows = given.split(size) if is_sliced else (given.whole(), [])
+        data = Examples(rows, jnp.arange(size))
+        model = Model(function, arguments, plate, structure.local_axes(plate), structure.fixed)
+        first = jax.tree.map(lambda leaf: leaf[:1], data)
+        super().__init__(_LogLikelihood(model), _LogPrior(model, first), data)
+        self.sites = structure.sites
+
+    @property
+    def model(self) -> Model:
+        assert isinstance(self.log_prior, _LogPrior)
+        return self.log_prior.model
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the unconstrained value of every latent site."""
+        latent = [(name, site) for name, site in self.sites.items() if site.kind == "latent"]
+        return {name: site.unconstrained_shape for name, site in latent}
+
+    def init(self, key: jax.Array, radius: float = 2.0) -> dict[str, jax.Array]:
+        """A start: every unconstrained parameter uniform within `radius` of 0, as NumPyro's is.
+
+        Starts for several chains are `jax.vmap(posterior.init)(jax.random.split(key, num_chains))`
+        and `sample(…, init_axis=0)`.
+        """
+        keys = jax.random.split(key, len(self.shapes))
+        return {
+            name: jax.random.uniform(keys[i], shape, minval=-radius, maxval=radius)
+            for i, (name, shape) in enumerate(self.shapes.items())
+        }
+
+    def constrain(self, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """The values of the latent sites, from one position: use it in `averages`."""
+        sites, _ = self.model.run(params, self.data)
+        return {name: sites[name]["value"] for name in self.shapes}
+
+    def unconstrain(self, values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """The inverse of `constrain`: a start from values of all latent sites."""
+        missing = sorted(set(self.shapes) - set(values))
+        if missing:
+            raise ValueError(f"values has no {missing}: give the value of every latent site.")
+        args, kwargs = self.model.arguments.filled(self.data.rows)
+        model = handlers.substitute(self._in_full(), data={**self.model.fixed, **values})
+        sites = handlers.trace(handlers.seed(model, jax.random.key(0))).get_trace(*args, **kwargs)
+        return {
+            name: biject_to(sites[name]["fn"].support).inv(jnp.asarray(values[name], float))
+            for name in self.shapes
+        }
+
+    def draws(self, samples: Samples, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        """A run's draws of the latent and deterministic sites (of those in `names`).
+
+        Axes are (chain, draw, …). The run must have kept positions, as it does without `keep`.
+        """
+        positions = self._positions(samples)
+        chosen = None if names is None else tuple(names)
+
+        @eqx.filter_jit
+        def of_all(posterior, positions):
+            return jax.lax.map(lambda params: posterior._sites(params, chosen), positions)
+
+        leading = (samples.num_chains, samples.num_draws)
+        flat = {k: v.reshape(math.prod(leading), *v.shape[2:]) for k, v in positions.items()}
+        values = of_all(self, flat)
+        return {k: np.asarray(v).reshape(*leading, *v.shape[1:]) for k, v in values.items()}
+
+    def predictive(self, key: jax.Array, samples: Samples, *args, **kwargs) -> dict[str, jax.Array]:
+        """NumPyro's `Predictive`: what the model, run with these arguments, gives for each draw.
+
+        Leave the observed values out, as there: `predictive(key, samples, x_new)`. Axes are (chain,
+        draw, …).
+        """
+        latent = self.draws(samples, list(self.shapes))
+        return Predictive(self._in_full(), latent, batch_ndims=2)(key, *args, **kwargs)
+
+    def to_arviz(
+        self,
+        samples: Samples,
+        coords: dict[str, Any] | None = None,
+        dims: dict[str, list[str]] | None = None,
+    ) -> "arviz.InferenceData":
+        """A run's draws as arviz takes them: sites by name, their axes named after their plates.
+
+        The groups are posterior, sample_stats and observed_data; `coords` and `dims` add to the
+        model's own.
+        """
+        draws = self.draws(samples)
+        plain = dataclasses.replace(samples, positions=draws).to_arviz()
+        import arviz
+
+        observed = [name for name, site in self.sites.items() if site.has_data]
+        named = {name: site.dims for name, site in self.sites.items() if site.dims}
+        anywhere = {name: jnp.zeros(shape) for name, shape in self.shapes.items()}
+        sites, _ = self.model.run(anywhere, self.data)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="More chains", category=UserWarning)
+            data = arviz.from_dict(
+                posterior=draws,
+                observed_data={name: np.asarray(sites[name]["value"]) for name in observed},
+                coords=coords,
+                dims={**named, **(dims or {})},
+            )
+        data.add_groups(sample_stats=plain["sample_stats"])
+        return data
+
+    def check_rows(self) -> None:
+        """Refuse a model whose rows, run alone, are not what they are among all others."""
+        numbers = np.unique(np.linspace(0, self.num_rows - 1, _NUM_COMPARED).astype(int))
+
+        @eqx.filter_jit
+        def compare(posterior):
+            params = posterior.init(jax.random.key(0), radius=0.5)
+            together, rest = posterior.model.log_densities(params, posterior.data)
+            alone = posterior.log_likelihoods(params, posterior.rows(numbers))
+            return alone, together[numbers], posterior.log_prior(params), rest
+
+        alone, together, prior, rest = compare(self)
+        for number, mine, theirs in zip(numbers, alone, together, strict=True):
+            if _differ(mine, theirs):
+                raise ValueError(
+                    f"Row {number} has log density {mine:g} alone, but {theirs:g} among all rows: "
+                    f"something in the plate depends on other rows."
+                )
+        if _differ(prior, rest):
+            raise ValueError(
+                f"Sites outside of the plate have log density {prior:g} with one row and {rest:g} "
+                f"with all: something there depends on the rows."
+            )
+
+    def _in_full(self) -> Callable:
+        return Plates(self.model.function)
+
+    def _sites(self, params: dict[str, jax.Array], names: tuple[str, ...] | None):
+        sites, _ = self.model.run(params, self.data)
+        known = {
+            name: site["value"]
+            for name, site in sites.items()
+            if name in self.shapes or site["type"] == "deterministic"
+        }
+        for name in names or ():
+            if name not in known:
+                raise ValueError(f"There is no site {name!r} to draw: there are {sorted(known)}.")
+        return known if names is None else {name: known[name] for name in names}
+
+    def _positions(self, samples: Samples) -> dict[str, np.ndarray]:
+        positions = samples.positions
+        found = (
+            {name: leaf.shape[2:] for name, leaf in positions.items()}
+            if isinstance(positions, dict)
+            else positions
+        )
+        if found != self.shapes:
+            raise ValueError(
+                f"The run's positions are not this posterior's parameters, {self.shapes}: leave "
+                f"keep= out of sample(…), so that it keeps them."
+            )
+        return positions
+
+
+class _LogLikelihood(eqx.Module):
+    """The log density of one example, observed and local latent sites."""
+
+    model: Model
+
+    def __call__(self, params: dict[str, jax.Array], example: Examples) -> jax.Array:
+        alone = jax.tree.map(lambda leaf: leaf[None], example)
+        return self.model.log_densities(params, alone)[0][0]
+
+
+class _LogPrior(eqx.Module):
+    """The log density of all that is not an example; the model needs one to run."""
+
+    model: Model
+    example: Examples
+
+    def __call__(self, params: dict[str, jax.Array]) -> jax.Array:
+        return self.model.log_densities(params, self.example)[1]
+
+
+def _differ(x: jax.Array, y: jax.Array) -> bool:
+    """By more than rounding; a row may be impossible, and then is so alone as well."""
+    is_close = jnp.abs(x - y) <= _TOLERANCE * (1 + jnp.abs(y))
+    return not bool(is_close | (x == y) | (jnp.isnan(x) & jnp.isnan(y)))
