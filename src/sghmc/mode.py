@@ -149,19 +149,20 @@ def _newton(objective: _Objective, x: np.ndarray) -> _End:
     A Hessian serves as long as it brings the mode quickly nearer: near the mode a single one does.
     """
     value, slope = objective.look(x)
-    bowl, before, damping = _Bowl(objective.curvature(x)), np.inf, 0.0
+    bowl, damping, before = _Bowl(objective.curvature(x)), 0.0, np.inf
+    is_fresh = True
     for _ in range(_NUM_NEWTON_STEPS):
         distance = bowl.distance(slope)
         if not np.isfinite(value) or distance < _CLOSE:
             break
-        if not distance < before / 4 and before < np.inf:
+        if not (is_fresh or distance < before / 4):
             bowl = _Bowl(objective.curvature(x))
             distance = bowl.distance(slope)
         step = _downhill(objective, bowl, x, value, slope, damping)
         if step is None:
             break
         x, value, slope, damping = step
-        before = distance
+        before, is_fresh = distance, False
     return _End(x, value, bowl.matrix, bowl.distance(slope))
 
 

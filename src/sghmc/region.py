@@ -19,6 +19,7 @@ _REACH, _EXPECTED_RISE = 2.0, 2.0
 _LEAST_RISE = 0.1
 _NUM_ROWS = 2_048
 _NUM_POWER_STEPS = 20
+_NUM_CONTRACTIONS = 10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class Region:
         ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])
         parts = np.split(vector, ends[:-1], axis=-1)
         shaped = [
-            np.asarray(part, leaf.dtype).reshape(*leading, *leaf.shape)
+            np.asarray(part, leaf.dtype).reshape((*leading, *leaf.shape))
             for part, leaf in zip(parts, leaves, strict=True)
         ]
         return jax.tree.unflatten(treedef, shaped)
@@ -102,6 +103,21 @@ def find_region(target: Target, start: PyTree) -> Region:
     if region.is_gaussian:
         _check_rises(target, region, found.potential)
     return region
+
+
+def draw_starts(target: Target, region: Region, rng, count: int) -> np.ndarray:
+    """Draws of N(center, L Lᵀ), drawn in where the potential is far above a Gaussian's."""
+    size = len(region.center)
+    z = rng.normal(size=(count, size))
+    lowest = mode.potentials(target, region.like, region.center[None])[0]
+    for _ in range(_NUM_CONTRACTIONS):
+        rises = mode.potentials(target, region.like, region.outward(z)) - lowest
+        expected = np.sum(z**2, axis=1) / 2
+        is_far = ~(rises < 1.5 * expected + 5)
+        if not is_far.any():
+            break
+        z[is_far] /= 2
+    return region.outward(z)
 
 
 def _dense_factor(hessian: np.ndarray, like: PyTree) -> tuple[np.ndarray, bool]:

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import checks, theory
+from sghmc import checks, diagnostics, theory
 from sghmc.control import ControlVariate
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Gradient, Minibatch
 from sghmc.noise import mean_gradient_noise
 from sghmc.posterior import Posterior, StackedPosterior, Target
-from sghmc.region import Region, find_region
+from sghmc.region import Region, draw_starts, find_region
 from sghmc.run import run
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.whitened import Whitened
@@ -39,8 +39,11 @@ _NOISE_SHARE = 0.4
 _STEP_OVERHEAD = 50
 """What a step costs besides its examples, in examples."""
 _NUM_NOISE_POINTS, _NUM_NOISE_ROWS = 32, 512
-_NUM_ROUNDS = 8
+_NUM_ROUNDS = 16
 _NUM_HALVINGS = 5
+_NUM_PROLONGATIONS = 8
+_FEW_BATCHES = 4
+"""Data of so few batches are looked at as a whole: nothing is gained by less."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,7 @@ class TuneReport:
     | `predicted_error` | of standard deviations, relative, by theory on a Gaussian |
     | `halving_change` | what half the step size changed: the largest of any standard deviation, |
     | `halving_noise` | and the Monte Carlo error of that |
-    | `autocorrelation_time` | 1 + Σρ in steps, by theory |
+    | `autocorrelation_time` | 1 + Σρ in steps, of the slowest parameter in the pilot runs |
     | `is_met` | whether all this keeps within `tolerance` |
     """
 
@@ -210,6 +213,13 @@ class _Trial:
         draws = np.concatenate([self.draws, other.draws], axis=1)
         return _Trial(draws, (self.kinetic_temperature + other.kinetic_temperature) / 2)
 
+    @property
+    def autocorrelation_time(self) -> float:
+        """1 + Σρ in draws, of the slowest parameter or square of one."""
+        away = self.draws - self.draws.mean((0, 1))
+        times = [diagnostics.autocorrelation_time(each).max() for each in (away, away**2)]
+        return float(max(times))
+
     def log_spreads(self) -> tuple[np.ndarray, np.ndarray]:
         """Of each parameter: log of its standard deviation, and the Monte Carlo error of that."""
         mean = self.draws.mean((0, 1))
@@ -230,33 +240,45 @@ class _Tuner:
         self.largest_step = self.most if region.is_gaussian else self.most / 4
         self.num_chains, self.num_draws = (16, 200) if region.is_dense else (4, 24)
         self.notes: list[str] = []
-        spread = 1.0 if region.is_gaussian else 0.1
-        size = len(region.center)
-        self.places = region.outward(spread * self.rng.normal(size=(self.num_chains, size)))
+        self.places = draw_starts(target, region, self.rng, self.num_chains)
         self.noises: dict[str, float] = {}
         self.gradient: Gradient = FullBatch()
         self.settings = _Settings(self.largest_step, _FRICTION, 0.0)
 
     def refine(self) -> None:
-        """Pilot runs until their draws have spread 1 in the region's coordinates."""
+        """Pilot runs until their draws have spread 1 in the region's coordinates.
+
+        Steps that lose chains become smaller; once nothing is lost, larger again.
+        """
+        fits = False
         for _ in range(_NUM_ROUNDS):
             self.choose()
             trial = self.run(self.settings)
+            self.places = self._sound_places(trial)
             if not trial.is_finite:
-                self.largest_step = self.settings.step_size / 2
+                self.largest_step = self.settings.step_size / (2 if fits else 4)
+                if fits:
+                    return self.choose()
                 continue
-            self.places = trial.last
             z = self.region.inward(trial.draws.reshape(-1, trial.draws.shape[-1]))
-            if self._fits(z):
-                return
-            self.region = self.region.refined(z.mean(0), self._scatter(z))
-            if not self.region.is_gaussian:
-                self.largest_step = min(2 * self.largest_step, self.most)
+            fits = self._fits(z)
+            if fits and self.largest_step == self.most:
+                return None
+            if not fits:
+                self.region = self.region.refined(z.mean(0), self._scatter(z))
+            self.largest_step = min(2 * self.largest_step, self.most)
         self.choose()
         self.notes.append(
             "the pilot runs did not settle: the posterior is far from Gaussian, or has several "
             "modes; look at R-hat and at traces"
         )
+
+    def _sound_places(self, trial: _Trial) -> np.ndarray:
+        """Where the chains are; those that were lost go back to where sound ones are."""
+        sound = np.flatnonzero(np.all(np.isfinite(trial.draws), axis=(1, 2)))
+        if len(sound) == 0:
+            return self.places
+        return trial.last[sound[np.arange(self.num_chains) % len(sound)]]
 
     def _scatter(self, z: np.ndarray) -> np.ndarray:
         """Covariance or variances of z, drawn to 1 by as much as the draws may lack."""
@@ -301,6 +323,8 @@ class _Tuner:
             if note not in self.notes:
                 self.notes.append(note)
             return {"all data": (FullBatch(), count)}
+        if count <= _FEW_BATCHES * self.batch_size:
+            return {"all data": (FullBatch(), count)}
         # Distinct rows help where a batch is a good part of the data, and are dearer to draw.
         replacement = self.batch_size < count / 10
         center = self.region.center_tree
@@ -343,44 +367,45 @@ class _Tuner:
         inner = SGHMC(settings.step_size, settings.friction, observe="middle")
         return Whitened(inner, self.region.center_tree, self.region.factor_tree)
 
-    def run(self, settings: _Settings, num_runs: int = 1) -> _Trial:
-        """Pilot chains from `places`; several runs in a row share one compiled program."""
-        trials: list[_Trial] = []
-        for _ in range(num_runs):
-            self.num_runs += 1
-            places = trials[-1].last if trials else self.places
-            samples = run(
-                jax.random.fold_in(self.key, self.num_runs),
-                self.target,
-                self.sampler(settings),
-                self.region.params(places),
-                gradient=self.gradient,
-                num_samples=self.num_draws,
-                num_burnin=20,
-                thinning=settings.thinning,
-                num_chains=self.num_chains,
-                init_axis=0,
-                gibbs=self.gibbs,
-                progress=False,
-                throw=False,
-            )
-            shape = (self.num_chains, self.num_draws, -1)
-            leaves = jax.tree.leaves(samples.positions)
-            draws = np.concatenate([leaf.reshape(shape) for leaf in leaves], -1, dtype=np.float64)
-            temperature = samples.info.kinetic_temperature
-            trials.append(_Trial(draws, float(np.mean(temperature))))
-            if not trials[-1].is_finite:
-                return trials[-1]
-        whole = trials[0]
-        for trial in trials[1:]:
-            whole = whole.joined(trial)
-        return whole
+    def run(self, settings: _Settings, places: np.ndarray | None = None) -> _Trial:
+        """Pilot chains from `places`."""
+        self.num_runs += 1
+        samples = run(
+            jax.random.fold_in(self.key, self.num_runs),
+            self.target,
+            self.sampler(settings),
+            self.region.params(self.places if places is None else places),
+            gradient=self.gradient,
+            num_samples=self.num_draws,
+            num_burnin=20,
+            thinning=settings.thinning,
+            num_chains=self.num_chains,
+            init_axis=0,
+            gibbs=self.gibbs,
+            progress=False,
+            throw=False,
+        )
+        shape = (self.num_chains, self.num_draws, -1)
+        leaves = jax.tree.leaves(samples.positions)
+        draws = np.concatenate([leaf.reshape(shape) for leaf in leaves], -1, dtype=np.float64)
+        # A chain on its way out is still finite when its potential no longer is.
+        draws[~np.isfinite(samples.info.potential)] = np.nan
+        return _Trial(draws, float(np.mean(samples.info.kinetic_temperature)))
+
+    def measure(self, settings: _Settings) -> _Trial:
+        """Pilot chains for as long as their standard deviations are too uncertain to judge."""
+        trial = self.run(settings)
+        for _ in range(1, _NUM_PROLONGATIONS):
+            if not trial.is_finite or trial.log_spreads()[1].max() < self.tolerance / 4:
+                break
+            trial = trial.joined(self.run(settings, trial.last))
+        return trial
 
     def verify(self) -> _Trial:
         """Halve the step size until that changes no standard deviation beyond what is allowed."""
-        trial = self.run(self.settings, 2)
+        trial = self.measure(self.settings)
         for _ in range(_NUM_HALVINGS):
-            half = self.run(self.settings.halved(), 4)
+            half = self.measure(self.settings.halved())
             self.change, self.change_noise, agrees = self._compare(trial, half)
             if agrees:
                 return trial
@@ -402,8 +427,8 @@ class _Tuner:
         return float(change[worst]), float(error[worst]), bool(is_small and not is_common)
 
     def finish(self, trial: _Trial, num_chains: int, seconds: float) -> Tuned:
-        law = self.settings.law
-        error = law.standard_deviation_error
+        error = self.settings.law.standard_deviation_error
+        steps = trial.autocorrelation_time * self.settings.thinning
         is_met = bool(error <= self.tolerance and not self.notes_of_failure())
         if error > self.tolerance:
             needed = self.batch_size * self.settings.noise / (4 * _NOISE_SHARE * self.tolerance)
@@ -433,7 +458,7 @@ class _Tuner:
             halving_change=self.change,
             halving_noise=self.change_noise,
             kinetic_temperature=trial.kinetic_temperature,
-            autocorrelation_time=law.autocorrelation_time,
+            autocorrelation_time=steps,
             tolerance=self.tolerance,
             is_met=is_met,
             notes=tuple(self.notes),
@@ -443,7 +468,7 @@ class _Tuner:
             self.sampler(self.settings),
             self.gradient,
             jax.tree.map(jnp.asarray, self.region.params(starts)),
-            max(1, math.ceil(law.autocorrelation_time)),
+            max(1, math.ceil(steps)),
             report,
         )
 
