@@ -5,6 +5,7 @@ from sghmc.adapt import Adapt
 from sghmc.control import ControlVariate
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Minibatch, NoisyGradient
+from sghmc.noise import EmpiricalFisher
 from sghmc.posterior import Posterior, Potential
 from sghmc.priors import GaussianPrior
 from sghmc.samplers.descent import SGD, Momentum
@@ -12,7 +13,7 @@ from sghmc.samplers.hmc import HMC
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.whitened import Whitened
-from sghmc.samples import DivergenceError, Samples
+from sghmc.samples import DivergenceError, GradientNoiseError, Samples
 from sghmc.sampling import sample
 from sghmc.tune import Tuned, tune
 
@@ -26,9 +27,11 @@ __all__ = [
     "Adapt",
     "ControlVariate",
     "DivergenceError",
+    "EmpiricalFisher",
     "FullBatch",
     "GaussianPrior",
     "Gibbs",
+    "GradientNoiseError",
     "Minibatch",
     "Momentum",
     "NoisyGradient",

@@ -8,6 +8,7 @@ from sghmc import loop
 from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Gradient
+from sghmc.noise import EmpiricalFisher
 from sghmc.posterior import Posterior, Potential, StackedPosterior, Target
 from sghmc.program import NEVER, Program
 from sghmc.samplers.base import Sampler
@@ -29,6 +30,23 @@ def check_types(target, sampler, gradient, keep, averages) -> None:
         raise ValueError(
             "gradient_noise must not be subtracted with shuffled epochs: their errors cancel over "
             "a pass, and subtracting cools the chain. Use replacement=True, or gradient_noise=0."
+        )
+
+
+def check_fisher(fisher: EmpiricalFisher | None, gradient: Gradient) -> None:
+    if fisher is None:
+        return
+    batch_size = getattr(gradient, "batch_size", None)
+    if batch_size is None:
+        raise ValueError(
+            f"EmpiricalFisher estimates the noise of batches, but the gradient is {gradient!r}: "
+            f"the exact gradient has none, so take gradient_noise=0; a NoisyGradient's is known, "
+            f"so take gradient_noise=variance; or use Minibatch or ControlVariate."
+        )
+    if batch_size < 2:
+        raise ValueError(
+            "EmpiricalFisher needs batches of two examples or more, but batch_size is "
+            f"{batch_size}: one example has no scatter."
         )
 
 

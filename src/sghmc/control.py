@@ -132,6 +132,9 @@ class _ControlEstimator(Estimator):
 
         return Oracle(evaluate, target.potential, False)
 
+    def examples(self, target, noise):
+        return self.batches.examples(target, noise)
+
     def example_gradients(self, target, position, examples, memory):
         here, there = (
             self.batches.example_gradients(target, place, examples, ())

@@ -105,6 +105,10 @@ class Estimator(eqx.Module):
     def oracle(self, target: Target, noise: PyTree, memory: PyTree = ()) -> Oracle:
         """The oracle of one step, from that step's variates."""
 
+    def examples(self, target: Target, noise: PyTree) -> PyTree:
+        """The rows of a step's first batch, from that step's variates."""
+        raise TypeError(f"{type(self).__name__} takes no batches.")
+
     def example_gradients(
         self, target: Target, position: PyTree, examples: PyTree, memory: PyTree
     ) -> PyTree:
@@ -219,6 +223,9 @@ class BatchEstimator(Estimator):
 
         return Oracle(evaluate, target.potential, False)
 
+    def examples(self, target, noise):
+        return self.batch(target, noise, 0)
+
     def example_gradients(self, target, position, examples, memory):
         assert isinstance(target, Posterior)
 
@@ -234,7 +241,7 @@ class BatchEstimator(Estimator):
 
         For shuffled epochs this is the error of one step; over a pass the errors cancel.
         """
-        scale = self.num_examples**2 / self.batch_size
+        scale = self.num_examples / self.batch_size * self.num_examples  # N² may overflow
         seen = 0.0 if self.replacement is True else self.batch_size / self.num_examples
         return scale * (1 - seen)
 

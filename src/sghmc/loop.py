@@ -34,7 +34,7 @@ def _each_chain(program: Program, method: Callable, *args, shared: tuple[int, ..
             parts = eqx.combine(own, rest)
             chain = eqx.tree_at(lambda p: (p.target, p.estimator), chain, parts)
         if kernel is not None:
-            chain = eqx.tree_at(lambda p: p.kernel, chain, eqx.combine(kernel, program.kernel))
+            chain = chain.with_kernel(kernel)
         return method(chain, *args)
 
     common = tuple(i + 1 for i in shared)
@@ -107,10 +107,10 @@ def advance(program: Program, carry: Carry, first, count, *, capacity: int):
 class _Plan(NamedTuple):
     """How a run is cut into loops of known length.
 
-    `period` steps go by between moments when a Gibbs update, an adaptation or a renewal of the
-    estimator's memory may be due: they are asked for then only. Where a step has few variates,
-    `draws_per_block` draws have theirs made together; where that would not be one draw,
-    `block_length` steps. A model with many parameters makes its normals step by step
+    `period` steps go by between moments when a Gibbs update, an adaptation, a renewal of the
+    estimator's memory or an estimate of its noise may be due: they are asked for then only. Where a
+    step has few variates, `draws_per_block` draws have theirs made together; where that would not
+    be one draw, `block_length` steps. A model with many parameters makes its normals step by step
     (`block_has_motion` is False), and is looked at once a draw (`is_watched` is False), since the
     potential of every step would cost a pass over them.
     """
@@ -127,6 +127,7 @@ class _Plan(NamedTuple):
         intervals = [program.thinning]
         intervals += [program.gibbs.every] if program.gibbs else []
         intervals += [program.estimator.renew_every] if program.estimator.renew_every else []
+        intervals += [program.kernel.fisher.every] if program.kernel.fisher else []
         intervals += [program.adapt.every] if program.adapt and is_burnin else []
         period = math.gcd(*intervals)
         motion, gradient = jax.eval_shape(lambda: _draw(program, 0, 1, has_motion=True).variates)
@@ -264,7 +265,8 @@ def _part(variates: jax.Array, j, num_steps: int) -> jax.Array:
 def _events(program: Program, plan: _Plan, t, carry: Carry) -> Carry:
     """What may be due after step t."""
     carry = _follow(program, t, _update_hyper(program, t, carry))
-    return _adapt(program, t, carry) if plan.is_burnin else carry
+    carry = _adapt(program, t, carry) if plan.is_burnin else carry
+    return _estimate_noise(program, t, carry)
 
 
 def _update_hyper(program: Program, t, carry: Carry) -> Carry:
@@ -315,6 +317,28 @@ def _adapt(program: Program, t, carry: Carry) -> Carry:
     is_due = ((t + 1) % program.adapt.every == 0) & (t >= program.adapt.start)
     is_due &= t < program.adapt.until
     return lax.cond(is_due, update, lambda carry: carry, carry)
+
+
+def _estimate_noise(program: Program, t, carry: Carry) -> Carry:
+    fisher = program.kernel.fisher
+    if fisher is None:
+        return carry
+
+    def update(carry):
+        keys = program.layout.inward(program.keys)
+        kernel, noise = _each_chain(
+            program,
+            lambda chain, *args: chain.update_noise(t, *args),
+            carry.kernel,
+            keys,
+            carry.state,
+            carry.hyper,
+            carry.memory,
+            carry.noise,
+        )
+        return carry._replace(kernel=kernel, noise=noise)
+
+    return lax.cond((t + 1) % fisher.every == 0, update, lambda carry: carry, carry)
 
 
 def observe(program: Program, t, carry: Carry) -> tuple[Carry, Record]:

@@ -5,6 +5,7 @@ raveled parameters. `parse` turns any of them into a `Diagonal` or a `Dense`; wh
 of them is computed once, in double precision, before the loop: products, inverses, and pencils.
 """
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -144,6 +145,10 @@ def parse_factor(value: PyTree, like: PyTree, name: str) -> Matrix:
     return Dense(array)
 
 
+def are_diagonal(*given: Matrix) -> bool:
+    return all(isinstance(matrix, Diagonal) for matrix in given)
+
+
 def transpose(matrix: Matrix) -> Matrix:
     return Dense(matrix.array.T) if isinstance(matrix, Dense) else matrix
 
@@ -171,6 +176,20 @@ def _checked_dense(array: np.ndarray, name: str, definite: bool) -> Dense:
         wanted = "positive definite" if definite else "positive semi-definite"
         raise ValueError(f"{name} must be {wanted}, but its smallest eigenvalue is {lowest:g}.")
     return Dense(array)
+
+
+def as_array(matrix: Matrix) -> jax.Array:
+    """A (d, d) array inside a compiled program; a diagonal's entries must be vectors."""
+    if isinstance(matrix, Dense):
+        return matrix.array
+    return jnp.diag(jnp.concatenate(matrix.values))
+
+
+def from_entries(entries: jax.Array, sizes: list[int]) -> Matrix:
+    """The matrix of a vector (a diagonal over the raveled parameters) or of a (d, d) array."""
+    if entries.ndim == 2:
+        return Dense(entries)
+    return Diagonal(tuple(jnp.split(entries, np.cumsum(sizes)[:-1])))
 
 
 def times(left: Diagonal, right: Diagonal) -> Diagonal:
@@ -220,6 +239,27 @@ class DiagonalPencil(eqx.Module):
         pairs = zip(self._combine(a, b, leaves), leaves, strict=True)
         return sum((jnp.sum(c * leaf**2) for c, leaf in pairs), start=jnp.zeros(()))
 
+    def with_second(self, second: Matrix) -> "DiagonalPencil":
+        """The pencil of A and another B."""
+        assert isinstance(second, Diagonal)
+        return dataclasses.replace(self, second=second)
+
+    def raised(self, limit: jax.Array) -> "DiagonalPencil":
+        """The pencil of A′ and B: A raised, along directions that need it, until B ⪯ limit·A′."""
+        pairs = zip(self.first.values, self.second.values, strict=True)
+        return dataclasses.replace(
+            self, first=Diagonal(tuple(jnp.maximum(a, b / limit) for a, b in pairs))
+        )
+
+    def outer_first(self) -> Diagonal:
+        """`outer` times A."""
+        return times(self.outer, self.first)
+
+    def largest_now(self) -> jax.Array:
+        """`largest`, inside a compiled program."""
+        pairs = zip(self.first.values, self.second.values, strict=True)
+        return jnp.max(jnp.stack([jnp.max(b / a) for a, b in pairs]))
+
     @property
     def largest(self) -> float:
         """The largest λ with Bx = λAx."""
@@ -254,6 +294,36 @@ class DensePencil(eqx.Module):
         return jnp.sum((a - b * self.eigenvalues) * (self.root.T @ tree.ravel(vector)) ** 2)
 
     @property
+    def first(self) -> Dense:
+        """A, where it is positive definite."""
+        root = jnp.linalg.inv(self.inverse_root)
+        return Dense(root @ root.T)
+
+    def outer_first(self) -> Dense:
+        """`outer` times A, where A is positive definite."""
+        return Dense(self.root @ jnp.linalg.inv(self.inverse_root).T)
+
+    def with_second(self, second: Matrix) -> "DensePencil":
+        """The pencil of A, where it is positive definite, and another B."""
+        scaled = self.inverse_root @ as_array(second) @ self.inverse_root.T
+        eigenvalues, rotation = jnp.linalg.eigh((scaled + scaled.T) / 2)
+        return DensePencil(self.root @ rotation, rotation.T @ self.inverse_root, eigenvalues)
+
+    def raised(self, limit: jax.Array) -> "DensePencil":
+        """The pencil of A′ and B: A raised, along directions that need it, until B ⪯ limit·A′."""
+        factor = jnp.maximum(1, self.eigenvalues / limit)
+        root, inverse = jnp.sqrt(factor), 1 / jnp.sqrt(factor)
+        return DensePencil(
+            self.root * root[None, :],
+            inverse[:, None] * self.inverse_root,
+            self.eigenvalues / factor,
+        )
+
+    def largest_now(self) -> jax.Array:
+        """`largest`, inside a compiled program."""
+        return jnp.max(self.eigenvalues)
+
+    @property
     def largest(self) -> float:
         return float(np.max(self.eigenvalues))
 
@@ -266,7 +336,7 @@ def pencil(
 ) -> Pencil:
     """The pencil of A (`first`) and B (`second`); its `sqrt` has `outer` to the left."""
     outer = Diagonal((np.ones(()),) * len(sizes)) if outer is None else outer
-    if all(isinstance(matrix, Diagonal) for matrix in (first, second, outer)):
+    if are_diagonal(first, second, outer):
         return DiagonalPencil(first, second, outer)  # pyright: ignore[reportArgumentType]
     a, b = first.dense(sizes).array, second.dense(sizes).array
     values, vectors = np.linalg.eigh(a)

@@ -13,6 +13,7 @@ from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, Oracle
 from sghmc.layout import Layout
+from sghmc.noise import RunningNoise, gradient_noise, no_noise
 from sghmc.posterior import Posterior, Target
 from sghmc.samplers.base import Kernel
 from sghmc.types import Evaluation, PyTree, StepInfo
@@ -24,12 +25,16 @@ NUM_STREAMS = 4
 
 
 class Carry(NamedTuple):
-    """All that a run needs to go on, for every chain; `kernel` only where it adapts."""
+    """All that a run needs to go on, for every chain.
+
+    `kernel` only where it changes, `noise` only where V̂ is estimated.
+    """
 
     kernel: Kernel | None
     state: Any
     hyper: PyTree
     memory: PyTree
+    noise: RunningNoise | None
     sums: keep.RunningSum | None
     info: StepInfo
     failed_at: jax.Array
@@ -77,12 +82,22 @@ class Program(eqx.Module):
         kernel, state = None, self.kernel.init(random.normals_like(keys[START], 0, 1, flat), flat)
         if self.adapt is not None:
             kernel = eqx.filter(self.kernel.adaptable(state), eqx.is_array)
-        memory = self.estimator.remember(self.target)
+        memory, noise = self.estimator.remember(self.target), None
+        if self.kernel.fisher is not None:
+            dtype = tree.float_type(flat)
+            noise = no_noise(tree.size(flat), self.kernel.fisher, dtype, NEVER)
+            chain = self if kernel is None else self.with_kernel(kernel)
+            kernel, noise = chain.update_noise(-1, keys, state, hyper, memory, noise)
         _, info = jax.eval_shape(lambda: self.step(0, self.draw(keys, 0, 1), state, hyper, memory))
         info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
         terms = jax.eval_shape(lambda: self._averaged(flat, hyper))
         sums = keep.start_sum(terms) if self.averages else None
-        return Carry(kernel, state, hyper, memory, sums, info, jnp.asarray(NEVER, jnp.int32))
+        never = jnp.asarray(NEVER, jnp.int32)
+        return Carry(kernel, state, hyper, memory, noise, sums, info, never)
+
+    def with_kernel(self, arrays: Kernel) -> "Program":
+        """This program with a chain's own kernel, of which the carry has the arrays."""
+        return eqx.tree_at(lambda p: p.kernel, self, eqx.combine(arrays, self.kernel))
 
     def look(self, t, keys: jax.Array, flat: PyTree, hyper: PyTree, memory: PyTree) -> Evaluation:
         """What the first gradient evaluation of step t sees."""
@@ -141,6 +156,26 @@ class Program(eqx.Module):
         """The estimator's memory, once the chain has moved on."""
         position = self.layout.shape(self.kernel.position(state))
         return self.estimator.follow(self._target(hyper), memory, position)
+
+    def update_noise(
+        self, t, keys: jax.Array, state: Any, hyper: PyTree, memory: PyTree, noise: RunningNoise
+    ) -> tuple[Kernel, RunningNoise]:
+        """The kernel with a new V̂ after step t, from the rows that the next step will see."""
+        fisher, flat = self.kernel.fisher, self.kernel.position(state)
+        assert fisher is not None
+        target = self._target(hyper)
+        estimate = gradient_noise(
+            self.estimator,
+            target,
+            memory,
+            self.layout.shape(flat),
+            self.estimator.examples(target, self.draw_gradients(keys, t + 1, 1)),
+            diagonal=fisher.diagonal,
+            pull_back=self.kernel.pull_back,
+        )
+        noise = noise.with_estimate(estimate.astype(noise.mean.dtype), fisher.window)
+        kernel, room = self.kernel.with_gradient_noise(t + 1, noise.mean, flat)
+        return eqx.filter(kernel, eqx.is_array), noise.judged(t + 1, *room)
 
     def update_kernel(self, state: Any, hyper: PyTree) -> tuple[Kernel, Any]:
         assert self.adapt is not None

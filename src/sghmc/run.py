@@ -16,11 +16,12 @@ from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, FullBatch, Gradient
 from sghmc.layout import Layout
+from sghmc.noise import RunningNoise
 from sghmc.posterior import StackedPosterior, Target
 from sghmc.program import NEVER, NUM_STREAMS, Carry, Program, Record
 from sghmc.progress import Bar, Interruption
 from sghmc.samplers.base import Sampler
-from sghmc.samples import DivergenceError, Info, Samples
+from sghmc.samples import DivergenceError, GradientNoiseError, Info, Samples
 from sghmc.types import PyTree
 
 _BLOCK_SECONDS = 0.5
@@ -78,6 +79,7 @@ def run(
         thinning=thinning,
         is_stacked=is_stacked,
     )
+    checks.check_fisher(program.kernel.fisher, gradient)
     checks.check_start(program, positions)
     run = _Run(program, loop.start(program, positions), num_burnin, num_samples)
     return run.finish(progress, throw)
@@ -93,6 +95,7 @@ class _Run:
         self.gathered: Record | None = None
         self.started = time.perf_counter()
         self.startup_seconds = 0.0
+        self.has_warned = False
 
     def finish(self, progress: bool, throw: bool) -> Samples:
         total = self.num_burnin + self.num_samples
@@ -109,12 +112,26 @@ class _Run:
                 bar.update(self.done * self.program.thinning, failed_at)
                 if throw and (failed_at < NEVER).any():
                     raise DivergenceError(_explain(failed_at), self._samples())
+                self._judge_noise(throw)
         if self.done < total:
             warnings.warn(
                 f"Interrupted after {self.done} of {total} draws; those so far are returned.",
                 stacklevel=4,
             )
         return self._samples()
+
+    def _judge_noise(self, throw: bool) -> None:
+        """Say, once, that an estimate of the gradient noise left no room for it."""
+        noise = self.carry.noise
+        if noise is None or self.has_warned or not (np.asarray(noise.failed_at) < NEVER).any():
+            return
+        fisher = self.program.kernel.fisher
+        assert fisher is not None
+        message = _explain_noise(noise, fisher.raise_friction)
+        if throw:
+            raise GradientNoiseError(message, self._samples())
+        warnings.warn(message, stacklevel=5)
+        self.has_warned = True
 
     def _advance(self, count: int, capacity: int) -> np.ndarray:
         """Make `count` draws, gather them, and tell at which step each chain failed."""
@@ -220,6 +237,38 @@ def _explain(failed_at: np.ndarray) -> str:
         f"({len(failed)} of {len(failed_at)} chains did). Take a smaller step_size (sghmc.theory "
         f"has the stability limit), start nearer the mode, or look for NaN in the data; "
         f"throw=False returns the flagged draws, and this error carries them as .samples."
+    )
+
+
+def _explain_noise(noise: RunningNoise, is_raised: bool) -> str:
+    failed_at, needed, allowed = (
+        np.atleast_1d(each) for each in (noise.failed_at, noise.needed, noise.allowed)
+    )
+    first = failed_at.argmin()
+    needed, allowed = needed[first], allowed[first]
+    where = (
+        f"in chain {first} from step {failed_at[first]} on ({(failed_at < NEVER).sum()} of "
+        f"{len(failed_at)} chains)"
+    )
+    if is_raised:
+        fault = (
+            f"The friction that the estimated gradient noise needs {where} makes the momentum "
+            f"decay εC/M {needed:.4g}, but every chain diverges from {allowed:.4g} on"
+        )
+        remedy = f"a step_size at most {(allowed / needed) ** 0.5:.2g} times as large"
+    else:
+        fault = (
+            f"The estimated gradient noise is too large {where}: along its worst direction V̂ is "
+            f"{needed:.4g} times the friction (SGLD: the inverse preconditioner), but 2τ/ε leaves "
+            f"room for {allowed:.4g} times only"
+        )
+        remedy = (
+            f"a step_size at most {allowed / needed:.3g} times as large, {needed / allowed:.3g} "
+            f"times the friction or EmpiricalFisher(raise_friction=True)"
+        )
+    return (
+        f"{fault}. Take {remedy}, larger batches or ControlVariate; throw=False goes on, with more "
+        f"noise than the law has."
     )
 
 

@@ -142,6 +142,14 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+class GradientNoiseError(ValueError):
+    """An estimate of the gradient noise leaves no room. `samples` holds what was drawn."""
+
+    def __init__(self, message: str, samples: Samples):
+        super().__init__(message)
+        self.samples = samples
+
+
 class DivergenceError(FloatingPointError):
     """A chain left the finite numbers. `samples` holds everything drawn until then."""
 

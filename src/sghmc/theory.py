@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from sghmc import matrices
 from sghmc.gradients import NoisyGradient
+from sghmc.noise import EmpiricalFisher
 from sghmc.posterior import Potential
 from sghmc.samplers.base import Kernel, Sampler
 from sghmc.samplers.whitened import Whitened, WhitenedKernel
@@ -185,6 +186,11 @@ def affine_map(
         raise ValueError(
             "A sampler with an accept step is not affine, and its law is exact: "
             "pass metropolis=False to see the law without that step."
+        )
+    if isinstance(getattr(_moving(sampler), "gradient_noise", None), EmpiricalFisher):
+        raise ValueError(
+            "EmpiricalFisher has no V̂ before it runs: give gradient_noise as numbers, such as the "
+            "V that you expect."
         )
     precision = _matrix(precision)
     size = len(precision)

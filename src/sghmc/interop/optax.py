@@ -136,6 +136,11 @@ def _check_gradients(sampler: Sampler, kernel: Kernel) -> None:
             f"A training loop hands in one gradient a step, but {name} takes "
             f"{kernel.num_gradients}: run it with sghmc.sample, or use SGHMC or SGLD here."
         )
+    if kernel.fisher is not None:
+        raise ValueError(
+            "EmpiricalFisher needs the gradients of single examples, which a training loop does "
+            "not hand in: give gradient_noise as numbers."
+        )
     if getattr(_innermost(sampler), "resample_every", None) is not None:
         raise ValueError(
             f"A training loop hands in gradients at the parameters, but {name} with resample_every "

@@ -2,15 +2,16 @@
 
 import abc
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import random
+from sghmc import matrices, random, tree
 from sghmc.gradients import Oracle
+from sghmc.noise import EmpiricalFisher
 from sghmc.types import PyTree, Schedule, StepInfo
 
 _SCHEDULE_POINTS = 1 << 20
@@ -34,6 +35,24 @@ class Sampler(eqx.Module):
     @abc.abstractmethod
     def rescaled(self, factor: float) -> "Sampler":
         """The same sampler with `factor` times the step size, at equal mass and friction."""
+
+
+class NoiseRoom(NamedTuple):
+    """How large V̂ is, along its worst direction, and how large it may be.
+
+    Relative to the friction, or where that was raised, the momentum decay that this leads to.
+    """
+
+    needed: jax.Array
+    allowed: jax.Array
+
+
+class NoiseEstimate(eqx.Module):
+    """What an estimate of V̂ starts from: a kernel's matrices without gradient noise."""
+
+    fisher: EmpiricalFisher
+    noise: matrices.Pencil
+    drag: matrices.Pencil | None = None
 
 
 class Kernel(eqx.Module):
@@ -72,6 +91,24 @@ class Kernel(eqx.Module):
     def adaptable(self, state: Any) -> "Kernel":
         """This kernel with every array in the shape that an `Adapt` will give it."""
         raise TypeError(f"{type(self).__name__} has nothing to adapt: use SGHMC, or no adapt.")
+
+    @property
+    def fisher(self) -> EmpiricalFisher | None:
+        """The estimate of V̂ that the sampler asked for."""
+        return None
+
+    def with_gradient_noise(
+        self, t, gradient_noise: jax.Array, like: PyTree
+    ) -> tuple["Kernel", NoiseRoom]:
+        """This kernel with a new V̂, for steps from t on until the next estimate is due.
+
+        V̂ is a vector or a (d, d) array over the raveled parameters, in the coordinates that move.
+        """
+        raise TypeError(f"{type(self).__name__} does not estimate its gradient noise.")
+
+    def pull_back(self, grad: PyTree) -> PyTree:
+        """A gradient in the coordinates that move."""
+        return grad
 
     def middle(self, t, state: Any) -> PyTree:
         """Where Gibbs updates look after step t: half a drift back, if the sampler drifts."""
@@ -133,5 +170,25 @@ def array_setting(setting: float | Schedule, dtype) -> jax.Array | Schedule:
     return setting if callable(setting) else jnp.asarray(setting, dtype)
 
 
-def is_nonzero(matrix: PyTree) -> bool:
+def check_gradient_noise(value: PyTree | EmpiricalFisher) -> None:
+    if not isinstance(value, EmpiricalFisher):
+        matrices.check(value, "gradient_noise")
+
+
+def parse_gradient_noise(value: PyTree | EmpiricalFisher, like: PyTree) -> matrices.Matrix:
+    """V̂, or nothing yet where it will be estimated."""
+    if not isinstance(value, EmpiricalFisher):
+        return matrices.parse(value, like, "gradient_noise", definite=False)
+    if value.diagonal:
+        return matrices.parse(0.0, like, "gradient_noise", definite=False)
+    return matrices.Dense(np.zeros((tree.size(like), tree.size(like))))
+
+
+def given_fisher(value: PyTree | EmpiricalFisher) -> EmpiricalFisher | None:
+    return value if isinstance(value, EmpiricalFisher) else None
+
+
+def is_nonzero(matrix: PyTree | EmpiricalFisher) -> bool:
+    if isinstance(matrix, EmpiricalFisher):
+        return True
     return any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(matrix))

@@ -8,12 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import matrices, random, tree
+from sghmc.noise import EmpiricalFisher
 from sghmc.samplers.base import (
     Kernel,
+    NoiseEstimate,
+    NoiseRoom,
     Sampler,
     array_setting,
+    check_gradient_noise,
     check_setting,
+    given_fisher,
     is_nonzero,
+    parse_gradient_noise,
     rescale,
     value_at,
     values_over,
@@ -32,7 +38,8 @@ class SGHMC(Sampler):
     | `step_size` | ε | a number or a schedule |
     | `friction` | C | a number, a diagonal pytree, a dense matrix, or a schedule of numbers |
     | `mass` | M | a number, a diagonal pytree, a dense matrix |
-    | `gradient_noise` | V̂ | covariance of the gradient estimate, taken off the injected noise |
+    | `gradient_noise` | V̂ | covariance of the gradient estimate, taken off the injected noise: \
+a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estimates it |
     | `temperature` | τ | samples exp(−U/τ): a number or a schedule |
     | `resample_every` | m | draw fresh momenta every m steps; None (the better choice): never |
     | `resampling` | | "repaired", or "literal": Alg. 2 as printed, for its figures only |
@@ -56,7 +63,7 @@ class SGHMC(Sampler):
     step_size: float | Schedule
     friction: PyTree | Schedule
     mass: PyTree = 1.0
-    gradient_noise: PyTree = 0.0
+    gradient_noise: PyTree | EmpiricalFisher = 0.0
     temperature: float | Schedule = 1.0
     resample_every: int | None = None
     resampling: Literal["repaired", "literal"] = "repaired"
@@ -68,7 +75,7 @@ class SGHMC(Sampler):
             matrices.check(self.friction, "friction")
         check_setting(self.temperature, "temperature")
         matrices.check(self.mass, "mass")
-        matrices.check(self.gradient_noise, "gradient_noise")
+        check_gradient_noise(self.gradient_noise)
         every = self.resample_every
         if every is not None and (not isinstance(every, int | np.integer) or every < 1):
             raise ValueError(
@@ -86,7 +93,7 @@ class SGHMC(Sampler):
         cls,
         learning_rate: float | Schedule,
         momentum_decay: float | Schedule,
-        gradient_noise: PyTree = 0.0,
+        gradient_noise: PyTree | EmpiricalFisher = 0.0,
         temperature: float | Schedule = 1.0,
         resample_every: int | None = None,
         resampling: Literal["repaired", "literal"] = "repaired",
@@ -116,12 +123,14 @@ class SGHMC(Sampler):
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "SGHMCKernel":
         sizes, dtype = tree.sizes(like), tree.float_type(like)
-        is_scheduled = callable(self.friction)
+        is_scheduled, fisher = callable(self.friction), given_fisher(self.gradient_noise)
         friction = matrices.parse(
-            1.0 if is_scheduled else self.friction, like, "friction", definite=False
+            1.0 if is_scheduled else self.friction, like, "friction", definite=fisher is not None
         )
         mass = matrices.parse(self.mass, like, "mass", definite=True)
-        gradient_noise = matrices.parse(self.gradient_noise, like, "gradient_noise", definite=False)
+        gradient_noise = parse_gradient_noise(self.gradient_noise, like)
+        if fisher and not matrices.are_diagonal(friction, mass, gradient_noise):
+            friction = friction.dense(sizes)  # what its estimate may make of it
         step_sizes = values_over(self.step_size, num_steps, "step_size")
         decays = step_sizes * (
             values_over(self.friction, num_steps, "friction") if is_scheduled else 1.0
@@ -140,6 +149,7 @@ class SGHMC(Sampler):
             noise.largest * step_sizes**2,
             2 * decays * values_over(self.temperature, num_steps, "temperature"),
         )
+        noise, drag = matrices.finish(noise, dtype), matrices.finish(drag, dtype)
         return SGHMCKernel(
             step_size=array_setting(self.step_size, dtype),
             friction_scale=array_setting(self.friction if is_scheduled else 1.0, dtype),
@@ -149,8 +159,9 @@ class SGHMC(Sampler):
             decay=matrices.finish(
                 matrices.scaled(matrices.product(mass.inverse(), friction, sizes), unit), dtype
             ),
-            noise=matrices.finish(noise, dtype),
-            drag=matrices.finish(drag, dtype),
+            noise=noise,
+            drag=drag,
+            estimate=None if fisher is None else NoiseEstimate(fisher, noise, drag),
             resample_every=self.resample_every,
             resampling=self.resampling,
             observe=self.observe,
@@ -216,6 +227,7 @@ class SGHMCKernel(Kernel):
     decay: matrices.Matrix
     noise: matrices.Pencil
     drag: matrices.Pencil
+    estimate: NoiseEstimate | None
     resample_every: int | None
     resampling: str
     observe: str
@@ -290,15 +302,27 @@ class SGHMCKernel(Kernel):
         drag, noise, learning_rate = self._diagonals()
         new = matrices.Diagonal(tuple(jnp.ravel(leaf) for leaf in jax.tree.leaves(mass)))
         ratio = matrices.times(new, drag.first.inverse())
+
+        def heavier(noise, drag):
+            return {
+                "noise": dataclasses.replace(
+                    noise,
+                    first=matrices.times(noise.first, ratio),
+                    outer=matrices.times(noise.outer, ratio.inverse()),
+                ),
+                "drag": dataclasses.replace(
+                    drag, first=new, second=matrices.times(drag.second, ratio)
+                ),
+            }
+
         kernel = dataclasses.replace(
             self,
             learning_rate=matrices.times(learning_rate, ratio.inverse()),
-            drag=dataclasses.replace(drag, first=new, second=matrices.times(drag.second, ratio)),
-            noise=dataclasses.replace(
-                noise,
-                first=matrices.times(noise.first, ratio),
-                outer=matrices.times(noise.outer, ratio.inverse()),
+            estimate=self.estimate
+            and dataclasses.replace(
+                self.estimate, **heavier(self.estimate.noise, self.estimate.drag)
             ),
+            **heavier(noise, drag),
         )
         rescaling = matrices.Diagonal(tuple(value**-0.5 for value in ratio.values))
         return kernel, SGHMCState(state.position, rescaling @ state.velocity)
@@ -312,6 +336,35 @@ class SGHMCKernel(Kernel):
         ):
             return drag, noise, learning_rate
         raise TypeError("A mass that adapts is diagonal: give mass and friction as numbers.")
+
+    @property
+    def fisher(self):
+        return None if self.estimate is None else self.estimate.fisher
+
+    def with_gradient_noise(self, t, gradient_noise, like):
+        assert self.estimate is not None
+        assert self.estimate.drag is not None
+        room, decay = self._coming(t, self.estimate.fisher.every)
+        noise = self.estimate.noise.with_second(
+            matrices.from_entries(gradient_noise, tree.sizes(like))
+        )
+        if not self.estimate.fisher.raise_friction:
+            return dataclasses.replace(self, noise=noise), NoiseRoom(noise.largest_now(), room)
+        noise = noise.raised(room)
+        drag = self.estimate.drag.with_second(noise.first)
+        kernel = dataclasses.replace(self, noise=noise, drag=drag, decay=noise.outer_first())
+        return kernel, NoiseRoom(drag.largest_now() * decay, jnp.full_like(decay, 2))
+
+    def _coming(self, t, num_steps: int) -> tuple[jax.Array, jax.Array]:
+        """Over the next steps: the least of 2τa/ε², above which V̂/C is too large; the largest a."""
+
+        def at(step):
+            epsilon, decay = value_at(self.step_size, step), self._decay(step)
+            room = 2 * value_at(self.temperature, step) * decay / epsilon**2
+            return jnp.where(epsilon > 0, room, jnp.inf), decay
+
+        rooms, decays = jax.vmap(at)(t + jnp.arange(num_steps))
+        return jnp.min(rooms), jnp.max(decays)
 
     def observed(self, t, state):
         return self.middle(t, state) if self.observe == "middle" else state.position

@@ -4,15 +4,22 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sghmc import matrices, random, tree
+from sghmc.noise import EmpiricalFisher
 from sghmc.samplers.base import (
     Kernel,
+    NoiseEstimate,
+    NoiseRoom,
     Sampler,
     array_setting,
+    check_gradient_noise,
     check_setting,
+    given_fisher,
     is_nonzero,
+    parse_gradient_noise,
     rescale,
     value_at,
     values_over,
@@ -29,7 +36,8 @@ class SGLD(Sampler):
     | --- | --- | --- |
     | `step_size` | ε | the factor before the gradient: a number or a schedule |
     | `preconditioner` | P | positive: a number, a diagonal pytree, a dense matrix |
-    | `gradient_noise` | V̂ | covariance of the gradient estimate, taken off the injected noise |
+    | `gradient_noise` | V̂ | covariance of the gradient estimate, taken off the injected noise: \
+a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estimates it |
     | `temperature` | τ | samples exp(−U/τ): a number or a schedule |
 
     Law: on U = ½θᵀAθ with V̂ right, covariance τ(A − ½εAPA)⁻¹, so a bias of order ε.
@@ -44,14 +52,20 @@ class SGLD(Sampler):
 
     step_size: float | Schedule
     preconditioner: PyTree = 1.0
-    gradient_noise: PyTree = 0.0
+    gradient_noise: PyTree | EmpiricalFisher = 0.0
     temperature: float | Schedule = 1.0
 
     def __check_init__(self):
         check_setting(self.step_size, "step_size", positive=True)
         check_setting(self.temperature, "temperature")
         matrices.check(self.preconditioner, "preconditioner")
-        matrices.check(self.gradient_noise, "gradient_noise")
+        check_gradient_noise(self.gradient_noise)
+        fisher = given_fisher(self.gradient_noise)
+        if fisher and fisher.raise_friction:
+            raise ValueError(
+                "SGLD has no friction to raise: take raise_friction=False and a smaller step_size "
+                "where the gradient noise is too large, or SGHMC."
+            )
 
     @property
     def subtracts_gradient_noise(self) -> bool:
@@ -60,7 +74,10 @@ class SGLD(Sampler):
     def prepare(self, like: PyTree, num_steps: int = 1) -> "SGLDKernel":
         sizes, dtype = tree.sizes(like), tree.float_type(like)
         preconditioner = matrices.parse(self.preconditioner, like, "preconditioner", definite=True)
-        noise = matrices.parse(self.gradient_noise, like, "gradient_noise", definite=False)
+        noise = parse_gradient_noise(self.gradient_noise, like)
+        fisher = given_fisher(self.gradient_noise)
+        if fisher and not matrices.are_diagonal(preconditioner, noise):
+            preconditioner = preconditioner.dense(sizes)
         noise = matrices.product(
             matrices.product(preconditioner, noise, sizes), preconditioner, sizes
         )
@@ -76,11 +93,13 @@ class SGLD(Sampler):
                 f"but 2τ, all the noise there is room for, is {allowed[worst]:g}. Take a step_size "
                 f"at most {allowed[worst] / needed[worst]:.3g} times as large, or larger batches."
             )
+        pencil = matrices.finish(pencil, dtype)
         return SGLDKernel(
             array_setting(self.step_size, dtype),
             matrices.finish(preconditioner, dtype),
-            matrices.finish(pencil, dtype),
+            pencil,
             array_setting(self.temperature, dtype),
+            None if fisher is None else NoiseEstimate(fisher, pencil),
         )
 
     def rescaled(self, factor: float) -> "SGLD":
@@ -96,6 +115,11 @@ class SGLDKernel(Kernel):
     preconditioner: matrices.Matrix
     noise: matrices.Pencil
     temperature: jax.Array | Schedule
+    estimate: NoiseEstimate | None
+
+    @property
+    def fisher(self):
+        return None if self.estimate is None else self.estimate.fisher
 
     def init(self, normals, position):
         return SGLDState(position)
@@ -108,3 +132,24 @@ class SGLDKernel(Kernel):
         )
         position = tree.add_scaled(state.position, -epsilon, self.preconditioner @ grad)
         return SGLDState(tree.add_scaled(position, 1, injected)), StepInfo(potential)
+
+    def with_gradient_noise(self, t, gradient_noise, like):
+        assert self.estimate is not None
+        noise = matrices.from_entries(gradient_noise, tree.sizes(like))
+        if isinstance(self.preconditioner, matrices.Dense):
+            around = self.preconditioner.array
+            noise = matrices.Dense(around @ matrices.as_array(noise) @ around)
+        else:
+            noise = matrices.times(matrices.times(self.preconditioner, noise), self.preconditioner)
+        pencil = self.estimate.noise.with_second(noise)
+        room = self._room(t, self.estimate.fisher.every)
+        return dataclasses.replace(self, noise=pencil), NoiseRoom(pencil.largest_now(), room)
+
+    def _room(self, t, num_steps: int) -> jax.Array:
+        """The least of 2τ/ε over the next steps: in the pencil's basis, 2τP ⪰ εPV̂P."""
+
+        def at(step):
+            epsilon = value_at(self.step_size, step)
+            return jnp.where(epsilon > 0, 2 * value_at(self.temperature, step) / epsilon, jnp.inf)
+
+        return jnp.min(jax.vmap(at)(t + jnp.arange(num_steps)))

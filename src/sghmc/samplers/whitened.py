@@ -106,6 +106,17 @@ class WhitenedKernel(Kernel):
     def middle(self, t, state: Any):
         return self._outward(self.inner.middle(t, state))
 
+    @property
+    def fisher(self):
+        return self.inner.fisher
+
+    def with_gradient_noise(self, t, gradient_noise, like):
+        inner, room = self.inner.with_gradient_noise(t, gradient_noise, like)
+        return dataclasses.replace(self, inner=inner), room
+
+    def pull_back(self, grad):
+        return self.inner.pull_back(self._pull_back(grad))
+
     def kinetic_temperature(self, t, state):
         return self.inner.kinetic_temperature(t, state)
 
