@@ -3,8 +3,8 @@
     python benchmarks/auto.py [--only NAME …] [--json FILE]
 
 No setting is given but the batch size. For each posterior: the largest error of any standard
-deviation and of any mean, in units of the Monte Carlo-free truth as NumPyro's NUTS sees it, with the
-Monte Carlo error that the two runs leave, what was chosen, and whether the tuner promised it.
+deviation and of any mean, relative to those of a long run of NumPyro's NUTS, with the Monte Carlo
+error that the two runs leave, what was chosen, and whether the tuner promised it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _NUM_REFERENCE = 4_000
 
 
 def design(rng, count, size, condition=1.0, scales=1.0):
-    """Standardized columns whose correlation matrix has about this condition number, then scaled."""
+    """Standardized columns with a correlation matrix of about this condition number, scaled."""
     x = rng.normal(size=(count, size))
     if condition > 1:
         rotation, _ = np.linalg.qr(rng.normal(size=(size, size)))

@@ -15,6 +15,7 @@ from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.whitened import Whitened
 from sghmc.samples import DivergenceError, GradientNoiseError, Samples
 from sghmc.sampling import sample
+from sghmc.stein import kernel_stein_discrepancy
 from sghmc.tune import Tuned, tune
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "Samples",
     "Tuned",
     "Whitened",
+    "kernel_stein_discrepancy",
     "sample",
     "theory",
     "tune",

@@ -10,7 +10,7 @@ import numpy as np
 from sghmc import tree
 from sghmc.gradients import BatchEstimator, Estimator, Gradient, Minibatch, Oracle
 from sghmc.mode import find_mode
-from sghmc.posterior import Posterior
+from sghmc.posterior import Posterior, Target
 from sghmc.types import Evaluation, PyTree
 
 
@@ -147,5 +147,6 @@ class _ControlEstimator(Estimator):
         return self.batches.noise_scale
 
 
-def _anchor(target: Posterior, center: PyTree) -> Anchor:
+def _anchor(target: Target, center: PyTree) -> Anchor:
+    assert isinstance(target, Posterior)
     return Anchor(center, target.log_likelihood_total(center))

@@ -91,16 +91,37 @@ def to_arviz(variables: dict[str, np.ndarray], statistics: dict[str, np.ndarray]
 
 def summary(data: "arviz.InferenceData", names: Sequence[str] | None = None) -> "pandas.DataFrame":
     """A row for every number: mean, sd, HDI, Monte Carlo errors, effective sizes, R-hat."""
-    known = list(data["posterior"].data_vars)
-    for name in names or ():
-        if name not in known:
-            raise ValueError(f"There is no variable {name!r} among the draws: there are {known}.")
+    _check_names(data, names)
     # What never moved, such as hyperparameters without Gibbs updates, has no R-hat: NaN says so.
     with np.errstate(invalid="ignore", divide="ignore"):
         table = _import_arviz().summary(
             data, var_names=None if names is None else list(names), round_to="none"
         )
     return table  # pyright: ignore[reportReturnType]
+
+
+_PLOTS = {
+    "trace": "plot_trace",
+    "rank": "plot_rank",
+    "autocorrelation": "plot_autocorr",
+    "pair": "plot_pair",
+}
+
+
+def plot(data: "arviz.InferenceData", kind: str, names: Sequence[str] | None, **options):
+    """One of arviz's plots of the draws; its axes."""
+    if kind not in _PLOTS:
+        raise ValueError(f"There is no plot {kind!r}: there are {list(_PLOTS)}.")
+    _check_names(data, names)
+    function = getattr(_import_arviz(), _PLOTS[kind])
+    return function(data, var_names=None if names is None else list(names), **options)
+
+
+def _check_names(data: "arviz.InferenceData", names: Sequence[str] | None) -> None:
+    known = list(data["posterior"].data_vars)
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"There is no variable {name!r} among the draws: there are {known}.")
 
 
 def _import_arviz():

@@ -65,7 +65,7 @@ def find_mode(target: Target, start: PyTree) -> Mode:
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), start)
         search = _newton if x.size <= DENSE_LIMIT else _quasi_newton
         if isinstance(target, Posterior) and target.num_examples > 2 * _FEW_ROWS:
-            x = search(_Objective(target, like, _some_rows(target)), x).x
+            x = search(_Objective(target, like, _some_rows(target, _FEW_ROWS)), x).x
         end = search(_Objective(target, like, None), x)
         position = jax.tree.map(np.asarray, tree.unravel(jnp.asarray(end.x), like))
     if not np.isfinite(end.value):
@@ -77,12 +77,15 @@ def find_mode(target: Target, start: PyTree) -> Mode:
     return Mode(position, end.value, end.curvature, end.distance)
 
 
-def hessian(target: Target, position: PyTree) -> np.ndarray:
-    """∇²U over the raveled parameters, from all data."""
+def hessian(target: Target, position: PyTree, num_rows: int | None = None) -> np.ndarray:
+    """∇²U over the raveled parameters, from all data or estimated from some rows."""
     with jax.enable_x64(True):
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), position)
         x = np.asarray(tree.ravel(jax.tree.map(_double, position)))
-        return _Objective(target, like, None).curvature(x)
+        rows = None
+        if isinstance(target, Posterior) and num_rows and target.num_examples > num_rows:
+            rows = _some_rows(target, num_rows)
+        return _Objective(target, like, rows).curvature(x)
 
 
 def potentials(target: Target, like: PyTree, points: np.ndarray) -> np.ndarray:
@@ -208,7 +211,7 @@ class _Bowl:
 
 def _quasi_newton(objective: _Objective, x: np.ndarray) -> _End:
     end, value = _lbfgs(objective.target, objective.like, objective.rows, jnp.asarray(x))
-    return _End(np.asarray(end), float(value), None, np.inf)
+    return _End(np.asarray(end), float(np.asarray(value)), None, np.inf)
 
 
 @eqx.filter_jit
@@ -237,8 +240,8 @@ def _lbfgs(target, like, rows, x):
     return x, value
 
 
-def _some_rows(target: Posterior) -> PyTree:
-    order = np.random.default_rng(0).choice(int(target.num_examples), _FEW_ROWS, replace=False)
+def _some_rows(target: Posterior, count: int) -> PyTree:
+    order = np.random.default_rng(0).choice(int(target.num_examples), count, replace=False)
     return target.rows(jnp.asarray(np.sort(order)))
 
 

@@ -185,8 +185,8 @@ class Program(eqx.Module):
 
     def _target(self, hyper: PyTree) -> Any:
         """The target under these hyperparameters."""
-        is_posterior = isinstance(self.target, Posterior)
-        return self.target.with_hyper(hyper) if is_posterior else self.target
+        target = self.target
+        return target.with_hyper(hyper) if isinstance(target, Posterior) else target
 
     def _oracle(self, hyper: PyTree, noise: PyTree, memory: PyTree) -> Oracle:
         oracle = self.estimator.oracle(self._target(hyper), noise, memory)

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import checks, loop, random
+from sghmc import checks, loop, random, theory
 from sghmc import keep as keeping
 from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, FullBatch, Gradient
+from sghmc.health import Origin
 from sghmc.layout import Layout
 from sghmc.noise import RunningNoise
 from sghmc.posterior import StackedPosterior, Target
@@ -81,15 +82,16 @@ def run(
     )
     checks.check_fisher(program.kernel.fisher, gradient)
     checks.check_start(program, positions)
-    run = _Run(program, loop.start(program, positions), num_burnin, num_samples)
+    origin = None if is_stacked else _origin(program, sampler, gradient, total * thinning)
+    run = _Run(program, loop.start(program, positions), num_burnin, num_samples, origin)
     return run.finish(progress, throw)
 
 
 class _Run:
     """The host's side of a run: how far it is, and the draws it has gathered."""
 
-    def __init__(self, program: Program, carry: Carry, num_burnin: int, num_samples: int):
-        self.program, self.carry = program, carry
+    def __init__(self, program: Program, carry: Carry, num_burnin, num_samples, origin):
+        self.program, self.carry, self.origin = program, carry, origin
         self.num_burnin, self.num_samples = num_burnin, num_samples
         self.done = 0
         self.gathered: Record | None = None
@@ -197,6 +199,7 @@ class _Run:
             num_steps=self.done * self.program.thinning,
             seconds=time.perf_counter() - self.started,
             startup_seconds=self.startup_seconds,
+            origin=self.origin,
         )
 
 
@@ -227,6 +230,12 @@ def _prepare(gradient: Gradient, target: Target | StackedPosterior, positions: P
     chains = [gradient.prepare(target[i], start(i)) for i in range(target.num_chains)]
     arrays, rest = zip(*(eqx.partition(each, eqx.is_array) for each in chains), strict=True)
     return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
+
+
+def _origin(program: Program, sampler: Sampler, gradient: Gradient, num_steps: int) -> Origin:
+    temperature = getattr(theory.moving(sampler), "temperature", 1.0)
+    last = temperature(num_steps - 1) if callable(temperature) else temperature
+    return Origin(program.target, sampler, gradient, program.estimator, float(np.asarray(last)))
 
 
 def _explain(failed_at: np.ndarray) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sghmc import diagnostics
+from sghmc.health import Health, Origin, assess
 from sghmc.types import PyTree
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Samples:
     | `seconds` | wall-clock time of the run, compilation included |
     | `startup_seconds` | the part of it until the first draw, compilation mostly |
     | `tuning` | the report of `tune`, after `sample(…, "auto", …)` |
+    | `origin` | target, sampler and gradient estimator that made the draws |
     """
 
     positions: PyTree
@@ -54,6 +56,7 @@ class Samples:
     seconds: float
     startup_seconds: float
     tuning: Any = None
+    origin: Origin | None = None
 
     def with_tuning(self, report: Any) -> "Samples":
         return dataclasses.replace(self, tuning=report)
@@ -103,6 +106,27 @@ class Samples:
         needs two chains or more.
         """
         return diagnostics.summary(self.to_arviz(), names)
+
+    def health(self, tolerance: float = 0.05) -> Health:
+        """A verdict on the run: chains, momenta, and what theory says of its settings.
+
+        Gradient noise and curvature are measured at some of the draws, where they are the
+        parameters themselves: a `keep` that stores something else leaves that part out.
+
+        >>> import jax, jax.numpy as jnp, sghmc
+        >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+        >>> samples = sghmc.sample(
+        ...     jax.random.key(0), target, sghmc.SGHMC(1.2, friction=0.5), jnp.zeros(2),
+        ...     num_samples=1000, num_chains=4, progress=False,
+        ... )
+        >>> samples.health().is_sound  # the step is too large: variances are 1.7 times too large
+        False
+        """
+        return assess(self.summary(), self.origin, self.positions, self.hyper, self.info, tolerance)
+
+    def plot(self, kind: str = "trace", names: Sequence[str] | None = None, **options):
+        """A picture through arviz: "trace", "rank", "autocorrelation" or "pair"; its axes."""
+        return diagnostics.plot(self.to_arviz(), kind, names, **options)
 
     def __repr__(self) -> str:
         return f"Samples({'; '.join(self._overview())})"

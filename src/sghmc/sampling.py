@@ -101,6 +101,8 @@ def sample(
             '"auto" chooses starts and settings itself, for one posterior: give one init, and no '
             "init_axis, posterior_axis or adapt; or call sghmc.tune first."
         )
+    if isinstance(target, StackedPosterior):
+        raise TypeError('"auto" takes one posterior at a time, not a stack of them.')
     tuned = tune(
         jax.random.fold_in(key, 0),
         target,

@@ -31,10 +31,14 @@ _LARGEST_RADIUS = 1 + 1e-9
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AffineMap:
-    """A step z' = F z + L n: F is `transition`, L is `noise`, z = (θ, r) or θ alone."""
+    """A step z' = F z + L n: F is `transition`, L is `noise`, z = (θ, r) or θ alone.
+
+    `view` is the matrix that takes z to the draw it gives, θ itself or half a drift earlier.
+    """
 
     transition: np.ndarray
     noise: np.ndarray
+    view: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,7 +47,7 @@ class Law:
 
     | field | formula | meaning |
     | --- | --- | --- |
-    | `covariance` | S_θθ | covariance of the position |
+    | `covariance` | S_θθ | covariance of the draws |
     | `state_covariance` | S | covariance of (θ, r); of θ alone where there is no momentum |
     | `standard_deviation_error` | √(S_ii / τ(A⁻¹)_ii) − 1 | for each coordinate |
     | `autocorrelation_time` | 1 + Σ_{s≥1} ρ_s | for each coordinate, in steps |
@@ -83,11 +87,11 @@ def stationary_law(
     if not radius < 1:
         raise ValueError(_no_law(sampler, precision, radius))
     covariances = _cycle_covariances(steps)
-    size = len(precision)
+    size, view = len(precision), steps[0].view
     state_covariance = np.mean(covariances, axis=0)
-    covariance = state_covariance[:size, :size]
-    lagged = _mean_lag_sum(steps, covariances)[:size, :size]
-    exact = getattr(_moving(sampler), "temperature", 1.0) * np.linalg.inv(precision)
+    covariance = view @ state_covariance @ view.T
+    lagged = view @ _mean_lag_sum(steps, covariances) @ view.T
+    exact = getattr(moving(sampler), "temperature", 1.0) * np.linalg.inv(precision)
     with np.errstate(divide="ignore", invalid="ignore"):  # without any noise all is 0/0: NaN
         return Law(
             covariance=covariance,
@@ -153,7 +157,7 @@ def stability_limit(sampler: Sampler, precision: ArrayLike) -> float:
     precision = _matrix(precision)
     sampler = _held(sampler, 0)
     irrelevant = {"gradient_noise": 0.0, "metropolis": False}
-    present = {name: value for name, value in irrelevant.items() if hasattr(_moving(sampler), name)}
+    present = {name: value for name, value in irrelevant.items() if hasattr(moving(sampler), name)}
     sampler = _with_settings(sampler, present)
     stable = _first_stable_factor(sampler, precision)
     unstable = 2 * stable
@@ -165,7 +169,7 @@ def stability_limit(sampler: Sampler, precision: ArrayLike) -> float:
             stable = middle
         else:
             unstable = middle
-    limit = _moving(sampler.rescaled(stable))
+    limit = moving(sampler.rescaled(stable))
     return float(getattr(limit, "step_size" if hasattr(limit, "step_size") else "learning_rate"))
 
 
@@ -182,12 +186,12 @@ def affine_map(
     z is (θ, r), with r the momentum itself, whatever units and coordinates the sampler's state has.
     The columns of L are the sampler's normals, then those of the gradient noise.
     """
-    if getattr(_moving(sampler), "metropolis", False):
+    if getattr(moving(sampler), "metropolis", False):
         raise ValueError(
             "A sampler with an accept step is not affine, and its law is exact: "
             "pass metropolis=False to see the law without that step."
         )
-    if isinstance(getattr(_moving(sampler), "gradient_noise", None), EmpiricalFisher):
+    if isinstance(getattr(moving(sampler), "gradient_noise", None), EmpiricalFisher):
         raise ValueError(
             "EmpiricalFisher has no V̂ before it runs: give gradient_noise as numbers, such as the "
             "V that you expect."
@@ -199,7 +203,7 @@ def affine_map(
         sampler = _around_zero(sampler, size)
         kernel = sampler.prepare(like, t + 1 if num_steps is None else num_steps)
         estimator = NoisyGradient(np.asarray(gradient_noise)).prepare(_gaussian(precision), like)
-        transition, noise, seen, foretold = jax.tree.map(
+        transition, noise, view, seen, foretold = jax.tree.map(
             np.asarray, _differentiate(kernel, estimator, jnp.asarray(precision), jnp.asarray(t))
         )
     if not np.allclose(seen, foretold, rtol=1e-8, atol=1e-8):
@@ -208,7 +212,8 @@ def affine_map(
             f"Gaussian law to compute."
         )
     units = _units(sampler, kernel, size)[: len(transition), : len(transition)]
-    return AffineMap(units @ transition @ np.linalg.inv(units), units @ noise)
+    back = np.linalg.inv(units)
+    return AffineMap(units @ transition @ back, units @ noise, view @ back)
 
 
 def entropy_growth(time, curvature, mass, diffusion, temperature=1.0) -> np.ndarray:
@@ -254,7 +259,7 @@ def chi_squared(covariance, reference) -> np.ndarray:
 
 @eqx.filter_jit
 def _differentiate(kernel, estimator, precision, t):
-    """F and L in the state's own units; where the step takes a point, and where F and L say."""
+    """F, L and the view in the state's own units; where a step ends, and where F and L say."""
     like = jnp.zeros(len(precision), precision.dtype)
     target = _gaussian(precision)
     key = jnp.zeros(2, jnp.uint32)
@@ -272,7 +277,8 @@ def _differentiate(kernel, estimator, precision, t):
     origin = jnp.zeros_like(state), jnp.zeros_like(normals)
     transition, noise = jax.jacfwd(step, argnums=(0, 1))(*origin)
     z, n = (jnp.cos(jnp.arange(x.size) + 1.0) for x in origin)
-    return transition, noise, step(z, n), step(*origin) + transition @ z + noise @ n
+    view = jax.jacfwd(lambda z: kernel.observed(t, unravel_state(z)))(origin[0])
+    return transition, noise, view, step(z, n), step(*origin) + transition @ z + noise @ n
 
 
 def _gaussian(precision) -> Potential:
@@ -288,9 +294,9 @@ def _matrix(value, size: int | None = None) -> np.ndarray:
     return matrices.parse(array, like, "precision", definite=True).dense([size]).array
 
 
-def _moving(sampler: Sampler) -> Sampler:
+def moving(sampler: Sampler) -> Sampler:
     """What moves inside any number of changes of coordinates."""
-    return _moving(sampler.sampler) if isinstance(sampler, Whitened) else sampler
+    return moving(sampler.sampler) if isinstance(sampler, Whitened) else sampler
 
 
 def _with_settings(sampler: Sampler, settings: dict) -> Sampler:
@@ -323,8 +329,8 @@ def _units(sampler: Sampler, kernel: Kernel, size: int) -> np.ndarray:
 
 def _held(sampler: Sampler, t: int) -> Sampler:
     """The sampler with every schedule held at its value at step t."""
-    moving = _moving(sampler)
-    settings = ((field.name, getattr(moving, field.name)) for field in dataclasses.fields(moving))
+    inner = moving(sampler)
+    settings = ((field.name, getattr(inner, field.name)) for field in dataclasses.fields(inner))
     with jax.enable_x64(True):
         held = {name: float(np.asarray(value(t))) for name, value in settings if callable(value)}
     return _with_settings(sampler, held)
@@ -332,7 +338,7 @@ def _held(sampler: Sampler, t: int) -> Sampler:
 
 def _cycle(sampler: Sampler, precision: np.ndarray, gradient_noise) -> list[AffineMap]:
     """The steps after which the dynamics repeat: one, or all from one resampling to the next."""
-    period = getattr(_moving(sampler), "resample_every", None)
+    period = getattr(moving(sampler), "resample_every", None)
     if period is None:
         return [affine_map(sampler, precision, gradient_noise)]
     resampling, plain = (
@@ -350,7 +356,7 @@ def _compose(steps: Sequence[AffineMap]) -> AffineMap:
     whole = steps[0]
     for step in steps[1:]:
         noise = np.concatenate([step.transition @ whole.noise, step.noise], axis=1)
-        whole = AffineMap(step.transition @ whole.transition, noise)
+        whole = AffineMap(step.transition @ whole.transition, noise, step.view)
     return whole
 
 

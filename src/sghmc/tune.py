@@ -12,30 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import checks, diagnostics, theory
+from sghmc import checks
 from sghmc.control import ControlVariate
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Gradient, Minibatch
 from sghmc.noise import mean_gradient_noise
+from sghmc.pilot import LARGEST_RATIO, NOISE_SHARE, Settings, Trial, run_pilot
 from sghmc.posterior import Posterior, StackedPosterior, Target
 from sghmc.region import Region, draw_starts, find_region
-from sghmc.run import run
-from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.whitened import Whitened
 from sghmc.types import PyTree
 
-_FRICTION = 1.5
-"""Between 1 and 2 friction serves means and variances alike."""
 _LARGEST_STEP = 0.3
 """At a tolerance of 5 %. Drawn in the middle of drifts a Gaussian has no error from the step size;
 others have one of its square."""
-_SMALL_STEP = 0.05
-"""Below this more friction takes over: C/ε is what gradient noise asks for."""
-_LARGEST_DECAY = 0.5
-_LARGEST_RATIO = 1_000.0
-"""C/ε beyond which a draw is too dear: rather a promise of less."""
-_NOISE_SHARE = 0.4
-"""Of the tolerance; the rest is for what is not Gaussian."""
 _STEP_OVERHEAD = 50
 """What a step costs besides its examples, in examples."""
 _NUM_NOISE_POINTS, _NUM_NOISE_ROWS = 32, 512
@@ -161,73 +151,6 @@ def _check(target, batch_size, tolerance) -> None:
         raise ValueError(f"tolerance must lie between 0 and 1, but is {tolerance!r}.")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Settings:
-    """Step size and friction in whitened coordinates, for a gradient noise Ṽ."""
-
-    step_size: float
-    friction: float
-    noise: float
-
-    @property
-    def law(self) -> theory.FrictionLaw:
-        return theory.friction_law(
-            self.step_size, self.friction, gradient_noise=self.noise, observe="middle"
-        )
-
-    @property
-    def thinning(self) -> int:
-        """About an autocorrelation time; a power of two, so that pilots share programs."""
-        return 2 ** max(2, math.ceil(math.log2(self.law.autocorrelation_time)))
-
-    def halved(self) -> "_Settings":
-        return dataclasses.replace(self, step_size=self.step_size / 2)
-
-    @classmethod
-    def for_noise(cls, noise: float, tolerance: float, largest_step: float) -> "_Settings":
-        """The quickest settings whose error stays below the tolerance."""
-        # On a Gaussian gradient noise makes an error of εṼ/4C.
-        ratio = min(noise / (4 * _NOISE_SHARE * tolerance), _LARGEST_RATIO)
-        ratio = max(ratio, _FRICTION / largest_step)
-        step_size = _FRICTION / ratio
-        if step_size < min(_SMALL_STEP, largest_step):
-            step_size = min(_SMALL_STEP, largest_step, math.sqrt(_LARGEST_DECAY / ratio))
-        return cls(step_size, ratio * step_size, noise)
-
-
-class _Trial:
-    """Draws of pilot chains, axes (chain, draw, raveled parameter), and what they say."""
-
-    def __init__(self, draws: np.ndarray, kinetic_temperature: float):
-        self.draws, self.kinetic_temperature = draws, kinetic_temperature
-
-    @property
-    def is_finite(self) -> bool:
-        return bool(np.all(np.isfinite(self.draws)))
-
-    @property
-    def last(self) -> np.ndarray:
-        return self.draws[:, -1]
-
-    def joined(self, other: "_Trial") -> "_Trial":
-        draws = np.concatenate([self.draws, other.draws], axis=1)
-        return _Trial(draws, (self.kinetic_temperature + other.kinetic_temperature) / 2)
-
-    @property
-    def autocorrelation_time(self) -> float:
-        """1 + Σρ in draws, of the slowest parameter or square of one."""
-        away = self.draws - self.draws.mean((0, 1))
-        times = [diagnostics.autocorrelation_time(each).max() for each in (away, away**2)]
-        return float(max(times))
-
-    def log_spreads(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each parameter: log of its standard deviation, and the Monte Carlo error of that."""
-        mean = self.draws.mean((0, 1))
-        squares = ((self.draws - mean) ** 2).mean(1)
-        error = squares.std(0, ddof=1) / math.sqrt(len(squares)) / (2 * squares.mean(0))
-        return np.log(squares.mean(0)) / 2, error
-
-
 class _Tuner:
     """The state of a tuning: the region so far, the estimator, the settings."""
 
@@ -243,7 +166,7 @@ class _Tuner:
         self.places = draw_starts(target, region, self.rng, self.num_chains)
         self.noises: dict[str, float] = {}
         self.gradient: Gradient = FullBatch()
-        self.settings = _Settings(self.largest_step, _FRICTION, 0.0)
+        self.settings = Settings.for_noise(0.0, tolerance, self.largest_step)
 
     def refine(self) -> None:
         """Pilot runs until their draws have spread 1 in the region's coordinates.
@@ -273,7 +196,7 @@ class _Tuner:
             "modes; look at R-hat and at traces"
         )
 
-    def _sound_places(self, trial: _Trial) -> np.ndarray:
+    def _sound_places(self, trial: Trial) -> np.ndarray:
         """Where the chains are; those that were lost go back to where sound ones are."""
         sound = np.flatnonzero(np.all(np.isfinite(trial.draws), axis=(1, 2)))
         if len(sound) == 0:
@@ -305,7 +228,7 @@ class _Tuner:
             noise = self._noise(gradient)
             if num_rows is not None and not isinstance(gradient, FullBatch):
                 self.noises[name] = noise
-            settings = _Settings.for_noise(noise, self.tolerance, self.largest_step)
+            settings = Settings.for_noise(noise, self.tolerance, self.largest_step)
             misses = settings.law.standard_deviation_error > self.tolerance
             time_per_draw = settings.law.autocorrelation_time * ((num_rows or 0) + _STEP_OVERHEAD)
             if best is None or (misses, time_per_draw) < best[0]:
@@ -363,36 +286,21 @@ class _Tuner:
             return float(np.linalg.eigvalsh(whitened)[-1])
         return float(np.mean(whitened))
 
-    def sampler(self, settings: _Settings) -> Whitened:
-        inner = SGHMC(settings.step_size, settings.friction, observe="middle")
-        return Whitened(inner, self.region.center_tree, self.region.factor_tree)
-
-    def run(self, settings: _Settings, places: np.ndarray | None = None) -> _Trial:
+    def run(self, settings: Settings, places: np.ndarray | None = None) -> Trial:
         """Pilot chains from `places`."""
         self.num_runs += 1
-        samples = run(
+        return run_pilot(
             jax.random.fold_in(self.key, self.num_runs),
             self.target,
-            self.sampler(settings),
-            self.region.params(self.places if places is None else places),
-            gradient=self.gradient,
-            num_samples=self.num_draws,
-            num_burnin=20,
-            thinning=settings.thinning,
-            num_chains=self.num_chains,
-            init_axis=0,
+            self.gradient,
+            self.region,
+            settings,
+            self.places if places is None else places,
+            num_draws=self.num_draws,
             gibbs=self.gibbs,
-            progress=False,
-            throw=False,
         )
-        shape = (self.num_chains, self.num_draws, -1)
-        leaves = jax.tree.leaves(samples.positions)
-        draws = np.concatenate([leaf.reshape(shape) for leaf in leaves], -1, dtype=np.float64)
-        # A chain on its way out is still finite when its potential no longer is.
-        draws[~np.isfinite(samples.info.potential)] = np.nan
-        return _Trial(draws, float(np.mean(samples.info.kinetic_temperature)))
 
-    def measure(self, settings: _Settings) -> _Trial:
+    def measure(self, settings: Settings) -> Trial:
         """Pilot chains for as long as their standard deviations are too uncertain to judge."""
         trial = self.run(settings)
         for _ in range(1, _NUM_PROLONGATIONS):
@@ -401,7 +309,7 @@ class _Tuner:
             trial = trial.joined(self.run(settings, trial.last))
         return trial
 
-    def verify(self) -> _Trial:
+    def verify(self) -> Trial:
         """Halve the step size until that changes no standard deviation beyond what is allowed."""
         trial = self.measure(self.settings)
         for _ in range(_NUM_HALVINGS):
@@ -414,7 +322,7 @@ class _Tuner:
         self.notes.append("halving the step size did not end its effect: see the traces")
         return trial
 
-    def _compare(self, whole: _Trial, half: _Trial) -> tuple[float, float, bool]:
+    def _compare(self, whole: Trial, half: Trial) -> tuple[float, float, bool]:
         """The largest change of a standard deviation, its error, and whether all are small."""
         if not whole.is_finite:
             return math.inf, 0.0, False
@@ -426,15 +334,15 @@ class _Tuner:
         is_common = abs(np.mean(before - after)) > self.tolerance / 2 + np.mean(error)
         return float(change[worst]), float(error[worst]), bool(is_small and not is_common)
 
-    def finish(self, trial: _Trial, num_chains: int, seconds: float) -> Tuned:
+    def finish(self, trial: Trial, num_chains: int, seconds: float) -> Tuned:
         error = self.settings.law.standard_deviation_error
         steps = trial.autocorrelation_time * self.settings.thinning
         is_met = bool(error <= self.tolerance and not self.notes_of_failure())
         if error > self.tolerance:
-            needed = self.batch_size * self.settings.noise / (4 * _NOISE_SHARE * self.tolerance)
+            needed = self.batch_size * self.settings.noise / (4 * NOISE_SHARE * self.tolerance)
             self.notes.append(
                 f"gradient noise alone makes standard deviations {100 * error:.0f} % too wide: "
-                f"batches of about {math.ceil(needed / _LARGEST_RATIO):,} would do"
+                f"batches of about {math.ceil(needed / LARGEST_RATIO):,} would do"
             )
         if not self.region.is_gaussian:
             self.notes.append(
@@ -465,7 +373,7 @@ class _Tuner:
             seconds=seconds,
         )
         return Tuned(
-            self.sampler(self.settings),
+            self.settings.sampler(self.region),
             self.gradient,
             jax.tree.map(jnp.asarray, self.region.params(starts)),
             max(1, math.ceil(steps)),

@@ -1,0 +1,135 @@
+"""Pilot runs: settings for a gradient noise, short chains, and what these say."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+
+from sghmc import diagnostics, theory
+from sghmc.gibbs import Gibbs
+from sghmc.gradients import Gradient
+from sghmc.posterior import Target
+from sghmc.region import Region
+from sghmc.run import run
+from sghmc.samplers.sghmc import SGHMC
+from sghmc.samplers.whitened import Whitened
+
+_FRICTION = 1.5
+"""Between 1 and 2 friction serves means and variances alike."""
+_SMALL_STEP = 0.05
+"""Below this more friction takes over: C/ε is what gradient noise asks for."""
+_LARGEST_DECAY = 0.5
+LARGEST_RATIO = 1_000.0
+"""C/ε beyond which a draw is too dear: rather a promise of less."""
+NOISE_SHARE = 0.4
+"""Of the tolerance; the rest is for what is not Gaussian."""
+_NUM_BURNIN = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Step size and friction in whitened coordinates, for a gradient noise Ṽ."""
+
+    step_size: float
+    friction: float
+    noise: float
+
+    @property
+    def law(self) -> theory.FrictionLaw:
+        return theory.friction_law(
+            self.step_size, self.friction, gradient_noise=self.noise, observe="middle"
+        )
+
+    @property
+    def thinning(self) -> int:
+        """About an autocorrelation time; a power of two, so that pilots share programs."""
+        return 2 ** max(2, math.ceil(math.log2(self.law.autocorrelation_time)))
+
+    def sampler(self, region: Region) -> Whitened:
+        inner = SGHMC(self.step_size, self.friction, observe="middle")
+        return Whitened(inner, region.center_tree, region.factor_tree)
+
+    def halved(self) -> "Settings":
+        return dataclasses.replace(self, step_size=self.step_size / 2)
+
+    @classmethod
+    def for_noise(cls, noise: float, tolerance: float, largest_step: float) -> "Settings":
+        """The quickest settings whose error stays below the tolerance."""
+        # On a Gaussian gradient noise makes an error of εṼ/4C.
+        ratio = min(noise / (4 * NOISE_SHARE * tolerance), LARGEST_RATIO)
+        ratio = max(ratio, _FRICTION / largest_step)
+        step_size = _FRICTION / ratio
+        if step_size < min(_SMALL_STEP, largest_step):
+            step_size = min(_SMALL_STEP, largest_step, math.sqrt(_LARGEST_DECAY / ratio))
+        return cls(step_size, ratio * step_size, noise)
+
+
+class Trial:
+    """Draws of pilot chains, axes (chain, draw, raveled parameter), and what they say."""
+
+    def __init__(self, draws: np.ndarray, kinetic_temperature: float):
+        self.draws, self.kinetic_temperature = draws, kinetic_temperature
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.all(np.isfinite(self.draws)))
+
+    @property
+    def last(self) -> np.ndarray:
+        return self.draws[:, -1]
+
+    def joined(self, other: "Trial") -> "Trial":
+        draws = np.concatenate([self.draws, other.draws], axis=1)
+        return Trial(draws, (self.kinetic_temperature + other.kinetic_temperature) / 2)
+
+    @property
+    def autocorrelation_time(self) -> float:
+        """1 + Σρ in draws, of the slowest parameter or square of one."""
+        away = self.draws - self.draws.mean((0, 1))
+        times = [diagnostics.autocorrelation_time(each).max() for each in (away, away**2)]
+        return float(max(times))
+
+    def log_spreads(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each parameter: log of its standard deviation, and the Monte Carlo error of that."""
+        mean = self.draws.mean((0, 1))
+        squares = ((self.draws - mean) ** 2).mean(1)
+        error = squares.std(0, ddof=1) / math.sqrt(len(squares)) / (2 * squares.mean(0))
+        return np.log(squares.mean(0)) / 2, error
+
+
+def run_pilot(
+    key: jax.Array,
+    target: Target,
+    gradient: Gradient,
+    region: Region,
+    settings: Settings,
+    places: np.ndarray,
+    *,
+    num_draws: int,
+    gibbs: Gibbs | None,
+) -> Trial:
+    """Chains from each of `places`, raveled parameters, about an autocorrelation time a draw."""
+    samples = run(
+        key,
+        target,
+        settings.sampler(region),
+        region.params(places),
+        gradient=gradient,
+        num_samples=num_draws,
+        num_burnin=_NUM_BURNIN,
+        thinning=settings.thinning,
+        num_chains=len(places),
+        init_axis=0,
+        gibbs=gibbs,
+        progress=False,
+        throw=False,
+    )
+    leaves = [
+        leaf.reshape(len(places), num_draws, -1) for leaf in jax.tree.leaves(samples.positions)
+    ]
+    draws = np.concatenate(leaves, -1, dtype=np.float64)
+    # A chain on its way out is still finite when its potential no longer is.
+    draws[~np.isfinite(samples.info.potential)] = np.nan
+    assert samples.info.kinetic_temperature is not None
+    return Trial(draws, float(np.mean(samples.info.kinetic_temperature)))
