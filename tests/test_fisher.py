@@ -4,6 +4,7 @@ That the estimate of one batch is unbiased is judged in `test_noise.py`, over al
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -32,6 +33,14 @@ MATRICES = {  # friction, mass
 }
 NOISES = {True: np.array([1.6, 0.4, 1.3]), False: laws.positive(3, SIZE, 0.3, 1.5)}
 """V̂: a diagonal, and dense."""
+COMBINATIONS = [
+    ("number", True),
+    ("diagonal", True),
+    ("number", False),
+    ("dense", True),
+    ("dense", False),
+    ("dense mass", True),
+]
 
 
 class Estimated(Sampler):
@@ -55,8 +64,7 @@ class Estimated(Sampler):
         return dataclasses.replace(self, sampler=self.sampler.rescaled(factor))
 
 
-@pytest.mark.parametrize("diagonal", [True, False], ids=["diagonal", "dense noise"])
-@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize(("name", "diagonal"), COMBINATIONS)
 def test_a_step_with_an_estimate_is_the_step_with_that_gradient_noise(name, diagonal):
     friction, mass = MATRICES[name]
     estimate, brought = NOISES[diagonal], laws.positive(7, SIZE, 0.2, 1.1)
@@ -95,8 +103,7 @@ def raised(friction, gradient_noise, limit):
     return (root * np.maximum(1, values / limit)) @ root.T
 
 
-@pytest.mark.parametrize("diagonal", [True, False], ids=["diagonal", "dense noise"])
-@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize(("name", "diagonal"), COMBINATIONS)
 def test_friction_is_raised_where_the_noise_needs_it(name, diagonal):
     """2τC′ ⪰ εV̂ with equality in some directions, C′ = C in the others; then the law of C′."""
     friction, mass = MATRICES[name]
@@ -129,7 +136,7 @@ def test_both_numbers_of_an_estimate_that_is_too_large(diagonal):
     estimate = NOISES[diagonal]
     v, fisher = laws.dense(estimate, SIZE), EmpiricalFisher(diagonal)
     worst = scipy.linalg.eigh(v, friction, eigvals_only=True)[-1]
-    inertial = sghmc.SGHMC(0.25, friction, mass, fisher, 1.7)
+    inertial: Any = sghmc.SGHMC(0.25, friction, mass, fisher, 1.7)
     assert room_of(inertial, estimate) == pytest.approx((worst, 2 * 1.7 / 0.25))
     langevin = sghmc.SGLD(0.25, np.linalg.inv(friction), fisher, 1.7)
     assert room_of(langevin, estimate) == pytest.approx((worst, 2 * 1.7 / 0.25))
@@ -142,7 +149,7 @@ def test_both_numbers_of_an_estimate_that_is_too_large(diagonal):
 def test_an_estimate_is_judged_by_the_steps_that_it_is_for(kind):
     """Steps 6 to 9 of a rising step size: the last is the largest."""
     fisher = EmpiricalFisher(every=4)
-    friction = {"friction": 1.0} if kind is sghmc.SGHMC else {}
+    friction: dict[str, Any] = {"friction": 1.0} if kind is sghmc.SGHMC else {}
     rising = kind(lambda t: 0.01 * (t + 1), gradient_noise=fisher, temperature=0.5, **friction)
     assert room_of(rising, NOISES[True], t=6)[1] == pytest.approx(2 * 0.5 / 0.1)
     ending = kind(lambda t: 0.1 * (t < 3), gradient_noise=fisher, **friction)
@@ -201,7 +208,7 @@ def uneven(theta, x, hyper):
     return (1 + x[0] ** 2) * log_likelihood(theta, x, hyper) / 4
 
 
-def model(rows=ROWS, hyper=1.0, log_likelihood=log_likelihood):
+def model(rows=ROWS, hyper: Any = 1.0, log_likelihood=log_likelihood):
     return sghmc.Posterior(log_likelihood, log_prior, rows, hyper)
 
 
@@ -228,8 +235,15 @@ def recorded(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("diagonal", [True, False], ids=["diagonal", "dense noise"])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    ("name", "diagonal"),
+    [
+        ("plain", True),
+        ("without replacement", False),
+        ("control variate", True),
+        ("whitened", True),
+    ],
+)
 def test_a_run_estimates_from_the_rows_of_the_coming_step(name, diagonal, monkeypatch):
     calls = recorded(monkeypatch)
     gradient, factor = RUNS[name]
@@ -278,7 +292,7 @@ def test_a_run_estimates_from_the_rows_of_the_coming_step(name, diagonal, monkey
         assert seen.failed_at[chain] == NEVER
 
 
-def judge_law(fisher, make=sghmc.SGHMC, **settings):
+def judge_law(fisher, make: Any = sghmc.SGHMC, **settings: float):
     """Variances of a long run, against the exact law with V̂ = V, in standard errors of 64 chains.
 
     V is the same for all θ: the rows' gradients differ by the rows alone.
@@ -290,7 +304,7 @@ def judge_law(fisher, make=sghmc.SGHMC, **settings):
     law = theory.stationary_law(make(gradient_noise=subtracted, **settings), curvature, exact)
     samples = sghmc.sample(
         jax.random.key(0),
-        model(),
+        model(log_likelihood=functools.partial(log_likelihood)),  # compiled anew, faults and all
         sampler,
         START,
         gradient=sghmc.Minibatch(BATCH),
@@ -341,21 +355,19 @@ def test_a_wrong_estimate_is_seen_in_the_law(fault, monkeypatch):
         monkeypatch.setattr(BatchEstimator, "noise_scale", scale)
     else:
         monkeypatch.setattr(noise, "scatter", wrong_scatter(fault))
-    jax.clear_caches()
     with pytest.raises(AssertionError):
         judge_law(EmpiricalFisher(every=5, raise_friction=True), **INERTIAL)
-    jax.clear_caches()
 
 
 def run(fisher, friction=1.0, gradient=None, make: Any = sghmc.SGHMC, **settings):
+    options: dict[str, Any] = {"num_samples": 10, "progress": False} | settings
     return sghmc.sample(
         jax.random.key(0),
-        settings.pop("target", model()),
+        options.pop("target", model()),
         make(0.05, friction, gradient_noise=fisher),
         START,
         gradient=gradient or sghmc.Minibatch(BATCH),
-        progress=False,
-        **({"num_samples": 10} | settings),
+        **options,
     )
 
 
@@ -370,9 +382,7 @@ def test_too_much_noise_is_an_error_with_both_numbers():
         run(EmpiricalFisher())
     assert caught.value.samples.num_draws == 1
     with pytest.raises(sghmc.GradientNoiseError, match="too large in chain 0 from step 0"):
-        run(EmpiricalFisher(False))
-    with pytest.raises(sghmc.GradientNoiseError, match=r"from step 0 on .*SGLD"):
-        run(EmpiricalFisher(), 1.0, make=sghmc.SGLD)
+        run(EmpiricalFisher(False), 1.0, make=sghmc.SGLD)
 
 
 def test_it_is_a_warning_on_request_and_the_run_goes_on():
@@ -427,7 +437,7 @@ def test_a_friction_that_would_have_to_be_too_large_is_an_error():
 
 def test_every_stacked_posterior_has_its_own_estimate():
     others = [model(), model(np.float32(0.5) * ROWS[:12])]
-    settings = {"num_chains": 2, "friction": 30.0}
+    settings: dict[str, Any] = {"num_chains": 2, "friction": 30.0}
     together = run(
         EmpiricalFisher(False, every=3),
         target=sghmc.Posterior.stack(others),

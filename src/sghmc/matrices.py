@@ -196,6 +196,13 @@ def times(left: Diagonal, right: Diagonal) -> Diagonal:
     return Diagonal(tuple(a * b for a, b in zip(left.values, right.values, strict=True)))
 
 
+def between(outer: Matrix, inner: Matrix) -> Matrix:
+    """outer · inner · outer inside a compiled program; a dense `inner` needs a dense `outer`."""
+    if isinstance(outer, Diagonal) and isinstance(inner, Diagonal):
+        return times(times(outer, inner), outer)
+    return Dense(as_array(outer) @ as_array(inner) @ as_array(outer))
+
+
 def product(left: Matrix, right: Matrix, sizes: list[int]) -> Matrix:
     if isinstance(left, Diagonal) and isinstance(right, Diagonal):
         return times(left, right)

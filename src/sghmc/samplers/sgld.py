@@ -115,7 +115,7 @@ class SGLDKernel(Kernel):
     preconditioner: matrices.Matrix
     noise: matrices.Pencil
     temperature: jax.Array | Schedule
-    estimate: NoiseEstimate | None
+    estimate: NoiseEstimate | None = None
 
     @property
     def fisher(self):
@@ -136,12 +136,7 @@ class SGLDKernel(Kernel):
     def with_gradient_noise(self, t, gradient_noise, like):
         assert self.estimate is not None
         noise = matrices.from_entries(gradient_noise, tree.sizes(like))
-        if isinstance(self.preconditioner, matrices.Dense):
-            around = self.preconditioner.array
-            noise = matrices.Dense(around @ matrices.as_array(noise) @ around)
-        else:
-            noise = matrices.times(matrices.times(self.preconditioner, noise), self.preconditioner)
-        pencil = self.estimate.noise.with_second(noise)
+        pencil = self.estimate.noise.with_second(matrices.between(self.preconditioner, noise))
         room = self._room(t, self.estimate.fisher.every)
         return dataclasses.replace(self, noise=pencil), NoiseRoom(pencil.largest_now(), room)
 
