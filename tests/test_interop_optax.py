@@ -148,7 +148,8 @@ def test_another_step_does_not_retrace():
     ("sampler", "message"),
     [
         (SAMPLERS["hmc"], "HMC takes 4: run it with"),
-        (SAMPLERS["whitened hmc"], "HMC takes 4: run it with"),
+        (SAMPLERS["whitened hmc"], "takes 4: run it with"),
+        (sghmc.SGHMC(0.1, 2.0, gradient_noise=sghmc.EmpiricalFisher()), "of single examples"),
         (SAMPLERS["sghmc resampling"], "SGHMC with resample_every"),
         (SAMPLERS["sghmc literal resampling"], "SGHMC with resample_every"),
     ],

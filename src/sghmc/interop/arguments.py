@@ -76,10 +76,11 @@ class Given:
     def number_lists(self) -> list[str]:
         """Lists of numbers, which may have been meant as arrays."""
         args, kwargs = jax.tree.unflatten(self.treedef, self.leaves)
-        pairs = [*enumerate(args), *kwargs.items()]
+        named = {f"args[{i}]": value for i, value in enumerate(args)}
+        named |= {f"kwargs[{key!r}]": value for key, value in kwargs.items()}
         return [
-            _name((jax.tree_util.SequenceKey(isinstance(key, str)), jax.tree_util.DictKey(key)))
-            for key, value in pairs
+            name
+            for name, value in named.items()
             if isinstance(value, list | tuple)
             and len(value) > 1
             and all(isinstance(entry, int | float) for entry in value)

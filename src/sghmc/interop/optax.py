@@ -13,6 +13,7 @@ from sghmc.gradients import Oracle
 from sghmc.program import MOTION, START
 from sghmc.run import chain_keys
 from sghmc.samplers.base import Kernel, Sampler
+from sghmc.theory import moving
 from sghmc.types import Evaluation, PyTree
 
 
@@ -70,7 +71,7 @@ class _Chain:
 
     def __init__(self, sampler: Sampler, keys: jax.Array, size: int, num_steps: int):
         self.sampler, self.keys, self.size, self.num_steps = sampler, keys, size, num_steps
-        self.observes_elsewhere = getattr(_innermost(sampler), "observe", "end") != "end"
+        self.observes_elsewhere = getattr(moving(sampler), "observe", "end") != "end"
         self.kernels: dict[Any, Kernel] = {}
 
     def init(self, params: PyTree) -> TransformationState:
@@ -119,7 +120,7 @@ def _check(sampler, size, num_steps) -> None:
         is_count = isinstance(number, int | np.integer) and number >= 1
         if not is_count and not (name == "num_steps" and number is None):
             raise ValueError(f"{name} must be a whole number from 1, but is {number!r}.")
-    inner = _innermost(sampler)
+    inner = moving(sampler)
     names = [field.name for field in dataclasses.fields(inner)]
     schedules = [name for name in names if callable(getattr(inner, name))]
     if schedules and num_steps is None:
@@ -130,7 +131,7 @@ def _check(sampler, size, num_steps) -> None:
 
 
 def _check_gradients(sampler: Sampler, kernel: Kernel) -> None:
-    name = type(_innermost(sampler)).__name__
+    name = type(moving(sampler)).__name__
     if kernel.num_gradients != 1:
         raise ValueError(
             f"A training loop hands in one gradient a step, but {name} takes "
@@ -141,15 +142,13 @@ def _check_gradients(sampler: Sampler, kernel: Kernel) -> None:
             "EmpiricalFisher needs the gradients of single examples, which a training loop does "
             "not hand in: give gradient_noise as numbers."
         )
-    if getattr(_innermost(sampler), "resample_every", None) is not None:
+    if getattr(moving(sampler), "resample_every", None) is not None:
         raise ValueError(
             f"A training loop hands in gradients at the parameters, but {name} with resample_every "
             f"takes some elsewhere: leave it out, or run it with sghmc.sample."
         )
-
-
-def _innermost(sampler: Sampler) -> Sampler:
-    """The sampler that steps, inside of those that change its coordinates."""
-    while isinstance(inside := getattr(sampler, "sampler", None), Sampler):
-        sampler = inside
-    return sampler
+    if kernel.fisher is not None:
+        raise ValueError(
+            f"A training loop hands in mean gradients, but {name} with EmpiricalFisher needs those "
+            f"of single examples: give gradient_noise as numbers, or run it with sghmc.sample."
+        )
