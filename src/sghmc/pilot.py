@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -90,12 +91,25 @@ class Trial:
         times = [diagnostics.autocorrelation_time(each).max() for each in (away, away**2)]
         return float(max(times))
 
-    def log_spreads(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each parameter: log of its standard deviation, and the Monte Carlo error of that."""
+    def moments(self) -> "Moments":
         mean = self.draws.mean((0, 1))
         squares = ((self.draws - mean) ** 2).mean(1)
-        error = squares.std(0, ddof=1) / math.sqrt(len(squares)) / (2 * squares.mean(0))
-        return np.log(squares.mean(0)) / 2, error
+        root = math.sqrt(len(squares))
+        return Moments(
+            mean=mean,
+            mean_error=self.draws.mean(1).std(0, ddof=1) / root,
+            log_spread=np.log(squares.mean(0)) / 2,
+            log_spread_error=squares.std(0, ddof=1) / root / (2 * squares.mean(0)),
+        )
+
+
+class Moments(NamedTuple):
+    """Mean and log of the standard deviation of each parameter, with Monte Carlo errors."""
+
+    mean: np.ndarray
+    mean_error: np.ndarray
+    log_spread: np.ndarray
+    log_spread_error: np.ndarray
 
 
 def run_pilot(

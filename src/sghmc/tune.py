@@ -31,7 +31,9 @@ _STEP_OVERHEAD = 50
 _NUM_NOISE_POINTS, _NUM_NOISE_ROWS = 32, 512
 _NUM_ROUNDS = 16
 _NUM_HALVINGS = 5
-_NUM_PROLONGATIONS = 8
+_NUM_PROLONGATIONS = 10
+_MONTE_CARLO_SHARE = 1 / 6
+"""Of the tolerance: how well pilot runs know standard deviations before they are compared."""
 _FEW_BATCHES = 4
 """Data of so few batches are looked at as a whole: nothing is gained by less."""
 
@@ -304,13 +306,14 @@ class _Tuner:
         """Pilot chains for as long as their standard deviations are too uncertain to judge."""
         trial = self.run(settings)
         for _ in range(1, _NUM_PROLONGATIONS):
-            if not trial.is_finite or trial.log_spreads()[1].max() < self.tolerance / 4:
+            enough = self.tolerance * _MONTE_CARLO_SHARE
+            if not trial.is_finite or trial.moments().log_spread_error.max() < enough:
                 break
             trial = trial.joined(self.run(settings, trial.last))
         return trial
 
     def verify(self) -> Trial:
-        """Halve the step size until that changes no standard deviation beyond what is allowed."""
+        """Halve the step size until that changes no mean and no standard deviation by much."""
         trial = self.measure(self.settings)
         for _ in range(_NUM_HALVINGS):
             half = self.measure(self.settings.halved())
@@ -318,21 +321,28 @@ class _Tuner:
             if agrees:
                 return trial
             self.settings, trial = self.settings.halved(), half
-            self.places = half.last
+            self.places = self._sound_places(half)
         self.notes.append("halving the step size did not end its effect: see the traces")
         return trial
 
     def _compare(self, whole: Trial, half: Trial) -> tuple[float, float, bool]:
         """The largest change of a standard deviation, its error, and whether all are small."""
-        if not whole.is_finite:
+        if not (whole.is_finite and half.is_finite):
             return math.inf, 0.0, False
-        (before, noise), (after, other) = whole.log_spreads(), half.log_spreads()
-        change, error = np.abs(before - after), np.hypot(noise, other)
-        worst = int(np.argmax(change - 3 * error))
-        is_small = change[worst] <= self.tolerance / 2 + 3 * error[worst]
+        before, after = whole.moments(), half.moments()
+        change = np.abs(before.log_spread - after.log_spread)
+        error = np.hypot(before.log_spread_error, after.log_spread_error)
+        spread = np.exp(after.log_spread)
+        shift = np.abs(before.mean - after.mean) / spread
+        shift_error = np.hypot(before.mean_error, after.mean_error) / spread
+        # The bias falls with the square of the step size: a third more than what half of it took.
+        is_small = np.all(change <= self.tolerance / 3 + 2 * error)
+        is_still = np.all(shift <= self.tolerance + 2 * shift_error)
         # A change that all share stands out of their noise.
-        is_common = abs(np.mean(before - after)) > self.tolerance / 2 + np.mean(error)
-        return float(change[worst]), float(error[worst]), bool(is_small and not is_common)
+        common = abs(np.mean(before.log_spread - after.log_spread))
+        is_apart = common <= self.tolerance / 3 + np.mean(error)
+        worst = int(np.argmax(change - 2 * error))
+        return float(change[worst]), float(error[worst]), bool(is_small and is_still and is_apart)
 
     def finish(self, trial: Trial, num_chains: int, seconds: float) -> Tuned:
         error = self.settings.law.standard_deviation_error
