@@ -23,8 +23,8 @@ CASES = {
     for name, sampler in SAMPLERS.items()
     if "hmc" not in name.split() and "resampling" not in name
 } | {
-    "sgd schedule": sghmc.SGD(halving(0.01)),
-    "momentum schedule": sghmc.Momentum(halving(0.01), halving(0.1)),
+    "sgd": sghmc.SGD(halving(0.01)),
+    "momentum": sghmc.Momentum(halving(0.01), halving(0.1)),
     "sgld schedules": sghmc.SGLD(halving(0.01), temperature=halving(1.0)),
     "sghmc dense": sghmc.SGHMC(0.1, 2 * DENSE, mass=DENSE, gradient_noise=0.1 * DENSE),
     "sghmc cold": sghmc.SGHMC(0.1, 2.0, temperature=0.0),

@@ -37,7 +37,8 @@ def posterior(model: Callable, *args, plate: Any = INFER, **kwargs) -> "NumPyroP
     it). Arguments whose first axis is as long as the plate have a row for each example, and a batch
     sees its own rows of them; all others are left whole. `Rows(array, axis=1)` and `Whole(array)`
     around an argument say otherwise. Arrays that the model has from elsewhere it must index with
-    the plate's indices. A model without such a plate, or with `plate=None`, runs on all data.
+    the plate's indices. A model without such a plate, or with `plate=None`, runs on all data. (A
+    model's own argument of the name `plate` is to be bound with functools.partial.)
 
     Parameters are the unconstrained values of the latent sites, a dict by name, and the prior has
     the Jacobians; everything outside of the plate counts as prior. Sites of type param stay at
@@ -146,7 +147,7 @@ class NumPyroPosterior(Posterior):
         if missing:
             raise ValueError(f"values has no {missing}: give the value of every latent site.")
         args, kwargs = self.model.arguments.filled(self.data.rows)
-        model = handlers.substitute(self._in_full(), data={**self.model.fixed, **values})
+        model = handlers.substitute(self._in_full(), data=values)
         sites = handlers.trace(handlers.seed(model, jax.random.key(0))).get_trace(*args, **kwargs)
         return {
             name: biject_to(sites[name]["fn"].support).inv(jnp.asarray(values[name], float))
@@ -234,7 +235,8 @@ class NumPyroPosterior(Posterior):
             )
 
     def _in_full(self) -> Callable:
-        return Plates(self.model.function)
+        """The model with all its members, and its param and mutable sites where they were."""
+        return Plates(handlers.substitute(self.model.function, data=self.model.fixed))
 
     def _sites(self, params: dict[str, jax.Array], names: tuple[str, ...] | None):
         sites, _ = self.model.run(params, self.data)
