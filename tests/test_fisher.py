@@ -17,6 +17,7 @@ import laws
 import sghmc
 from sghmc import loop, noise, theory, tree
 from sghmc.gradients import BatchEstimator
+from sghmc.interop.optax import transformation
 from sghmc.noise import gradient_noise, no_noise
 from sghmc.program import GRADIENT, NEVER
 from sghmc.samplers.base import Sampler
@@ -491,4 +492,7 @@ def test_samplers_that_cannot_are_refused():
     with pytest.raises(ValueError, match="EmpiricalFisher has no V̂ before it runs"):
         theory.stationary_law(sghmc.SGLD(0.1, gradient_noise=EmpiricalFisher()), 1.0)
     sampler = sghmc.SGHMC(0.1, 1.0, gradient_noise=EmpiricalFisher())
+    step = transformation(sampler, jax.random.key(0), size=N)
+    with pytest.raises(ValueError, match="gradients of single examples"):
+        step.init(START)
     assert theory.stability_limit(sampler, 1.0) < 2

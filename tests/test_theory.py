@@ -3,7 +3,9 @@
 The laws of the samplers themselves are judged in `test_laws.py`.
 """
 
+import dataclasses
 import doctest
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -99,6 +101,39 @@ def test_schedules_are_held_where_asked():
     law = theory.stationary_law(decaying, PRECISION, t=20)
     expected = theory.stationary_law(sghmc.SGLD(0.05, temperature=3.0), PRECISION)
     np.testing.assert_allclose(law.covariance, expected.covariance, rtol=1e-12)
+
+
+def test_draws_in_the_middle_of_a_drift_have_the_exact_law():
+    """That of the temperature τ + ½εκ where the gradient's noise exceeds V̂ by κC."""
+    root = np.array([[0.8, 0.3], [-0.2, 1.1]])
+    exact = (0.7 + 0.3 * 0.5 / 2) * np.linalg.inv(PRECISION)
+    sampler = sghmc.SGHMC(0.3, FRICTION, MASS, temperature=0.7, observe="middle")
+    law = theory.stationary_law(sampler, PRECISION, 0.5 * FRICTION)
+    np.testing.assert_allclose(law.covariance, exact, rtol=1e-10)
+    end = dataclasses.replace(sampler, observe="end")
+    other = theory.stationary_law(end, PRECISION, 0.5 * FRICTION)
+    np.testing.assert_allclose(law.state_covariance, other.state_covariance, rtol=1e-12)
+    assert not np.allclose(other.covariance, exact, rtol=1e-3)
+    inner = sghmc.SGHMC(0.3, 1.1, temperature=0.7, observe="middle")
+    noise = 0.5 * 1.1 * np.linalg.inv(root @ root.T)
+    whitened = theory.stationary_law(sghmc.Whitened(inner, np.zeros(2), root), PRECISION, noise)
+    np.testing.assert_allclose(whitened.covariance, exact, rtol=1e-10)
+
+
+@pytest.mark.parametrize("observe", ["end", "middle"])
+def test_law_of_friction_in_closed_form(observe):
+    settings: dict[str, Any] = {
+        "step_size": 0.4,
+        "friction": 1.3,
+        "temperature": 0.7,
+        "observe": observe,
+    }
+    exact = theory.stationary_law(sghmc.SGHMC(**settings), 2.1, 0.9)
+    law = theory.friction_law(**settings, curvature=2.1, gradient_noise=0.9)
+    assert law.variance * 0.7 / 2.1 == pytest.approx(exact.covariance[0, 0], rel=1e-9)
+    assert law.autocorrelation_time == pytest.approx(exact.autocorrelation_time[0], rel=1e-9)
+    error = exact.standard_deviation_error[0]
+    assert law.standard_deviation_error == pytest.approx(error, rel=1e-9)
 
 
 def test_a_chain_without_noise_has_no_autocorrelation():

@@ -276,8 +276,8 @@ def _explain_noise(noise: RunningNoise, is_raised: bool) -> str:
             f"times the friction or EmpiricalFisher(raise_friction=True)"
         )
     return (
-        f"{fault}. Take {remedy}, larger batches or ControlVariate; throw=False goes on, with more "
-        f"noise than the law has."
+        f"{fault}. Take {remedy}, larger batches or ControlVariate; throw=False goes on, with "
+        f"draws that are spread too wide."
     )
 
 

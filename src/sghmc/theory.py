@@ -127,7 +127,8 @@ def friction_law(
         variance/(τ/h) = (1 + ε(V − V̂)/(2Cτ)) / (1 − ε²h/(4 − 2εC))
         1 + Σρ = C/(εh) + (1 − εC)/(2 − εC)
 
-    `gradient_noise` is V − V̂. In the "middle" of a drift the variance lacks its denominator.
+    `gradient_noise` is V − V̂. In the "middle" of a drift the variance lacks its denominator, and
+    1 + Σρ is C/(εh) + ½: such a draw is the mean of the positions before and after the step.
 
     >>> from sghmc import theory
     >>> law = theory.friction_law(0.1, 1.0, gradient_noise=4.0)
@@ -139,8 +140,10 @@ def friction_law(
     stretch = 1 - step_size**2 * curvature / (4 - 2 * decay)
     if stretch <= 0:
         return FrictionLaw(math.inf, math.inf)
-    time = friction / (step_size * curvature) + (1 - decay) / (2 - decay)
-    return FrictionLaw(heating if observe == "middle" else heating / stretch, time)
+    time = friction / (step_size * curvature)
+    if observe == "middle":
+        return FrictionLaw(heating, time + 1 / 2)
+    return FrictionLaw(heating / stretch, time + (1 - decay) / (2 - decay))
 
 
 def stability_limit(sampler: Sampler, precision: ArrayLike) -> float:
