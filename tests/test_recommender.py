@@ -74,15 +74,12 @@ def test_variance_of_strangers_is_that_of_their_draws(model):
     total = []
     for _ in range(400):
         user, item = (
-            side.factors[-1] + generator.normal(size=side.spread.shape) * side.spread**0.5
-            for side in (draws.user, draws.item)
-        )
-        biases = sum(
-            generator.normal(size=side.bias_spread.shape) * side.bias_spread**0.5
+            side.rows[-1] + generator.normal(size=side.spread.shape) * side.spread**0.5
             for side in (draws.user, draws.item)
         )
         noise = generator.normal(size=draws.noise.shape) / np.sqrt(draws.noise)
-        total.append(np.sum(user * item, axis=1) + biases + noise)
+        product = np.sum(user[:, :-1] * item[:, :-1], axis=1)
+        total.append(product + user[:, -1] + item[:, -1] + noise)
     minus = np.array([-1])
     _, variance = draws.moments(minus, minus)
     assert np.var(total) == pytest.approx(variance[0], rel=0.05)

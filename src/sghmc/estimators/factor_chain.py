@@ -18,7 +18,7 @@ from sghmc.adapt import Adapt
 from sghmc.data.ratings import Ratings
 from sghmc.estimators.rows import padded, padded_size
 from sghmc.gradients import FullBatch, Minibatch
-from sghmc.models.factorization import MatrixFactorization
+from sghmc.models.factorization import SIDES, MatrixFactorization
 from sghmc.posterior import Posterior
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samples import DivergenceError
@@ -89,8 +89,7 @@ def run(key: jax.Array, ratings: Ratings, settings: Settings, start: Chain | Non
             step_size *= 0.7
     sizes = {"user": ratings.num_users, "item": ratings.num_items}
     position = {
-        name: np.asarray(leaf[0, :, : sizes[name.removesuffix("_bias")]])
-        for name, leaf in samples.positions.items()
+        side: np.asarray(leaf[0, :, : sizes[side]]) for side, leaf in samples.positions.items()
     }
     hyper = {name: part for name, part in samples.hyper.items() if name != "counts"}
     return Chain(position, jax.tree.map(lambda leaf: np.asarray(leaf[0]), hyper))
@@ -131,29 +130,22 @@ def _begin(key: jax.Array, model: MatrixFactorization, start: Chain | None) -> C
     """Where a chain starts: factors whose products have variance ¼, or `start` and new rows."""
     if start is None:
         scale = (0.25 / model.rank) ** 0.25
-        hyper = {
-            name: {"mean": np.zeros(model.rank), "precision": np.full(model.rank, scale**-2)}
-            for name in ("user", "item")
-        }
-        hyper |= {name: {"precision": np.array(5.0)} for name in ("user_bias", "item_bias")}
-        hyper = jax.tree.map(np.float32, {"noise": np.array(2.0), **hyper})
-        return Chain(model.init(key, scale), hyper)
-    sizes = {"user": model.num_users, "item": model.num_items}
-    keys = dict(zip(start.position, jax.random.split(key, len(start.position)), strict=True))
+        precision = np.append(np.full(model.rank, scale**-2), 5.0).astype(np.float32)
+        prior = {"mean": np.zeros_like(precision), "precision": precision}
+        return Chain(model.init(key, scale), {"noise": np.float32(2.0), "user": prior, "item": prior})
+    sizes = (model.num_users, model.num_items)
     position = {
-        name: _extended(keys[name], rows, start.hyper[name], sizes[name.removesuffix("_bias")])
-        for name, rows in start.position.items()
+        side: _extended(of_side, start.position[side], start.hyper[side], size)
+        for side, size, of_side in zip(SIDES, sizes, jax.random.split(key), strict=True)
     }
     return Chain(position, start.hyper)
 
 
 def _extended(key: jax.Array, rows: np.ndarray, prior: PyTree, length: int) -> jax.Array:
-    """Factors, or biases, of known rows followed by new ones from the prior."""
-    normals = jax.random.normal(key, (length - len(rows), *rows.shape[1:]))
-    shape = (1, *rows.shape[1:])
-    scale = np.broadcast_to(prior["precision"] ** -0.5, shape)
-    mean = np.broadcast_to(prior.get("mean", 0.0), shape)
-    return jnp.concatenate([jnp.asarray(rows), (mean + scale * normals).astype(jnp.float32)])
+    """Known rows followed by new ones from the prior."""
+    normals = jax.random.normal(key, (length - len(rows), rows.shape[1]))
+    new = prior["mean"][None] + prior["precision"][None] ** -0.5 * normals
+    return jnp.concatenate([jnp.asarray(rows), new.astype(jnp.float32)])
 
 
 def _batch_size(settings: Settings, posterior: Posterior) -> int | None:
@@ -172,7 +164,7 @@ def _sample(key, posterior, model, adapt, begin: Chain, settings: Settings, step
     counts = posterior.hyper["counts"]
     squares = max(float(jnp.max(jnp.mean(begin.position[name] ** 2, 0))) for name in counts)
     most = max(float(jnp.max(count)) for count in counts.values())
-    precision = max(float(np.max(begin.hyper[name]["precision"])) for name in begin.position)
+    precision = max(float(np.max(begin.hyper[name]["precision"])) for name in counts)
     mass = float(begin.hyper["noise"]) * most * max(squares, 1.0) + precision
     friction = settings.momentum_decay * mass / step_size
     batch_size = _batch_size(settings, posterior)

@@ -12,14 +12,16 @@ _PAIRS_AT_ONCE = 1024
 class Side(NamedTuple):
     """Users, or items: one more row than there are, the last for those that are unknown.
 
-    Its code is −1, its factors and bias are the prior's means; `spread` and `bias_spread` are the
-    prior's variances around them.
+    Its code is −1, its factors and bias are the prior's means; `spread` has the prior's variances
+    around them. The last column is the bias.
     """
 
-    factors: np.ndarray  # (row, draw, dimension)
-    bias: np.ndarray  # (row, draw)
-    spread: np.ndarray  # (draw, dimension)
-    bias_spread: np.ndarray  # (draw,)
+    rows: np.ndarray  # (row, draw, column)
+    spread: np.ndarray  # (draw, column)
+
+    @property
+    def factors(self) -> np.ndarray:
+        return self.rows[..., :-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +39,9 @@ class FactorDraws:
 
     def ratings(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """The mean rating of each pair under each draw: (pair, draw)."""
-        product = np.einsum("psk,psk->ps", self.user.factors[users], self.item.factors[items])
-        return product + self.user.bias[users] + self.item.bias[items]
+        user, item = self.user.rows[users], self.item.rows[items]
+        product = np.einsum("psk,psk->ps", user[..., :-1], item[..., :-1])
+        return product + user[..., -1] + item[..., -1]
 
     def moments(self, users: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of a new rating of each pair of codes."""
@@ -56,11 +59,10 @@ class FactorDraws:
 
     def one_draw(self, draw: int, user: int, generator: np.random.Generator) -> np.ndarray:
         """One posterior draw of a user's ratings of all known items; an unknown user's own draw."""
-        factors, bias = self.user.factors[user, draw], self.user.bias[user, draw]
+        row, items = self.user.rows[user, draw], self.item.rows[:-1, draw]
         if user < 0:
-            factors = factors + generator.normal(size=factors.shape) * self.user.spread[draw] ** 0.5
-            bias = bias + generator.normal() * self.user.bias_spread[draw] ** 0.5
-        return self.item.factors[:-1, draw] @ factors + self.item.bias[:-1, draw] + bias
+            row = row + generator.normal(size=row.shape) * self.user.spread[draw] ** 0.5
+        return items[:, :-1] @ row[:-1] + items[:, -1] + row[-1]
 
     def similarity(self, item: int) -> np.ndarray:
         """Of an item to all: the correlation of users' tastes for both, averaged over draws.
@@ -68,7 +70,7 @@ class FactorDraws:
         Tastes are products with factors of users as they are; so nothing depends on how a draw
         turns the factors' axes.
         """
-        total = np.zeros(len(self.item.bias) - 1)
+        total = np.zeros(len(self.item.rows) - 1)
         for draw in range(len(self.noise)):
             users, items = (side.factors[:-1, draw] for side in (self.user, self.item))
             weighted = items @ np.atleast_2d(np.cov(users, rowvar=False, ddof=0))
@@ -86,22 +88,16 @@ class FactorDraws:
         ):
             is_new = codes < 0
             known, inverse = np.unique(others[is_new], return_inverse=True)
-            squares = other.factors[known].astype(np.float64) ** 2
-            own = np.einsum("psk,sk->ps", squares, mine.spread) + mine.bias_spread
+            squares = other.rows[known].astype(np.float64) ** 2
+            squares[..., -1] = 1.0  # what a bias is multiplied by
+            own = np.einsum("psk,sk->ps", squares, mine.spread)
             total[is_new] += own.mean(axis=1)[inverse]
         both = (users < 0) & (items < 0)
-        total[both] += np.mean(np.sum(self.user.spread * self.item.spread, axis=1))
+        products = self.user.spread[:, :-1] * self.item.spread[:, :-1]
+        total[both] += np.mean(np.sum(products, axis=1))
         return total
 
 
 def _side(draws: dict[str, np.ndarray], name: str) -> Side:
-    mean = draws[f"{name}.mean"][None]
-    factors = np.concatenate([np.moveaxis(draws[name], 0, 1), mean])
-    bias = np.moveaxis(draws[f"{name}_bias"], 0, 1)
-    nothing = np.zeros((1, bias.shape[1]), bias.dtype)
-    return Side(
-        np.ascontiguousarray(factors),
-        np.ascontiguousarray(np.concatenate([bias, nothing])),
-        1 / draws[f"{name}.precision"].astype(np.float64),
-        1 / draws[f"{name}_bias.precision"].astype(np.float64),
-    )
+    rows = np.concatenate([np.moveaxis(draws[name], 0, 1), draws[f"{name}.mean"][None]])
+    return Side(np.ascontiguousarray(rows), 1 / draws[f"{name}.precision"].astype(np.float64))

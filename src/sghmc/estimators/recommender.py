@@ -16,6 +16,7 @@ from sghmc.data.ratings import DUPLICATES, Ratings
 from sghmc.estimators import factor_chain, storage
 from sghmc.estimators.factor_chain import Chain, Settings
 from sghmc.estimators.factor_draws import FactorDraws
+from sghmc.models.factorization import SIDES
 
 _RATINGS = "ratings."
 """Begins the names of the ratings' arrays in a file, where draws have names without a dot first."""
@@ -263,25 +264,23 @@ class MatrixFactorization(BaseEstimator):
         self.ratings_, self.scale_ = table, scale
         self.num_fits_ += 1
         self.draws_ = {**chain.position, "noise": chain.hyper["noise"]}
-        for name in chain.position:
-            for part, values in chain.hyper[name].items():
-                self.draws_[f"{name}.{part}"] = values
+        for side in SIDES:
+            for part, values in chain.hyper[side].items():
+                self.draws_[f"{side}.{part}"] = values
         self._arrange()
 
     def _arrange(self) -> None:
         """Lay draws out for predictions; `draws_` then shows the same memory."""
         self._factors = FactorDraws.of(self.draws_)
-        for name in ("user", "item"):
-            self.draws_[name] = np.moveaxis(getattr(self._factors, name).factors[:-1], 1, 0)
+        for side in SIDES:
+            self.draws_[side] = np.moveaxis(getattr(self._factors, side).rows[:-1], 1, 0)
 
     def _chain(self) -> Chain:
-        names = ("user", "item", "user_bias", "item_bias")
-        hyper: dict[str, Any] = {name: {} for name in names} | {"noise": self.draws_["noise"]}
-        for name, values in self.draws_.items():
-            if "." in name:
-                owner, part = name.split(".")
-                hyper[owner][part] = values
-        return Chain({name: self.draws_[name] for name in names}, hyper)
+        draws = self.draws_
+        hyper: dict[str, Any] = {"noise": draws["noise"]}
+        for side in SIDES:
+            hyper[side] = {part: draws[f"{side}.{part}"] for part in ("mean", "precision")}
+        return Chain({side: draws[side] for side in SIDES}, hyper)
 
     def _predicted(self, user: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         center, spread = self.scale_

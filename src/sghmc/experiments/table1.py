@@ -19,7 +19,7 @@ import numpy as np
 from sghmc.data.ratings import Ratings, folds, load_ratings, synthetic_ratings
 from sghmc.experiments import pictures
 from sghmc.gradients import Minibatch
-from sghmc.models.factorization import MatrixFactorization
+from sghmc.models.factorization import SIDES, MatrixFactorization
 from sghmc.posterior import Posterior, StackedPosterior
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.descent import SGD, Momentum
@@ -372,12 +372,12 @@ def _settling(means: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 def _regularized(posterior: StackedPosterior, regularizer: float) -> StackedPosterior:
     """Unit noise and one fixed precision for everything, as the optimizers have it."""
-    hyper = posterior.chains.hyper
-    fixed = {
-        name: {"precision": jnp.full_like(hyper[name]["precision"], regularizer)}
-        for name in ("user", "item", "user_bias", "item_bias")
-    }
-    return eqx.tree_at(lambda p: p.chains.hyper, posterior, {**hyper, **fixed})
+    precisions = [posterior.chains.hyper[side]["precision"] for side in SIDES]
+    return eqx.tree_at(
+        lambda p: [p.chains.hyper[side]["precision"] for side in SIDES],
+        posterior,
+        [jnp.full_like(precision, regularizer) for precision in precisions],
+    )
 
 
 def _searched(config: Config, problem: Problem, key, progress) -> tuple[Config, dict[str, Any]]:

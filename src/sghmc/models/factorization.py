@@ -14,6 +14,8 @@ from sghmc.posterior import Posterior
 from sghmc.priors import draw_precision
 from sghmc.types import PyTree
 
+SIDES = ("user", "item")
+
 
 class MatrixFactorization(eqx.Module):
     """Ratings as products of user and item factors, plus biases.
@@ -27,6 +29,7 @@ class MatrixFactorization(eqx.Module):
     | `num_users`, `num_items`, `rank` | the shapes of the factors |
     | `prior` | "shared", the paper's; "dimension", a mean and a precision for each dimension |
 
+    The parameters are {"user": …, "item": …}, a row for each of them: its factors, then its bias.
     All precisions have Gamma(1, 1) priors and are drawn by Gibbs steps, τ from a pass over all
     ratings. Ratings should be centered and of order 1. With prior="dimension" this is BPMF
     (Salakhutdinov & Mnih, ICML 2008) with a diagonal precision.
@@ -53,34 +56,31 @@ class MatrixFactorization(eqx.Module):
 
     def init(self, key: jax.Array, scale: float = 0.03) -> PyTree:
         """Factors from N(0, scale²), biases 0."""
-        of_users, of_items = jax.random.split(key)
+        sizes = (self.num_users, self.num_items)
         return {
-            "user": scale * jax.random.normal(of_users, (self.num_users, self.rank)),
-            "item": scale * jax.random.normal(of_items, (self.num_items, self.rank)),
-            "user_bias": jnp.zeros(self.num_users),
-            "item_bias": jnp.zeros(self.num_items),
+            side: jnp.pad(scale * jax.random.normal(of_side, (size, self.rank)), ((0, 0), (0, 1)))
+            for side, size, of_side in zip(SIDES, sizes, jax.random.split(key), strict=True)
         }
 
     def predict(self, params: PyTree, users: jax.Array, items: jax.Array) -> jax.Array:
         """Mean ratings of pairs (or of one pair)."""
-        product = jnp.sum(_rows(params["user"], users) * _rows(params["item"], items), axis=-1)
-        return product + _rows(params["user_bias"], users) + _rows(params["item_bias"], items)
+        user, item = _rows(params["user"], users), _rows(params["item"], items)
+        product = jnp.sum(user[..., :-1] * item[..., :-1], axis=-1)
+        return product + user[..., -1] + item[..., -1]
 
     def log_likelihood(self, params: PyTree, example: PyTree, hyper: PyTree) -> jax.Array:
         error = self.predict(params, example["user"], example["item"]) - example["rating"]
         return 0.5 * jnp.log(hyper["noise"]) - 0.5 * hyper["noise"] * error**2
 
     def log_prior(self, params: PyTree, hyper: PyTree) -> jax.Array:
-        return sum(
-            (_log_normal(leaf, *_moments(hyper[name])) for name, leaf in params.items()),
-            start=jnp.zeros(()),
-        )
+        return sum((_log_normal(params[side], **hyper[side]) for side in SIDES), jnp.zeros(()))
 
     def posterior(self, user, item, rating, **constants: jax.Array) -> Posterior:
         """The posterior given codes of users and items, and their ratings.
 
-        `constants` join the hyperparameters and never change: the number of a fold, say, where
-        posteriors are stacked.
+        Its hyperparameters are the rating precision "noise" and, for "user" and "item", the "mean"
+        and the "precision" of each column. `constants` join them and never change: the number of a
+        fold, say, where posteriors are stacked.
         """
         data = {
             "user": _codes(user, self.num_users, "user"),
@@ -89,12 +89,10 @@ class MatrixFactorization(eqx.Module):
         }
         if not np.all(np.isfinite(data["rating"])):
             raise ValueError("rating holds NaN or infinite numbers: drop those rows.")
-        hyper = {name: self._start(name) for name in ("user", "item", "user_bias", "item_bias")}
+        width = self.rank + 1
+        hyper = {side: {"mean": jnp.zeros(width), "precision": jnp.ones(width)} for side in SIDES}
         return Posterior(
-            self.log_likelihood,
-            self.log_prior,
-            data,
-            {"noise": 1.0, **hyper, **constants},
+            self.log_likelihood, self.log_prior, data, {"noise": 1.0, **hyper, **constants}
         )
 
     def gibbs(self, every: int, start: int = 0) -> Gibbs:
@@ -118,58 +116,67 @@ class MatrixFactorization(eqx.Module):
 
         return Adapt(update, every, until, start)
 
-    def _start(self, name: str) -> PyTree:
-        """Unit precisions, zero means."""
-        if self._has_means(name):
-            return {"mean": jnp.zeros(self.rank), "precision": jnp.ones(self.rank)}
-        return {"precision": jnp.ones(())}
-
     def _update(self, key: jax.Array, params: PyTree, posterior: Posterior) -> PyTree:
         squares = posterior.sum_over_data(
             lambda rows: (self.predict(params, rows["user"], rows["item"]) - rows["rating"]) ** 2
         )
-        spreads = {name: self._spread(leaf, name) for name, leaf in params.items()}
-        spreads["noise"] = (jnp.asarray(posterior.num_examples, jnp.float32)[None], squares[None])
+        ratings = jnp.asarray(posterior.num_examples, jnp.float32)
+        spreads = [self._spread(params[side]) for side in SIDES]
         of_precisions, of_means = jax.random.split(key)
         # All in one call: every call compiles a rejection sampler of its own.
-        counts, totals = (jnp.concatenate(column) for column in zip(*spreads.values(), strict=True))
-        drawn = draw_precision(of_precisions, 1.0, 1.0, counts, totals)
-        lengths = np.cumsum([len(count) for count, _ in spreads.values()])[:-1]
-        precisions = dict(zip(spreads, jnp.split(drawn, lengths), strict=True))
-        fresh: dict[str, PyTree] = {"noise": precisions.pop("noise")[0]}
-        keys = jax.random.split(of_means, len(precisions))
-        for of_mean, (name, precision) in zip(keys, precisions.items(), strict=True):
-            if self._has_means(name):
-                mean = _draw_mean(of_mean, params[name], precision)
-                fresh[name] = {"mean": mean, "precision": precision}
-            else:
-                fresh[name] = {"precision": precision[0]}
-        return {**posterior.hyper, **fresh}
+        counts = jnp.concatenate([count for count, _ in spreads] + [ratings[None]])
+        totals = jnp.concatenate([total for _, total in spreads] + [squares[None]])
+        *precisions, noise = jnp.split(
+            draw_precision(of_precisions, 1.0, 1.0, counts, totals),
+            np.cumsum([len(count) for count, _ in spreads]),
+        )
+        fresh = {
+            side: self._with_means(of_side, params[side], precision[self._groups])
+            for side, precision, of_side in zip(
+                SIDES, precisions, jax.random.split(of_means), strict=True
+            )
+        }
+        return {**posterior.hyper, **fresh, "noise": noise[0]}
 
-    def _has_means(self, name: str) -> bool:
-        return self.prior == "dimension" and name in ("user", "item")
+    @property
+    def _groups(self) -> np.ndarray:
+        """Which of a side's precisions each column has: those of the factors, then the bias's."""
+        if self.prior == "shared":
+            return np.append(np.zeros(self.rank, np.int32), 1)
+        return np.arange(self.rank + 1)
 
-    def _spread(self, leaf: jax.Array, name: str) -> tuple[jax.Array, jax.Array]:
-        """Numbers of entries and sums of squares that each precision of `leaf` is drawn from.
+    @property
+    def _has_mean(self) -> np.ndarray:
+        """Which columns of a side have a mean of their own: biases have none."""
+        return (np.arange(self.rank + 1) < self.rank) & (self.prior == "dimension")
+
+    def _spread(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Numbers of entries and sums of squares that each precision of a side is drawn from.
 
         With means, λ ~ Gamma(1, 1) and μ | λ ~ N(0, 1/λ): μ is integrated out, which leaves
         Σ(x − x̄)² + n x̄²/(n + 1).
         """
-        if not self._has_means(name):
-            return jnp.full(1, leaf.size, jnp.float32), jnp.sum(leaf**2)[None]
-        count, average = len(leaf), jnp.mean(leaf, axis=0)
-        spread = jnp.sum((leaf - average[None]) ** 2, axis=0) + count / (count + 1) * average**2
-        return jnp.full(leaf.shape[1], count, jnp.float32), spread
+        count, average = len(rows), jnp.mean(rows, axis=0)
+        share = np.where(self._has_mean, count / (count + 1), count).astype(np.float32)
+        squares = jnp.sum((rows - average[None]) ** 2, axis=0) + share * average**2
+        counts = count * np.bincount(self._groups)
+        totals = jnp.zeros(len(counts)).at[self._groups].add(squares)
+        return jnp.asarray(counts, jnp.float32), totals
+
+    def _with_means(self, key: jax.Array, rows: jax.Array, precision: jax.Array) -> PyTree:
+        """Precisions, and means given them: μ | λ ~ N(n x̄/(n + 1), 1/(λ(n + 1)))."""
+        count, average = len(rows), jnp.mean(rows, axis=0)
+        normal = jax.random.normal(key, average.shape)
+        mean = count / (count + 1) * average + normal / jnp.sqrt(precision * (count + 1))
+        return {"mean": jnp.where(self._has_mean, mean, 0.0), "precision": precision}
 
     def _mass(self, params: PyTree, hyper: PyTree, counts: PyTree) -> PyTree:
         mass = {}
-        for name, other in (("user", "item"), ("item", "user")):
-            ratings = counts[name].astype(jnp.float32)
+        for side, other in zip(SIDES, reversed(SIDES), strict=True):
             squares = jnp.average(params[other] ** 2, axis=0, weights=counts[other])
-            stiffness = hyper["noise"] * ratings
-            prior = jnp.broadcast_to(hyper[name]["precision"], (self.rank,))
-            mass[name] = stiffness[:, None] * squares[None] + prior[None]
-            mass[f"{name}_bias"] = stiffness + hyper[f"{name}_bias"]["precision"]
+            squares = squares.at[-1].set(1.0)  # what a bias is multiplied by
+            stiffness = hyper["noise"] * counts[side].astype(jnp.float32)
+            mass[side] = stiffness[:, None] * squares[None] + hyper[side]["precision"][None]
         return mass
 
 
@@ -178,25 +185,10 @@ def _rows(leaf: jax.Array, codes: jax.Array) -> jax.Array:
     return leaf.at[codes].get(mode="promise_in_bounds")
 
 
-def _moments(hyper: PyTree) -> tuple[jax.Array, jax.Array]:
-    precision = hyper["precision"]
-    return hyper.get("mean", jnp.zeros_like(precision)), precision
-
-
-def _log_normal(leaf: jax.Array, mean: jax.Array, precision: jax.Array) -> jax.Array:
-    """Σ log N(x; mean, 1/precision), the parameters shared by the rows of `leaf`."""
-    rows = leaf.reshape(len(leaf), -1)
-    errors = rows - jnp.broadcast_to(mean, rows.shape[1:])[None]
-    precisions = jnp.broadcast_to(precision, rows.shape[1:])
-    squares = jnp.sum(precisions[None] * errors**2)
-    return 0.5 * len(rows) * jnp.sum(jnp.log(precisions)) - 0.5 * squares
-
-
-def _draw_mean(key: jax.Array, leaf: jax.Array, precision: jax.Array) -> jax.Array:
-    """μ | λ and the columns of `leaf`: N(n x̄/(n + 1), 1/(λ(n + 1)))."""
-    count, average = len(leaf), jnp.mean(leaf, axis=0)
-    normal = jax.random.normal(key, average.shape)
-    return count / (count + 1) * average + normal / jnp.sqrt(precision * (count + 1))
+def _log_normal(rows: jax.Array, mean: jax.Array, precision: jax.Array) -> jax.Array:
+    """Σ log N(x; mean, 1/precision), up to a constant; every column has its own."""
+    squares = jnp.sum(precision[None] * (rows - mean[None]) ** 2)
+    return 0.5 * len(rows) * jnp.sum(jnp.log(precision)) - 0.5 * squares
 
 
 def _codes(codes, bound: int, name: str) -> np.ndarray:
