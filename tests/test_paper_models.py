@@ -4,13 +4,16 @@ import gzip
 import json
 import struct
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from sghmc import experiments
 from sghmc.data import mnist
-from sghmc.experiments import figure4, table1
+from sghmc.data.ratings import synthetic_ratings
+from sghmc.experiments import figure4, rating_folds, table1
 from sghmc.scores import class_scores
 
 
@@ -66,7 +69,7 @@ def test_search_takes_the_best_validation_error(monkeypatch):
     config, found = figure4._searched(figure4.Config(), split, None, False)
     for name, step in wanted.items():
         assert getattr(config, f"{name}_step") == pytest.approx(step)
-        assert found[name]["best"]["validation_error"] < 1e-6
+        assert found[name]["best"]["score"] < 1e-6
     assert config.regularizer == 10.0
 
 
@@ -98,16 +101,49 @@ def test_table1_beats_the_mean_and_covers(small_table1):
         assert 0.5 < row["rmse"]["mean"] < 0.8, name
         assert len(row["rmse"]["folds"]) == 5
         assert len(row["trace"]["steps"]) == len(row["trace"]["rmse"])
+        assert np.all(np.diff(row["trace"]["seconds_after_compilation"]) >= 0)
+        assert row["rmse"]["mean"] < row["unclipped"]["mean"] + 1e-6
     assert 0.92 < rows["best"]["coverage"]["95%"] < 0.98
     assert rows["best"]["log_likelihood"] > -1.1
+
+
+def test_test_sets_score_what_was_predicted():
+    """RMSE within the range of the ratings and density, against NumPy; folds of unequal length."""
+    ratings = synthetic_ratings(0, 7, 6)
+    problem = rating_folds.Problem.of(ratings, 3)
+    assert len({len(test) for _, test in problem.splits}) > 1
+    model = problem.model(rank=2)
+    tests = rating_folds.TestSets.of(model, problem)
+    params = [model.init(key, scale=1.0) for key in jax.random.split(jax.random.key(0))]
+    low, high = problem.ratings.rating.min(), problem.ratings.rating.max()
+    for fold, (_, test) in enumerate(problem.splits):
+        hyper = {"fold": jnp.asarray(fold), "noise": jnp.asarray(4.0)}
+        part = problem.ratings.take(test)
+        pairs = jnp.asarray(part.user), jnp.asarray(part.item)
+        drawn = np.array([model.predict(p, *pairs) for p in params], np.float64)
+        averages = {
+            name: jnp.mean(jnp.stack([function(p, hyper) for p in params]), axis=0)
+            for name, function in tests.averages().items()
+        }
+        scores = tests.score_average(averages)
+        error, variance = drawn.mean(0) - part.rating, drawn.var(0) + 0.25
+        density = stats.norm.logpdf(error, scale=np.sqrt(variance))
+        clipped = np.clip(drawn.mean(0), low, high) - part.rating
+        assert np.any(clipped != error)
+        np.testing.assert_allclose(scores["rmse"], np.sqrt(np.mean(clipped**2)), rtol=1e-4)
+        np.testing.assert_allclose(scores["unclipped"], np.sqrt(np.mean(error**2)), rtol=1e-4)
+        np.testing.assert_allclose(scores["log_likelihood"], density.mean(), rtol=1e-4)
+        alone = tests.score_draw(params[0], hyper)
+        error = drawn[0] - part.rating
+        np.testing.assert_allclose(alone["unclipped"], np.sqrt(np.mean(error**2)), rtol=1e-4)
 
 
 def test_table1_without_ratings_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.delenv("SGHMC_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match=r"ml-1m.zip from GroupLens.*--dataset synthetic"):
-        table1.Problem.of(table1.Config())
+        rating_folds.load("ml-1m", None)
     with pytest.raises(ValueError, match="dataset must be"):
-        table1.Problem.of(table1.Config(dataset="netflix"))
+        rating_folds.load("netflix", None)
 
 
 def write_idx(path, array, pack=gzip.compress):

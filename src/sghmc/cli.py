@@ -139,6 +139,10 @@ def reproduce(
         str | None,
         typer.Option(help="mnist or digits (figure4); ml-1m, ml-100k or synthetic (table1)."),
     ] = None,
+    average_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="table1: steps between predictions that are averaged."),
+    ] = None,
     seed: Seed = 0,
     out: Annotated[
         pathlib.Path, typer.Option(help="Folder for the results, one folder in it a NAME.")
@@ -153,7 +157,14 @@ def reproduce(
     Writes config.json, result.json and a picture for each NAME.
     """
     results: dict[str, Any] = {}
-    given = {"full": full, "search": search, "best": best, "data": data, "dataset": dataset}
+    given = {
+        "full": full,
+        "search": search,
+        "best": best,
+        "data": data,
+        "dataset": dataset,
+        "average_every": average_every,
+    }
     options = {option: value for option, value in given.items() if value}
     with _session(debug):
         for name in names:

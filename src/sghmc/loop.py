@@ -15,7 +15,7 @@ from sghmc.types import PyTree, StepInfo
 
 _BLOCK_VARIATES = 16_384
 """Variates drawn at once: enough to vectorize, few enough to stay in the cache."""
-_BLOCK_ROWS = 262_144
+_BLOCK_ROWS = 1_048_576
 """The same for gradients' variates alone: each draw of rows costs an accelerator some launches."""
 
 

@@ -95,6 +95,7 @@ class _Run:
         self.num_burnin, self.num_samples = num_burnin, num_samples
         self.done = 0
         self.gathered: Record | None = None
+        self.clock = np.empty(num_samples)
         self.started = time.perf_counter()
         self.startup_seconds = 0.0
         self.has_warned = False
@@ -145,6 +146,7 @@ class _Run:
             first = self.done - self.num_burnin
             rows = slice(first, first + count)
             self._gather(records, rows)
+            self.clock[rows] = time.perf_counter() - self.started
             failed_at = np.minimum(failed_at, self._first_bad(rows))
         self.done += count
         return failed_at
@@ -200,6 +202,7 @@ class _Run:
             seconds=time.perf_counter() - self.started,
             startup_seconds=self.startup_seconds,
             origin=self.origin,
+            clock=self.clock[:num_kept],
         )
 
 

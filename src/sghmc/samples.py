@@ -43,6 +43,7 @@ class Samples:
     | `num_steps` | sampler steps made, burn-in and thinning included |
     | `seconds` | wall-clock time of the run, compilation included |
     | `startup_seconds` | the part of it until the first draw, compilation mostly |
+    | `clock` | seconds from the start until each draw had come back to the host |
     | `tuning` | the report of `tune`, after `sample(…, "auto", …)` |
     | `origin` | target, sampler and gradient estimator that made the draws |
     """
@@ -55,6 +56,7 @@ class Samples:
     num_steps: int
     seconds: float
     startup_seconds: float
+    clock: np.ndarray | None = None
     tuning: Any = None
     origin: Origin | None = None
 

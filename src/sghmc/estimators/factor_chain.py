@@ -47,7 +47,10 @@ class Settings:
 
 
 class Chain(NamedTuple):
-    """Draws (leading axis) of parameters and hyperparameters; the last is where it stands."""
+    """Draws (leading axis) of the rows of users and items, and of hyperparameters.
+
+    The last is where the chain stands.
+    """
 
     position: PyTree
     hyper: PyTree
@@ -87,9 +90,10 @@ def run(key: jax.Array, ratings: Ratings, settings: Settings, start: Chain | Non
             if attempt == _MOST_ATTEMPTS - 1:
                 raise
             step_size *= 0.7
-    sizes = {"user": ratings.num_users, "item": ratings.num_items}
+    rows = samples.positions[0]
     position = {
-        side: np.asarray(leaf[0, :, : sizes[side]]) for side, leaf in samples.positions.items()
+        "user": rows[:, : ratings.num_users],
+        "item": rows[:, model.num_users :][:, : ratings.num_items],
     }
     hyper = {name: part for name, part in samples.hyper.items() if name != "counts"}
     return Chain(position, jax.tree.map(lambda leaf: np.asarray(leaf[0]), hyper))
@@ -127,18 +131,20 @@ def _counts(model: MatrixFactorization, ratings: Ratings) -> PyTree:
 
 
 def _begin(key: jax.Array, model: MatrixFactorization, start: Chain | None) -> Chain:
-    """Where a chain starts: factors whose products have variance ¼, or `start` and new rows."""
+    """Parameters to start from: factors whose products have variance ¼, or `start` and new rows."""
     if start is None:
         scale = (0.25 / model.rank) ** 0.25
         precision = np.append(np.full(model.rank, scale**-2), 5.0).astype(np.float32)
         prior = {"mean": np.zeros_like(precision), "precision": precision}
-        return Chain(model.init(key, scale), {"noise": np.float32(2.0), "user": prior, "item": prior})
+        return Chain(
+            model.init(key, scale), {"noise": np.float32(2.0), "user": prior, "item": prior}
+        )
     sizes = (model.num_users, model.num_items)
-    position = {
-        side: _extended(of_side, start.position[side], start.hyper[side], size)
+    rows = [
+        _extended(of_side, start.position[side], start.hyper[side], size)
         for side, size, of_side in zip(SIDES, sizes, jax.random.split(key), strict=True)
-    }
-    return Chain(position, start.hyper)
+    ]
+    return Chain(jnp.concatenate(rows), start.hyper)
 
 
 def _extended(key: jax.Array, rows: np.ndarray, prior: PyTree, length: int) -> jax.Array:
@@ -162,7 +168,8 @@ def _batch_size(settings: Settings, posterior: Posterior) -> int | None:
 def _sample(key, posterior, model, adapt, begin: Chain, settings: Settings, step_size: float):
     # Until its first adaptation every row has the mass of the stiffest: slow, but safe.
     counts = posterior.hyper["counts"]
-    squares = max(float(jnp.max(jnp.mean(begin.position[name] ** 2, 0))) for name in counts)
+    sides = model.sides(begin.position)
+    squares = max(float(jnp.max(jnp.mean(rows**2, axis=0))) for rows in sides.values())
     most = max(float(jnp.max(count)) for count in counts.values())
     precision = max(float(np.max(begin.hyper[name]["precision"])) for name in counts)
     mass = float(begin.hyper["noise"]) * most * max(squares, 1.0) + precision

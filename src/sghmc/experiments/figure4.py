@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.data.mnist import Images, load_mnist
-from sghmc.experiments import pictures
+from sghmc.experiments import methods, pictures
+from sghmc.experiments.methods import OPTIMIZERS
 from sghmc.gradients import Minibatch
 from sghmc.models.mlp import MLP
 from sghmc.posterior import Posterior
 from sghmc.samplers.base import Sampler
-from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.sghmc import SGHMC
-from sghmc.samplers.sgld import SGLD
 from sghmc.samples import Samples
 from sghmc.sampling import sample
 from sghmc.scores import ClassScores, class_scores
@@ -29,14 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-LABELS = {
-    "sgd": "SGD",
-    "momentum": "SGD with momentum",
-    "sgld": "SGLD",
-    "sghmc": "SGHMC",
-    "sghmc_ours": "SGHMC, our setting",
-}
-OPTIMIZERS = ("sgd", "momentum")
+LABELS = methods.LABELS | {"sghmc_ours": "SGHMC, our setting"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +101,7 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
     for name in LABELS:
         samples = _run_method(config, name, split.train, split.test, key, progress)
         result["methods"][name] = _summary(config, name, samples, split)
-        result["curves"][name] = _curve(_scores_over_time(name, samples).error)
+        result["curves"][name] = _curve(methods.over_time(name, samples).error)
     result["comparisons"] = {
         name: _compare(result["methods"][name], result["methods"]["sghmc"])
         for name in LABELS
@@ -121,7 +113,7 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
 
 
 def _sized(config: Config) -> tuple[Config, str]:
-    if config.full or jax.default_backend() != "cpu":
+    if not methods.is_cut(config):
         return config, f"{config.num_epochs} epochs, {config.num_seeds} seeds"
     smaller = dataclasses.replace(
         config,
@@ -205,22 +197,10 @@ def _regularizer(config: Config, name: str) -> float | None:
 
 
 def _sampler(config: Config, name: str, num_quiet_steps: int) -> Sampler:
-    """As in the authors' script, the samplers' first epoch has no noise."""
-
-    def after_quiet(temperature):
-        return lambda t: jnp.where(t < num_quiet_steps, 0.0, temperature)
-
-    return {
-        "sgd": lambda: SGD(config.sgd_step),
-        "momentum": lambda: Momentum(config.momentum_step, config.momentum_decay),
-        "sgld": lambda: SGLD(config.sgld_step, temperature=after_quiet(1.0)),
-        "sghmc": lambda: SGHMC.from_learning_rate(
-            config.sghmc_step, config.momentum_decay, temperature=after_quiet(1.0)
-        ),
-        "sghmc_ours": lambda: SGHMC.from_learning_rate(
-            config.ours_step, config.ours_decay, temperature=after_quiet(config.ours_temperature)
-        ),
-    }[name]()
+    if name != "sghmc_ours":
+        return methods.sampler(config, name, num_quiet_steps)
+    warm = methods.warm_after(num_quiet_steps, config.ours_temperature)
+    return SGHMC.from_learning_rate(config.ours_step, config.ours_decay, temperature=warm)
 
 
 def _regularized(posterior: Posterior, regularizer: float) -> Posterior:
@@ -236,43 +216,28 @@ def _regularized(posterior: Posterior, regularizer: float) -> Posterior:
 
 
 def _searched(config: Config, split: Split, key, progress) -> tuple[Config, dict[str, Any]]:
-    """The supplement's grids, each method's best setting by validation error."""
+    """The supplement's grids, each method's best setting by validation error.
+
+    Both optimizers have momentum's regularizer in the end, which is chosen after SGD's.
+    """
+    scaled, grid, decays = methods.scaled, methods.grid, [0.0, 0.1, 1.0, 10.0, 100.0]
     grids = {
-        "sgd": [
-            {"sgd_step": step * 1e-4, "regularizer": decay}
-            for decay in (0.0, 0.1, 1.0, 10.0, 100.0)
-            for step in (0.06, 0.1, 0.16, 0.2, 0.4, 0.8)
-        ],
-        "momentum": [
-            {"momentum_step": step * 1e-5, "regularizer": decay}
-            for decay in (0.0, 0.1, 1.0, 10.0, 100.0)
-            for step in (0.1, 0.2, 0.4, 0.8)
-        ],
-        "sgld": [{"sgld_step": step * 1e-4} for step in (0.1, 0.2, 0.4, 0.8)],
-        "sghmc": [{"sghmc_step": step * 1e-5} for step in (0.1, 0.2, 0.4, 0.8)],
+        "sgd": grid(regularizer=decays, sgd_step=scaled(1e-4, 0.06, 0.1, 0.16, 0.2, 0.4, 0.8)),
+        "momentum": grid(regularizer=decays, momentum_step=scaled(1e-5, 0.1, 0.2, 0.4, 0.8)),
+        "sgld": grid(sgld_step=scaled(1e-4, 0.1, 0.2, 0.4, 0.8)),
+        "sghmc": grid(sghmc_step=scaled(1e-5, 0.1, 0.2, 0.4, 0.8)),
     }
-    found: dict[str, Any] = {}
-    for name, settings in grids.items():
-        rows = []
-        for setting in settings:
-            tried = dataclasses.replace(config, num_seeds=1, **setting)
-            samples = _run_method(tried, name, split.train, split.validation, key, progress)
-            rows.append({**setting, "validation_error": _last(name, samples).error[0].item()})
-        best = min(rows, key=lambda row: row["validation_error"])
-        found[name] = {"tried": rows, "best": best}
-        chosen = {k: v for k, v in best.items() if k.endswith("_step")}
-        config = dataclasses.replace(config, **chosen)
-        if name == "momentum":
-            config = dataclasses.replace(config, regularizer=best["regularizer"])
-    return config, found
 
+    def score(tried: Config, name: str) -> float:
+        tried = dataclasses.replace(tried, num_seeds=1)
+        samples = _run_method(tried, name, split.train, split.validation, key, progress)
+        return _last(name, samples).error[0].item()
 
-def _scores_over_time(name: str, samples: Samples) -> ClassScores:
-    return samples.positions if name in OPTIMIZERS else samples.trace
+    return methods.search(config, grids, score)
 
 
 def _last(name: str, samples: Samples) -> ClassScores:
-    scores = _scores_over_time(name, samples)
+    scores = methods.over_time(name, samples)
     return ClassScores(*(values[:, -1].astype(np.float64) for values in scores))
 
 
@@ -342,22 +307,14 @@ def _compare(method: dict[str, Any], sghmc: dict[str, Any]) -> dict[str, Any]:
     return {"difference": mean, "interval": [mean - reach, mean + reach], "p_value": p_value}
 
 
-_COLORS = {
-    "sgd": pictures.SKY,
-    "momentum": pictures.COLORS["green"],
-    "sgld": pictures.COLORS["blue"],
-    "sghmc": pictures.COLORS["red"],
-    "sghmc_ours": pictures.PURPLE,
-}
-
-
 def plot(result: dict[str, Any]) -> "Figure":
     figure, (axis,) = pictures.panels(1, (7, 4.6))
     for name, curve in result["curves"].items():
         epochs = result["first_epoch"] + np.arange(len(curve["mean"]))
-        axis.plot(epochs, 100 * np.array(curve["mean"]), color=_COLORS[name], label=LABELS[name])
+        color = methods.COLORS.get(name, methods.OURS)
+        axis.plot(epochs, 100 * np.array(curve["mean"]), color=color, label=LABELS[name])
         low, high = 100 * np.array(curve["low"]), 100 * np.array(curve["high"])
-        axis.fill_between(epochs, low, high, color=_COLORS[name], alpha=0.2, linewidth=0)
+        axis.fill_between(epochs, low, high, color=color, alpha=0.2, linewidth=0)
     final = [curve["mean"][-1] for curve in result["curves"].values()]
     axis.set_ylim(85 * min(final), 200 * max(final))
     axis.set(xlabel="iteration (passes over the data)", ylabel="test error (%)")
@@ -367,21 +324,21 @@ def plot(result: dict[str, Any]) -> "Figure":
 
 
 def table(result: dict[str, Any]) -> "Table":
-    from rich.table import Table
-
-    shown = Table(title=f"Fig. 4: {result['note']}")
-    for heading in ("method", "test error %", "nll", "ece", "− SGHMC (95 %)", "p", "s"):
-        shown.add_column(heading, justify="left" if heading == "method" else "right")
+    rows = []
     for name, method in result["methods"].items():
         compared = result["comparisons"].get(name, {})
         interval = compared.get("interval")
-        shown.add_row(
-            LABELS[name],
-            f"{100 * method['test_error']['mean']:.2f} ± {100 * method['test_error']['sd']:.2f}",
-            f"{method['nll']['mean']:.4f}",
-            f"{method['ece']['mean']:.4f}",
-            f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f}" if interval else "",
-            f"{compared['p_value']:.1g}" if interval else "",
-            f"{method['seconds_after_compilation']:.0f}",
+        rows.append(
+            (
+                LABELS[name],
+                f"{100 * method['test_error']['mean']:.2f} ± "
+                f"{100 * method['test_error']['sd']:.2f}",
+                f"{method['nll']['mean']:.4f}",
+                f"{method['ece']['mean']:.4f}",
+                f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f}" if interval else "",
+                f"{compared['p_value']:.1g}" if interval else "",
+                f"{method['seconds_after_compilation']:.0f}",
+            )
         )
-    return shown
+    headings = ("method", "test error %", "nll", "ece", "− SGHMC (95 %)", "p", "s")
+    return methods.table(f"Fig. 4: {result['note']}", headings, rows)

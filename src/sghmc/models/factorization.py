@@ -29,7 +29,8 @@ class MatrixFactorization(eqx.Module):
     | `num_users`, `num_items`, `rank` | the shapes of the factors |
     | `prior` | "shared", the paper's; "dimension", a mean and a precision for each dimension |
 
-    The parameters are {"user": …, "item": …}, a row for each of them: its factors, then its bias.
+    The parameters are one array with a row for each user, then one for each item: its factors, then
+    its bias; `sides` takes them apart. (One array, since on a GPU each costs launches in a step.)
     All precisions have Gamma(1, 1) priors and are drawn by Gibbs steps, τ from a pass over all
     ratings. Ratings should be centered and of order 1. With prior="dimension" this is BPMF
     (Salakhutdinov & Mnih, ICML 2008) with a diagonal precision.
@@ -54,26 +55,35 @@ class MatrixFactorization(eqx.Module):
         if self.prior not in ("shared", "dimension"):
             raise ValueError(f'prior must be "shared" or "dimension", but is {self.prior!r}.')
 
-    def init(self, key: jax.Array, scale: float = 0.03) -> PyTree:
+    def init(self, key: jax.Array, scale: float = 0.03) -> jax.Array:
         """Factors from N(0, scale²), biases 0."""
-        sizes = (self.num_users, self.num_items)
-        return {
-            side: jnp.pad(scale * jax.random.normal(of_side, (size, self.rank)), ((0, 0), (0, 1)))
-            for side, size, of_side in zip(SIDES, sizes, jax.random.split(key), strict=True)
-        }
+        factors = jax.random.normal(key, (self.num_users + self.num_items, self.rank))
+        return jnp.pad(scale * factors, ((0, 0), (0, 1)))
 
-    def predict(self, params: PyTree, users: jax.Array, items: jax.Array) -> jax.Array:
+    def sides(self, params: jax.Array) -> dict[str, jax.Array]:
+        """The rows of users and of items, their last column the bias."""
+        return {"user": params[: self.num_users], "item": params[self.num_users :]}
+
+    def predict(self, params: jax.Array, users: jax.Array, items: jax.Array) -> jax.Array:
         """Mean ratings of pairs (or of one pair)."""
-        user, item = _rows(params["user"], users), _rows(params["item"], items)
+        user, item = _rows(params, users), _rows(params, self.num_users + items)
         product = jnp.sum(user[..., :-1] * item[..., :-1], axis=-1)
         return product + user[..., -1] + item[..., -1]
 
-    def log_likelihood(self, params: PyTree, example: PyTree, hyper: PyTree) -> jax.Array:
+    def log_likelihood(self, params: jax.Array, example: PyTree, hyper: PyTree) -> jax.Array:
         error = self.predict(params, example["user"], example["item"]) - example["rating"]
         return 0.5 * jnp.log(hyper["noise"]) - 0.5 * hyper["noise"] * error**2
 
-    def log_prior(self, params: PyTree, hyper: PyTree) -> jax.Array:
-        return sum((_log_normal(params[side], **hyper[side]) for side in SIDES), jnp.zeros(()))
+    def log_prior(self, params: jax.Array, hyper: PyTree) -> jax.Array:
+        user, item = (hyper[side] for side in SIDES)
+        # A choice row by row, not two slices: their gradients would be padded and added up.
+        is_user = (jnp.arange(len(params)) < self.num_users)[:, None]
+        mean, precision = (
+            jnp.where(is_user, user[part][None], item[part][None]) for part in ("mean", "precision")
+        )
+        squares = jnp.sum(precision * (params - mean) ** 2)
+        logs = [jnp.sum(jnp.log(side["precision"])) for side in (user, item)]
+        return 0.5 * (self.num_users * logs[0] + self.num_items * logs[1] - squares)
 
     def posterior(self, user, item, rating, **constants: jax.Array) -> Posterior:
         """The posterior given codes of users and items, and their ratings.
@@ -116,12 +126,13 @@ class MatrixFactorization(eqx.Module):
 
         return Adapt(update, every, until, start)
 
-    def _update(self, key: jax.Array, params: PyTree, posterior: Posterior) -> PyTree:
+    def _update(self, key: jax.Array, params: jax.Array, posterior: Posterior) -> PyTree:
         squares = posterior.sum_over_data(
             lambda rows: (self.predict(params, rows["user"], rows["item"]) - rows["rating"]) ** 2
         )
         ratings = jnp.asarray(posterior.num_examples, jnp.float32)
-        spreads = [self._spread(params[side]) for side in SIDES]
+        sides = self.sides(params)
+        spreads = [self._spread(sides[side]) for side in SIDES]
         of_precisions, of_means = jax.random.split(key)
         # All in one call: every call compiles a rejection sampler of its own.
         counts = jnp.concatenate([count for count, _ in spreads] + [ratings[None]])
@@ -131,7 +142,7 @@ class MatrixFactorization(eqx.Module):
             np.cumsum([len(count) for count, _ in spreads]),
         )
         fresh = {
-            side: self._with_means(of_side, params[side], precision[self._groups])
+            side: self._with_means(of_side, sides[side], precision[self._groups])
             for side, precision, of_side in zip(
                 SIDES, precisions, jax.random.split(of_means), strict=True
             )
@@ -170,25 +181,19 @@ class MatrixFactorization(eqx.Module):
         mean = count / (count + 1) * average + normal / jnp.sqrt(precision * (count + 1))
         return {"mean": jnp.where(self._has_mean, mean, 0.0), "precision": precision}
 
-    def _mass(self, params: PyTree, hyper: PyTree, counts: PyTree) -> PyTree:
-        mass = {}
+    def _mass(self, params: jax.Array, hyper: PyTree, counts: PyTree) -> jax.Array:
+        sides, mass = self.sides(params), []
         for side, other in zip(SIDES, reversed(SIDES), strict=True):
-            squares = jnp.average(params[other] ** 2, axis=0, weights=counts[other])
+            squares = jnp.average(sides[other] ** 2, axis=0, weights=counts[other])
             squares = squares.at[-1].set(1.0)  # what a bias is multiplied by
             stiffness = hyper["noise"] * counts[side].astype(jnp.float32)
-            mass[side] = stiffness[:, None] * squares[None] + hyper[side]["precision"][None]
-        return mass
+            mass.append(stiffness[:, None] * squares[None] + hyper[side]["precision"][None])
+        return jnp.concatenate(mass)
 
 
-def _rows(leaf: jax.Array, codes: jax.Array) -> jax.Array:
+def _rows(params: jax.Array, codes: jax.Array) -> jax.Array:
     # Codes are checked where data come in: no bounds need to be looked at here.
-    return leaf.at[codes].get(mode="promise_in_bounds")
-
-
-def _log_normal(rows: jax.Array, mean: jax.Array, precision: jax.Array) -> jax.Array:
-    """Σ log N(x; mean, 1/precision), up to a constant; every column has its own."""
-    squares = jnp.sum(precision[None] * (rows - mean[None]) ** 2)
-    return 0.5 * len(rows) * jnp.sum(jnp.log(precision)) - 0.5 * squares
+    return params.at[codes].get(mode="promise_in_bounds")
 
 
 def _codes(codes, bound: int, name: str) -> np.ndarray:
