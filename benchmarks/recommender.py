@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--data", type=pathlib.Path, help="ratings: ml-1m.zip, ratings.dat, .npz")
     parser.add_argument("--draws", type=int, nargs="+", default=[10, 25, 50, DEFAULT_DRAWS])
     parser.add_argument("--iterations", type=int, default=512, help="of myFM; 0 leaves it out")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--myfm-python", type=pathlib.Path, help="a python that has myfm")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results/recommender"))
     parser.add_argument("--worker", nargs=3, metavar=("WHO", "FILE", "COUNT"))
@@ -57,11 +58,15 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = str(pathlib.Path(folder) / "fold.npz")
         write_fold(options.data, file)
-        rows = [work(sys.executable, "ours", file, count) for count in options.draws]
-        result = {"data": options.data.name, "cores": os.cpu_count(), "ours": rows}
+        result: dict[str, Any] = {"data": options.data.name, "cores": os.cpu_count()}
+        result |= {"load": [], "ours": []}
+        for count in options.draws:
+            result["load"].append(os.getloadavg()[0])
+            result["ours"].append(work(sys.executable, "ours", file, count))
         if options.iterations:
             python = options.myfm_python or install_myfm(pathlib.Path(folder))
-            for name in PEERS:
+            for name in options.peers:
+                result["load"].append(os.getloadavg()[0])
                 result[name] = work(str(python), name, file, options.iterations)
         return result
 
@@ -178,6 +183,8 @@ def table(result: dict[str, Any]) -> str:
                     f"{point['rmse']:.4f} | | |"
                 )
     lines.append("")
+    loads = ", ".join(f"{load:.1f}" for load in result["load"])
+    lines.append(f"- {result['cores']} cores; load average before each program: {loads}")
     for name in ("ours", *peers):
         reached = [point["seconds"] for point in result[name] if point["rmse"] <= TARGET]
         when = f"after {min(reached):.1f} s" if reached else "not reached"

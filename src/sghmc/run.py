@@ -1,6 +1,7 @@
 """run(): checks what it is given, runs the compiled loop block by block, gathers the draws."""
 
 import contextlib
+import ctypes
 import time
 import warnings
 from collections.abc import Callable
@@ -26,7 +27,9 @@ from sghmc.samples import DivergenceError, GradientNoiseError, Info, Samples
 from sghmc.types import PyTree
 
 _BLOCK_SECONDS = 0.5
-_BLOCK_BYTES = 1 << 25
+_BLOCK_BYTES = 1 << 23
+_LONG_COMPILATION = 1.0
+"""Seconds from which a first block was mostly compilation of a large program."""
 
 
 def run(
@@ -218,6 +221,8 @@ class _Pace:
         start = time.perf_counter()
         yield count
         elapsed = time.perf_counter() - start
+        if not self.first_seconds and elapsed > _LONG_COMPILATION:
+            _give_memory_back()
         self.first_seconds = self.first_seconds or elapsed
         self.count = max(1, int(count * min(16.0, _BLOCK_SECONDS / elapsed)))
 
@@ -239,6 +244,12 @@ def _origin(program: Program, sampler: Sampler, gradient: Gradient, num_steps: i
     temperature = getattr(theory.moving(sampler), "temperature", 1.0)
     last = temperature(num_steps - 1) if callable(temperature) else temperature
     return Origin(program.target, sampler, gradient, program.estimator, float(np.asarray(last)))
+
+
+def _give_memory_back() -> None:
+    """Let the system have what a compiler freed: glibc would keep it, and draws come on top."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have no such call
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _explain(failed_at: np.ndarray) -> str:

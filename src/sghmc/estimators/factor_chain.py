@@ -26,7 +26,7 @@ from sghmc.sampling import sample
 from sghmc.types import PyTree
 
 _ADAPT_EVERY = 10
-_GIBBS_EVERY = 200
+_GIBBS_EVERY = 50
 _MOST_ATTEMPTS = 8
 _SMALLEST_BATCH = 40_000
 _MOST_BATCHES = 24

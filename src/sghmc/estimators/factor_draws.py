@@ -5,23 +5,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-_PAIRS_AT_ONCE = 1024
-"""Pairs whose draws are looked at together: few enough to stay in the cache."""
+_PAIRS_AT_ONCE = 8192
+"""Pairs whose ratings are looked at together, draw after draw: few enough to stay in the cache."""
 
 
 class Side(NamedTuple):
-    """Users, or items: one more row than there are, the last for those that are unknown.
+    """Users, or items: the last column is the bias.
 
-    Its code is −1, its factors and bias are the prior's means; `spread` has the prior's variances
-    around them. The last column is the bias.
+    The code −1 is for those that are unknown: `mean` and `spread`, the prior's means and variances,
+    are what is known of them.
     """
 
-    rows: np.ndarray  # (row, draw, column)
+    rows: np.ndarray  # (draw, row, column)
+    mean: np.ndarray  # (draw, column)
     spread: np.ndarray  # (draw, column)
 
-    @property
-    def factors(self) -> np.ndarray:
-        return self.rows[..., :-1]
+    def of(self, draw: int, codes: np.ndarray) -> np.ndarray:
+        """The rows of some codes under a draw."""
+        rows = self.rows[draw][codes]
+        rows[codes < 0] = self.mean[draw]
+        return rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,23 +37,27 @@ class FactorDraws:
 
     @classmethod
     def of(cls, draws: dict[str, np.ndarray]) -> "FactorDraws":
-        """From draws by name, each with a leading axis of draws."""
+        """From draws by name, each with a leading axis of draws; shares their memory."""
         return cls(_side(draws, "user"), _side(draws, "item"), draws["noise"])
 
-    def ratings(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """The mean rating of each pair under each draw: (pair, draw)."""
-        user, item = self.user.rows[users], self.item.rows[items]
-        product = np.einsum("psk,psk->ps", user[..., :-1], item[..., :-1])
-        return product + user[..., -1] + item[..., -1]
+    def ratings(self, draw: int, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """The mean rating of each pair under a draw."""
+        user, item = self.user.of(draw, users), self.item.of(draw, items)
+        return np.einsum("pk,pk->p", user[:, :-1], item[:, :-1]) + user[:, -1] + item[:, -1]
 
     def moments(self, users: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of a new rating of each pair of codes."""
-        mean, variance = np.empty(len(users)), np.empty(len(users))
+        count = len(self.noise)
+        total, squares = np.zeros(len(users)), np.zeros(len(users))
         for first in range(0, len(users), _PAIRS_AT_ONCE):
             part = slice(first, first + _PAIRS_AT_ONCE)
-            ratings = self.ratings(users[part], items[part]).astype(np.float64)
-            mean[part] = ratings.mean(axis=1)
-            variance[part] = ratings.var(axis=1, ddof=min(1, ratings.shape[1] - 1))
+            for draw in range(count):
+                ratings = self.ratings(draw, users[part], items[part]).astype(np.float64)
+                total[part] += ratings
+                squares[part] += ratings**2
+        mean = total / count
+        # Ratings are of order 1: in double precision nothing is lost in this difference.
+        variance = np.maximum(squares / count - mean**2, 0.0) * count / max(count - 1, 1)
         variance += np.mean(1 / self.noise.astype(np.float64))
         is_new = (users < 0) | (items < 0)
         if is_new.any():
@@ -59,7 +66,7 @@ class FactorDraws:
 
     def one_draw(self, draw: int, user: int, generator: np.random.Generator) -> np.ndarray:
         """One posterior draw of a user's ratings of all known items; an unknown user's own draw."""
-        row, items = self.user.rows[user, draw], self.item.rows[:-1, draw]
+        (row,), items = self.user.of(draw, np.array([user])), self.item.rows[draw]
         if user < 0:
             row = row + generator.normal(size=row.shape) * self.user.spread[draw] ** 0.5
         return items[:, :-1] @ row[:-1] + items[:, -1] + row[-1]
@@ -70,9 +77,9 @@ class FactorDraws:
         Tastes are products with factors of users as they are; so nothing depends on how a draw
         turns the factors' axes.
         """
-        total = np.zeros(len(self.item.rows) - 1)
+        total = np.zeros(self.item.rows.shape[1])
         for draw in range(len(self.noise)):
-            users, items = (side.factors[:-1, draw] for side in (self.user, self.item))
+            users, items = (side.rows[draw, :, :-1] for side in (self.user, self.item))
             weighted = items @ np.atleast_2d(np.cov(users, rowvar=False, ddof=0))
             variances = np.sum(weighted * items, axis=1)
             scale = np.sqrt(variances * variances[item])
@@ -88,10 +95,12 @@ class FactorDraws:
         ):
             is_new = codes < 0
             known, inverse = np.unique(others[is_new], return_inverse=True)
-            squares = other.rows[known].astype(np.float64) ** 2
-            squares[..., -1] = 1.0  # what a bias is multiplied by
-            own = np.einsum("psk,sk->ps", squares, mine.spread)
-            total[is_new] += own.mean(axis=1)[inverse]
+            own = np.zeros(len(known))
+            for draw, spread in enumerate(mine.spread):
+                squares = other.of(draw, known).astype(np.float64) ** 2
+                squares[:, -1] = 1.0  # what a bias is multiplied by
+                own += squares @ spread
+            total[is_new] += own[inverse] / len(self.noise)
         both = (users < 0) & (items < 0)
         products = self.user.spread[:, :-1] * self.item.spread[:, :-1]
         total[both] += np.mean(np.sum(products, axis=1))
@@ -99,5 +108,5 @@ class FactorDraws:
 
 
 def _side(draws: dict[str, np.ndarray], name: str) -> Side:
-    rows = np.concatenate([np.moveaxis(draws[name], 0, 1), draws[f"{name}.mean"][None]])
-    return Side(np.ascontiguousarray(rows), 1 / draws[f"{name}.precision"].astype(np.float64))
+    precision = draws[f"{name}.precision"].astype(np.float64)
+    return Side(draws[name], draws[f"{name}.mean"], 1 / precision)

@@ -167,12 +167,13 @@ class MatrixFactorization(BaseEstimator):
         if exclude_seen and code >= 0:
             candidates = np.setdiff1d(candidates, self.ratings_.item[self.ratings_.user == code])
         center, spread = self.scale_
-        mean, variance = self._factors.moments(np.full(len(candidates), code), candidates)
+        factors = self._factors
+        mean, variance = factors.moments(np.full(len(candidates), code), candidates)
         score = mean
         if explore > 0:
             generator = np.random.default_rng(random_state)
-            draw = int(generator.integers(len(self._factors.noise)))
-            drawn = self._factors.one_draw(draw, int(code), generator)[candidates]
+            draw = int(generator.integers(len(factors.noise)))
+            drawn = factors.one_draw(draw, int(code), generator)[candidates]
             score = mean + explore * (drawn - mean)
         best = np.argsort(-score, kind="stable")[:k]
         return Recommendations(
@@ -228,7 +229,6 @@ class MatrixFactorization(BaseEstimator):
         }
         model.scale_, model.num_fits_ = parts.pop("scale"), int(parts.pop("num_fits"))
         model.ratings_ = Ratings(**parts)
-        model._arrange()
         return model
 
     def _check_settings(self) -> None:
@@ -267,13 +267,10 @@ class MatrixFactorization(BaseEstimator):
         for side in SIDES:
             for part, values in chain.hyper[side].items():
                 self.draws_[f"{side}.{part}"] = values
-        self._arrange()
 
-    def _arrange(self) -> None:
-        """Lay draws out for predictions; `draws_` then shows the same memory."""
-        self._factors = FactorDraws.of(self.draws_)
-        for side in SIDES:
-            self.draws_[side] = np.moveaxis(getattr(self._factors, side).rows[:-1], 1, 0)
+    @property
+    def _factors(self) -> FactorDraws:
+        return FactorDraws.of(self.draws_)
 
     def _chain(self) -> Chain:
         draws = self.draws_
