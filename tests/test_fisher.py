@@ -15,6 +15,7 @@ import scipy.linalg
 
 import laws
 import sghmc
+from cases import GRADIENTS, params, posterior
 from sghmc import loop, noise, theory, tree
 from sghmc.gradients import BatchEstimator
 from sghmc.interop.optax import transformation
@@ -448,6 +449,29 @@ def test_every_stacked_posterior_has_its_own_estimate():
     for i, each in enumerate(others):
         alone = run(EmpiricalFisher(False, every=3), target=each, **settings).positions["mean"]
         np.testing.assert_allclose(together[i], alone[i], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("diagonal", [True, False], ids=["diagonal", "dense noise"])
+def test_any_pytree(diagonal):
+    """Of many shapes, one leaf in low precision; with a mass that adapts where that is diagonal."""
+    fisher = EmpiricalFisher(diagonal, every=2, raise_friction=True)
+    mass = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 2.0), params())
+    adapt = sghmc.Adapt(lambda kernel, state, hyper: kernel.with_mass(state, mass), 3, 6)
+    samples = sghmc.sample(
+        jax.random.key(0),
+        posterior(),
+        sghmc.SGHMC(0.02, friction=2.0, gradient_noise=fisher),
+        params(),
+        gradient=GRADIENTS["control variate"],
+        num_samples=4,
+        num_burnin=6,
+        num_chains=2,
+        adapt=adapt if diagonal else None,
+        progress=False,
+    )
+    kinds = jax.tree.map(lambda leaf: (leaf.shape[2:], leaf.dtype), samples.positions)
+    assert kinds == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params())
+    assert samples.info.is_finite.all()
 
 
 def test_many_rows_do_not_overflow():
