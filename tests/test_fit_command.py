@@ -88,10 +88,23 @@ def test_predict_is_that_of_the_model(fitted, table, tmp_path):
     result = invoke(
         "predict", folder / "is_dear" / "model.sghmc", tmp_path / "new.parquet", "--out", out
     )
-    assert (result.exit_code, result.output) == (0, "")
+    assert (result.exit_code, result.output) == (0, f"Predictions of 2 rows are in {out}.\n")
     columns = pd.read_csv(out)
     assert columns["prediction"].tolist() == ["dear", "cheap"]
     np.testing.assert_allclose(columns["p(dear)"] + columns["p(cheap)"], 1)
+
+
+def test_predict_for_machines_and_in_silence(fitted, tmp_path):
+    model, new, out = fitted[0] / "price", tmp_path / "new.csv", tmp_path / "p.csv"
+    new.write_text("town,size\nB,140\nA,60\n")
+    columns = json.loads(invoke("predict", model, new, "--json").stdout)
+    silent = invoke("predict", model, new, "--out", out, "--quiet")
+    assert (silent.exit_code, silent.output) == (0, "")
+    assert pd.read_csv(out).to_dict("list") == columns
+    assert columns["row"] == [1, 2]
+    nowhere = invoke("predict", model, new, "--quiet")
+    assert (nowhere.exit_code, nowhere.stdout) == (1, "")
+    assert "name a file" in nowhere.stderr
 
 
 @pytest.mark.parametrize(
@@ -160,7 +173,7 @@ def test_words_for_people(fitted):
 def test_the_default_model_is_a_network(table, tmp_path, monkeypatch):
     class Quick(estimators.BayesianMLPClassifier):
         def __init__(self, random_state=None, progress=False):
-            super().__init__((4,), "relu", 3.0, 8, 2, 20, None, random_state, progress)
+            super().__init__((4,), "relu", 3.0, 1.0, 8, 2, 20, None, random_state, progress)
 
     monkeypatch.setitem(tabular.KINDS, ("classification", "mlp"), Quick)
     result = tabular.fit_table(tabular_columns(table), "is_dear", ignored=["price", "id"])

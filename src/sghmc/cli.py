@@ -239,21 +239,29 @@ def predict(
     out: Annotated[
         pathlib.Path | None, typer.Option(help="File for the predictions; else printed.")
     ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Predict new rows with a fitted model, as csv with uncertainty."""
     with _session(debug):
+        if quiet and out is None:
+            raise ValueError("--quiet without --out would predict for nobody: name a file.")
         from sghmc import estimators
         from sghmc.data.features import read_table
         from sghmc.estimators import tabular
 
         loaded = estimators.load(model / _MODEL if model.is_dir() else model)
-        predictions = tabular.predict_table(loaded, read_table(table))
-        if out is None:
-            sys.stdout.write(predictions)
-            return
-        with files.staged(out.absolute().parent) as stage:
-            (stage / out.name).write_text(predictions, encoding="utf-8")
+        columns = tabular.predict_table(loaded, read_table(table))
+        if out is not None:
+            with files.staged(out.absolute().parent) as stage:
+                (stage / out.name).write_text(tabular.as_csv(columns), encoding="utf-8")
+        if as_json:
+            _print_json(columns)
+        elif out is None:
+            sys.stdout.write(tabular.as_csv(columns))
+        elif not quiet:
+            print(f"Predictions of {len(columns['row'])} rows are in {out}.")
 
 
 RatingsFile = Annotated[

@@ -132,10 +132,14 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
         """`function` of the outputs under all draws, some rows at a time."""
         check_is_fitted(self)
         X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
-        x = self.input_scaling_.apply(X)
+        x = self._scaled(X)
         length = max(1, _MOST_NUMBERS // self._numbers_per_row())
         parts = [function(self._outputs(x[i : i + length])) for i in range(0, len(x), length)]
         return np.concatenate(parts)
+
+    def _scaled(self, x: np.ndarray) -> np.ndarray:
+        """Inputs as the model sees them."""
+        return self.input_scaling_.apply(x)
 
     def _numbers_per_row(self) -> int:
         return len(next(iter(self.draws_.values())))

@@ -1,10 +1,10 @@
 """Bayesian networks for classes and for numbers, in scikit-learn's terms."""
 
-import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
+from scipy.optimize import minimize_scalar
 
 from sghmc.estimators.base import BayesianClassifier, BayesianEstimator, BayesianRegressor, softmax
 from sghmc.estimators.curvature import activate
@@ -12,9 +12,8 @@ from sghmc.estimators.network import ACTIVATIONS, Network, Plan, rescaled
 from sghmc.estimators.rows import Rows, Scaling
 
 _FULL_BATCH, _BATCH = 2048, 1024
-_POWERS = (1.0, 3.0, 10.0, 30.0)
-_FEWEST_ROWS = 50
-_HELD_OUT = 0.2
+_FEWEST_PARTS, _MOST_HELD_OUT = 4, 512
+"""A chain leaves out a quarter of the rows at most, and at most 512: enough for one number."""
 _PRECISION = "precision."
 _UNSCALED = Scaling(np.zeros(()), np.ones(()))
 
@@ -51,27 +50,30 @@ class _MLP(BayesianEstimator):
             size = num_rows if num_rows <= _FULL_BATCH else _BATCH
         # Rows are padded: a batch of all of them is one that is larger than any padding makes it.
         size = 2 * num_rows + 1 if size >= num_rows else int(size)
-        return Plan.of(self._draws_per_chain, self.num_chains, self.num_steps, size, self.progress)
+        return Plan.of(self._draws_per_chain, self.num_steps, size, self.progress)
 
     def _standardized(self) -> Rows:
         """Rows as the network sees them, up to the power of a likelihood."""
         assert self._rows is not None
-        return self._rows._replace(x=self.input_scaling_.apply(self._rows.x))
+        return self._rows._replace(x=self._scaled(self._rows.x))
 
-    def _run(self, key, rows: Rows, num_outputs: int, target: Scaling, rounds=None) -> None:
-        """Go on with the chains, or start them; `rounds` are those of warm-up and those kept."""
+    def _run(self, key, rows: Rows, num_outputs: int, target: Scaling) -> None:
+        """Go on with the chains, or start them.
+
+        `rows.weight` is the same for all chains, or has a leading axis of chains.
+        """
+        weight = np.broadcast_to(rows.weight, (self.num_chains, len(rows.x)))
+        rows = rows._replace(weight=weight)
         network = Network(rows, self._hidden(), num_outputs, self.activation)
         plan = self._plan(len(rows.x))
         start_key, run_key = jax.random.split(key)
         scalings = (self.input_scaling_, target)
         if self._chains is None:
-            chains = network.start(start_key, self.num_chains)
+            chains = network.start(start_key)
         else:
             chains, old = self._chains
             chains = chains._replace(positions=rescaled(chains.positions, old, scalings))
             plan = plan.settling()
-        if rounds is not None:
-            plan = dataclasses.replace(plan, num_warmup_rounds=rounds[0], num_rounds=rounds[1])
         positions, hyper, chains = network.run(run_key, chains, plan)
         self._chains = (chains, scalings)
         self.draws_ = _named(positions, hyper, self.n_features_in_)
@@ -106,7 +108,7 @@ def _named(positions, hyper, num_inputs: int) -> dict[str, np.ndarray]:
 class BayesianMLPClassifier(_MLP, BayesianClassifier):
     """A network whose class probabilities average over its posterior.
 
-        P(y | x) = E[softmax(f(x))],  weights ~ N(0, λ⁻¹), λ ~ Gamma(1, 1) for each layer
+        P(y | x) ∝ E[softmax(f(x))]^s,  weights ~ N(0, λ⁻¹), λ ~ Gamma(1, 1) for each layer
 
     for inputs standardized inside. Chains of SGHMC set their own step sizes; nothing need be tuned.
 
@@ -114,7 +116,8 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
     | --- | --- |
     | `hidden_layer_sizes` | units of each hidden layer; () is a linear model |
     | `activation` | "relu" or "tanh" |
-    | `likelihood_power` | how many observations a label counts for; see below |
+    | `likelihood_power` | how many observations a label counts for |
+    | `sharpness` | exponent of the averaged probabilities; "auto": from held-out rows |
     | `num_draws` | posterior draws kept, of all chains together |
     | `num_chains` | independent chains |
     | `num_steps` | steps of each chain, half of them warm-up |
@@ -122,12 +125,16 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
     | `random_state` | seed: an integer gives the same draws every time |
     | `progress` | show a progress bar |
 
+    Inputs, once standardized, are taken as arcsinh(x): those far out count by their logarithm, so
+    that no single odd value decides alone.
+
     Labels of curated data are surer than one draw from softmax(f): several people agreed on each,
     or doubtful ones were left out. `likelihood_power` says so, by counting each label that many
-    times; predictions are then sharper. 1 is the posterior in the strict sense. "auto" goes from 1
-    to 3, 10 and 30 as long as a held-out fifth of the rows gets likelier by more than chance (and
-    takes 3 for fewer than 50 rows), in the first call with enough rows; `likelihood_power_` says
-    how far.
+    times. How sure predictions may then be is read off rows that were not seen: the averaged
+    probabilities p become p^s / Σ p^s with the sharpness s that makes held-out labels likeliest.
+    Each chain first leaves out a part of the rows for that, then takes it in; when partial_fit has
+    doubled the rows, s is chosen anew. `sharpness_` tells it. `likelihood_power=1, sharpness=1` is
+    the posterior in the strict sense.
 
     >>> import numpy as np
     >>> x = np.linspace(-2, 2, 40)[:, None]
@@ -140,7 +147,8 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
         self,
         hidden_layer_sizes=(100,),
         activation="relu",
-        likelihood_power: float | str = "auto",
+        likelihood_power=3.0,
+        sharpness: float | str = "auto",
         num_draws=200,
         num_chains=4,
         num_steps=2000,
@@ -151,6 +159,7 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
         self.likelihood_power = likelihood_power
+        self.sharpness = sharpness
         self.num_draws = num_draws
         self.num_chains = num_chains
         self.num_steps = num_steps
@@ -160,60 +169,80 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
 
     def _check_settings(self):
         super()._check_settings()
-        power = self.likelihood_power
-        if power != "auto" and (isinstance(power, str) or not power > 0):
+        power, sharpness = self.likelihood_power, self.sharpness
+        if isinstance(power, str) or not power > 0:
+            raise ValueError(f"likelihood_power must be a positive number, but is {power!r}.")
+        if sharpness != "auto" and (isinstance(sharpness, str) or not sharpness > 0):
             raise ValueError(
-                f'likelihood_power must be "auto" or a positive number, but is {power!r}.'
+                f'sharpness must be "auto" or a positive number, but is {sharpness!r}.'
             )
+
+    def _scaled(self, x):
+        return np.arcsinh(super()._scaled(x))
 
     def _sample(self, key):
         rows = self._standardized()
         choice_key, key = jax.random.split(key)
-        if self.likelihood_power != "auto":
-            self.likelihood_power_ = float(self.likelihood_power)
-        elif self._num_calls == 1 or self._is_undecided:
-            self._is_undecided = len(rows.weight) < _FEWEST_ROWS
-            self.likelihood_power_ = (
-                _POWERS[1] if self._is_undecided else self._best_power(choice_key, rows)
-            )
-        self._run_classes(key, rows, self.likelihood_power_)
+        if self.sharpness != "auto":
+            self.sharpness_ = float(self.sharpness)
+        elif self._num_calls == 1 or len(rows.x) >= 2 * self._num_judged:
+            self._num_judged = len(rows.x)
+            self.sharpness_ = self._best_sharpness(choice_key, rows)
+        self._run_classes(key, rows)
 
-    def _run_classes(self, key, rows: Rows, power: float, rounds=None) -> None:
-        weighted = rows._replace(weight=power * rows.weight)
-        self._run(key, weighted, len(self.classes_), _UNSCALED, rounds)
+    def _run_classes(self, key, rows: Rows) -> None:
+        weighted = rows._replace(weight=self.likelihood_power * rows.weight)
+        self._run(key, weighted, len(self.classes_), _UNSCALED)
 
-    def _best_power(self, key, rows: Rows) -> float:
-        """From 1 up, as long as a held-out fifth of the rows is likelier by more than chance.
+    def _best_sharpness(self, key, rows: Rows) -> float:
+        """By cross-validation in one run: each chain leaves out a part of its own, by weights of 0.
 
-        The chains go on from power to power, which is also their warm-up. Rows are held out by a
-        weight of 0: the compiled program is the same.
+        The chains can then go on with all rows, nearer to their posterior than at the start.
         """
-        is_held = np.random.default_rng(0).random(len(rows.weight)) < _HELD_OUT
-        seen = rows._replace(weight=np.where(is_held, 0.0, rows.weight))
-        best, scores, after = _POWERS[0], None, self._chains
-        for number, power in enumerate(_POWERS):
-            # The first needs its whole warm-up, or later powers win by having had more of it.
-            warmup = self._plan(len(is_held)).num_warmup_rounds if number == 0 else 1
-            self._run_classes(jax.random.fold_in(key, number), seen, power, (warmup, 1))
-            p = softmax(self._outputs(rows.x[is_held])).mean(0)
-            chosen = p[np.arange(len(p)), rows.y[is_held]]
-            logs = np.log(np.maximum(chosen, np.finfo(float).tiny))
-            if scores is not None and not _is_gain(logs - scores, rows.weight[is_held]):
-                break
-            best, scores, after = power, logs, self._chains
-        self._chains = after
-        return best
+        num_parts = max(self.num_chains, _FEWEST_PARTS, -(-len(rows.x) // _MOST_HELD_OUT))
+        part = _parts(rows.y, num_parts)
+        is_held = part[None] == np.arange(self.num_chains)[:, None]
+        # Chains that are there have seen all rows.
+        self._chains = None
+        self._run_classes(key, rows._replace(weight=np.where(is_held, 0.0, rows.weight[None])))
+        held = is_held.any(0)
+        logs = self._held_out_logs(rows.x, is_held)
+        return _likeliest_sharpness(logs[held], rows.y[held], rows.weight[held])
+
+    def _held_out_logs(self, x: np.ndarray, is_held: np.ndarray) -> np.ndarray:
+        """Logarithms of the class probabilities of rows, by the chain that has not seen them."""
+        logs = np.zeros((len(x), len(self.classes_)))
+        for chain, rows in enumerate(is_held):
+            draws = softmax(self._outputs(x[rows]))
+            ours = draws.reshape(len(is_held), -1, *draws.shape[1:])[chain]
+            logs[rows] = np.log(np.maximum(ours.mean(0), np.finfo(float).tiny))
+        return logs
+
+    def predict_proba(self, X) -> np.ndarray:
+        p = np.maximum(super().predict_proba(X), np.finfo(float).tiny)
+        return softmax(self.sharpness_ * np.log(p))
 
 
-def _is_gain(differences: np.ndarray, weight: np.ndarray) -> bool:
-    """Whether a weighted sum is positive by more than its standard error.
+def _parts(y: np.ndarray, num_parts: int) -> np.ndarray:
+    """A part for each row, at random, every class spread over all of them."""
+    part = np.empty(len(y), int)
+    order = np.lexsort((np.random.default_rng(0).random(len(y)), y))
+    part[order] = np.arange(len(y)) % num_parts
+    return part
 
-    Few rows decide such sums, those that a sharper model gets wrong: without the margin a choice
-    among so few would be luck.
+
+def _likeliest_sharpness(logs: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
+    """The s with which p^s / Σ p^s makes the labels likeliest, for log s ~ N(0, 1).
+
+    Without a prior, rows that are all right would ask for an infinite s.
     """
-    total = weight @ differences
-    deviations = differences - total / weight.sum()
-    return bool(total > np.sqrt(weight @ deviations**2))
+
+    def potential(log_s: float) -> float:
+        p = softmax(np.exp(log_s) * logs)[np.arange(len(y)), y]
+        return 0.5 * log_s**2 - float(weight @ np.log(np.maximum(p, np.finfo(float).tiny)))
+
+    found: Any = minimize_scalar(potential, bounds=(-3, 3), method="bounded")
+    return float(np.exp(found.x))
 
 
 class BayesianMLPRegressor(_MLP, BayesianRegressor):

@@ -9,6 +9,7 @@ one compiled program.
 import dataclasses
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from sghmc.estimators.curvature import largest_curvatures
 from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
 from sghmc.gradients import FullBatch, Minibatch
 from sghmc.models.mlp import MLP
+from sghmc.posterior import Posterior
 from sghmc.priors import GaussianPrior
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samples import DivergenceError, Samples
@@ -46,7 +48,7 @@ ACTIVATIONS = {"relu": relu, "tanh": tanh}
 
 
 class Chains(NamedTuple):
-    """Where the chains stand (leading chain axis), and precisions typical of them."""
+    """Where the chains stand, and their precisions; all with a leading chain axis."""
 
     positions: PyTree
     hyper: PyTree
@@ -56,7 +58,6 @@ class Chains(NamedTuple):
 class Plan:
     """How long to sample: rounds of `round_draws` draws of each chain, `thinning` steps a draw."""
 
-    num_chains: int
     round_draws: int
     thinning: int
     num_warmup_rounds: int
@@ -65,13 +66,13 @@ class Plan:
     progress: bool = False
 
     @classmethod
-    def of(cls, num_draws: int, num_chains: int, num_steps: int, batch_size: int, progress: bool):
+    def of(cls, num_draws: int, num_steps: int, batch_size: int, progress: bool):
         """Half of the steps warm up, the other half make `num_draws` draws of each chain."""
         num_rounds = -(-num_draws // _ROUND_DRAWS)
         round_draws = -(-num_draws // num_rounds)
         thinning = max(1, num_steps // (2 * num_rounds * round_draws))
         warmup = max(1, -(-num_steps // (2 * round_draws * thinning)))
-        return cls(num_chains, round_draws, thinning, warmup, num_rounds, batch_size, progress)
+        return cls(round_draws, thinning, warmup, num_rounds, batch_size, progress)
 
     def settling(self) -> "Plan":
         """For chains that go on with more data: half the warm-up."""
@@ -79,13 +80,13 @@ class Plan:
 
 
 class Network:
-    """A network's posterior given standardized, weighted rows."""
+    """A network's posterior given standardized rows, which each chain may weight in its own way."""
 
     def __init__(self, rows: Rows, hidden: tuple[int, ...], num_outputs: int, activation: str):
-        """`num_outputs` counts classes; 0 asks for a regression."""
+        """`rows.weight` has the axes (chain, row); `num_outputs` counts classes, 0 for a number."""
         self.activation, self.is_classifier = activation, num_outputs > 0
         self.num_inputs = rows.x.shape[1]
-        self.num_examples = rows.total_weight
+        self.num_chains = len(rows.weight)
         width = padded_size(self.num_inputs, 2)
         self.model = MLP(
             (width, *hidden, max(num_outputs, 1)),
@@ -94,20 +95,23 @@ class Network:
             GaussianPrior() if self.is_classifier else GaussianPrior(rate=_NOISE_RATE),
         )
         self.rows = self._prepared(rows, width)
-        self.posterior = self.model.posterior(*self.rows)
+        # Always a stack: with and without rows held out the compiled program is the same.
+        self.posterior = Posterior.stack(
+            [self.model.posterior(self.rows.x, self.rows.y, weight) for weight in self.rows.weight]
+        )
 
     def _prepared(self, rows: Rows, width: int) -> Rows:
         """Padded to shapes that programs are compiled for; inputs scaled to a sum of squares 1."""
-        length = padded_size(len(rows.weight), 1 if len(rows.weight) <= 256 else 4)
+        length = padded_size(len(rows.x), 1 if len(rows.x) <= 256 else 4)
         x = padded(padded(rows.x / self.num_inputs**0.5, width, axis=1), length)
         y = rows.y.astype(np.int32) if self.is_classifier else rows.y[:, None].astype(np.float32)
-        weight = padded(rows.weight, length)
+        weight = padded(rows.weight, length, axis=1)
         return Rows(x.astype(np.float32), padded(y, length), weight.astype(np.float32))
 
-    def start(self, key: jax.Array, num_chains: int) -> Chains:
-        keys = jax.random.split(key, num_chains)
+    def start(self, key: jax.Array) -> Chains:
+        keys = jax.random.split(key, self.num_chains)
         positions = jax.vmap(lambda k: self.model.init(k, 1.0))(keys)
-        return Chains(jax.tree.map(np.asarray, positions), self.posterior.hyper)
+        return Chains(*jax.tree.map(np.asarray, (positions, self.posterior.chains.hyper)))
 
     def run(self, key: jax.Array, chains: Chains, plan: Plan) -> tuple[PyTree, PyTree, Chains]:
         """Draws of positions and precisions, axes (chain, draw, …), and where the chains end.
@@ -137,17 +141,19 @@ class Network:
 
     def _round(self, key, chains: Chains, plan: Plan, masses, step_size: float) -> Samples:
         friction = jax.tree.map(lambda mass: mass * _MOMENTUM_DECAY / step_size, masses)
-        is_full = plan.batch_size >= len(self.rows.weight)
+        is_full = plan.batch_size >= len(self.rows.x)
+        hyper = jax.tree.map(jnp.asarray, chains.hyper)
         return sample(
             key,
-            self.posterior.with_hyper(jax.tree.map(jnp.asarray, chains.hyper)),
+            eqx.tree_at(lambda stack: stack.chains.hyper, self.posterior, hyper),
             SGHMC(step_size, friction, masses),
             chains.positions,
             init_axis=0,
+            posterior_axis=0,
             gradient=FullBatch() if is_full else Minibatch(plan.batch_size, replacement="epochs"),
             num_samples=plan.round_draws,
             thinning=plan.thinning,
-            num_chains=plan.num_chains,
+            num_chains=self.num_chains,
             gibbs=self.model.gibbs(every=min(plan.thinning, 20)),
             progress=plan.progress,
         )
@@ -158,25 +164,20 @@ class Network:
         A chain that has become sure of its rows shows little curvature there, but a step further
         there may be more: so a mass does not fall by more than half from round to round.
         """
-        count = len(self.rows.weight)
-        chosen = np.random.default_rng(0).permutation(count)[:_NUM_CURVATURE_ROWS]
-        rows = Rows(*(array[chosen].astype(np.float64) for array in self.rows))
-        scale = self.num_examples / max(rows.total_weight, np.finfo(float).tiny)
-        noise = None if self.is_classifier else float(chains.hyper["noise"])
-        num_chains = len(jax.tree.leaves(chains.positions)[0])
-        measured = [
-            largest_curvatures(
-                jax.tree.map(lambda leaf, c=c: leaf[c].astype(np.float64), chains.positions),
-                rows,
-                self.activation,
-                noise,
-            )
-            for c in range(num_chains)
-        ]
-        largest = jax.tree.map(lambda *values: scale * max(values), *measured)
+        chosen = np.random.default_rng(0).permutation(len(self.rows.x))[:_NUM_CURVATURE_ROWS]
+        x, y = (array[chosen].astype(np.float64) for array in self.rows[:2])
+        measured = []
+        for c, all_weights in enumerate(self.rows.weight.astype(np.float64)):
+            weight = all_weights[chosen]
+            share = weight.sum() / all_weights.sum()
+            rows = Rows(x, y, weight / max(share, np.finfo(float).tiny))
+            here = jax.tree.map(lambda leaf, c=c: leaf[c].astype(np.float64), chains.positions)
+            noise = None if self.is_classifier else float(chains.hyper["noise"][c])
+            measured.append(largest_curvatures(here, rows, self.activation, noise))
+        largest = jax.tree.map(lambda *values: max(values), *measured)
         masses = [
             {
-                name: value + float(chains.hyper["prior"][f"{i}.{name}"])
+                name: value + float(chains.hyper["prior"][f"{i}.{name}"].max())
                 for name, value in layer.items()
             }
             for i, layer in enumerate(largest)
@@ -187,13 +188,8 @@ class Network:
 
 
 def _end(samples: Samples) -> Chains:
-    """The last draws. A run has one start of the precisions for all chains: their mean."""
-
-    def typical(values: np.ndarray) -> np.ndarray:
-        return np.exp(np.log(values[:, -1].astype(np.float64)).mean(0)).astype(values.dtype)
-
-    last = jax.tree.map(lambda leaf: leaf[:, -1], samples.positions)
-    return Chains(last, jax.tree.map(typical, samples.hyper))
+    last = jax.tree.map(lambda leaf: leaf[:, -1], (samples.positions, samples.hyper))
+    return Chains(*last)
 
 
 def rescaled(positions: PyTree, old: tuple[Scaling, Scaling], new: tuple[Scaling, Scaling]) -> Any:

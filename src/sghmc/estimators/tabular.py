@@ -82,24 +82,24 @@ def fit_table(
         "inputs": encoding.names,
         **judge(model, x[held], y[held]),
     }
-    predictions = predictions_csv(model, x[held], rows=held, truth=y[held])
+    predictions = as_csv(predicted(model, x[held], rows=held, truth=y[held]))
     model.partial_fit(x[held], y[held])
     model.table_ = encoding.plain()
     return Fit(model, result, predictions)
 
 
-def predict_table(model: Any, table: Columns) -> str:
-    """Predictions with their uncertainty, as csv."""
+def predict_table(model: Any, table: Columns) -> dict[str, list]:
+    """Predictions with their uncertainty, by column."""
     if not hasattr(model, "table_"):
         raise ValueError(
             "The model was not fitted to a table by `sghmc fit`: it does not know its columns."
         )
     x = Encoding(**model.table_).matrix(table)
-    return predictions_csv(model, x, rows=np.arange(len(x)))
+    return predicted(model, x, rows=np.arange(len(x)))
 
 
-def predictions_csv(model: Any, x: np.ndarray, *, rows: np.ndarray, truth=None) -> str:
-    """A line for each row, numbered from 1 as in the table without its header."""
+def predicted(model: Any, x: np.ndarray, *, rows: np.ndarray, truth=None) -> dict[str, list]:
+    """Columns with an entry for each row, numbered from 1 as in the table without its header."""
     if hasattr(model, "classes_"):
         p = model.predict_proba(x)
         entropy = -np.sum(p * np.log(np.maximum(p, np.finfo(float).tiny)), axis=1)
@@ -111,10 +111,14 @@ def predictions_csv(model: Any, x: np.ndarray, *, rows: np.ndarray, truth=None) 
         reach = _NORMAL_90 * std
         columns = {"prediction": mean, "std": std, "low_90": mean - reach, "high_90": mean + reach}
     columns = {"row": rows + 1} | ({} if truth is None else {"truth": truth}) | columns
+    return {name: column.tolist() for name, column in columns.items()}
+
+
+def as_csv(columns: dict[str, list]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+    writer.writerows(zip(*columns.values(), strict=True))
     return text.getvalue()
 
 
