@@ -185,7 +185,7 @@ def _heated(heat: np.ndarray | None, law: Law, tolerance: float) -> list[str]:
 
 def _law(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndarray) -> Law:
     """The law of the settings on a Gaussian with the curvature and noise measured at the draws."""
-    if getattr(origin.sampler, "metropolis", False):
+    if getattr(theory.moving(origin.sampler), "metropolis", False):
         return Law(0.0, 0.0)
     points = _points(origin.target, positions, is_finite)
     if isinstance(points, str):

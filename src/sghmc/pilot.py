@@ -26,6 +26,8 @@ LARGEST_RATIO = 1_000.0
 NOISE_SHARE = 0.4
 """Of the tolerance; the rest is for what is not Gaussian."""
 _NUM_BURNIN = 20
+_LARGEST_THINNING = 64
+"""Steps of a pilot's draw: with dear gradients a pilot makes fewer independent draws."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Settings:
     @property
     def thinning(self) -> int:
         """About an autocorrelation time; a power of two, so that pilots share programs."""
-        return 2 ** max(2, math.ceil(math.log2(self.law.autocorrelation_time)))
+        steps = min(self.law.autocorrelation_time, _LARGEST_THINNING)
+        return 2 ** max(2, math.ceil(math.log2(steps)))
 
     def sampler(self, region: Region) -> Whitened:
         inner = SGHMC(self.step_size, self.friction, observe="middle")

@@ -17,6 +17,7 @@ _FLAT = 1e-9
 _REACH, _EXPECTED_RISE = 2.0, 2.0
 """How far from the mode, in standard deviations, the potential is looked at; a Gaussian's rise."""
 _LEAST_RISE = 0.1
+_FAR = 1e6
 _NUM_ROWS = 2_048
 _NUM_POWER_STEPS = 20
 _NUM_CONTRACTIONS = 10
@@ -26,7 +27,8 @@ _NUM_CONTRACTIONS = 10
 class Region:
     """`factor` is L, a (d, d) matrix, or its diagonal where the parameters are many.
 
-    `mode` is where the search for one ended, and `is_gaussian` says that it found a peak.
+    `distance` is that of the mode found from the true one, and `is_gaussian` says that there is
+    one: a peak with a curvature, not just where a search ended.
     """
 
     like: PyTree
@@ -49,7 +51,7 @@ class Region:
         return self.factor if self.is_dense else self.params(self.factor)
 
     def params(self, vector: np.ndarray) -> PyTree:
-        """A raveled vector, or rows of them, as parameters; what it does not have is left axes."""
+        """A raveled vector as parameters; any leading axes stay."""
         leading = vector.shape[:-1]
         leaves, treedef = jax.tree.flatten(self.like)
         ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])
@@ -92,9 +94,16 @@ def find_region(target: Target, start: PyTree) -> Region:
     """
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start)
     found = mode.find_mode(target, start)
-    center = np.concatenate(
-        [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(found.position)]
+    center, origin = (
+        np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(place)])
+        for place in (found.position, start)
     )
+    if np.abs(center).max() > _FAR * (1 + np.abs(origin).max()) and not found.is_peak:
+        raise mode.ModeError(
+            f"The search for the mode ran away, to {np.abs(center).max():.2g}: the posterior has "
+            f"no mode that can be reached from init. Look for a density without bound, or a "
+            f"parameter without a prior."
+        )
     if found.hessian is None:
         factor = _diagonal_factor(target, found.position)
         return Region(like, center, factor, found.distance, False)
@@ -171,37 +180,38 @@ def _diagonal_factor(target: Target, position: PyTree) -> np.ndarray:
 
 @eqx.filter_jit
 def _scaled_curvature(target, position, rows):
-    like = position
     x = tree.ravel(position)
     signs = jax.random.rademacher(jax.random.key(0), x.shape, x.dtype)
 
-    def slope(x, potential):
-        return tree.ravel(jax.grad(potential)(tree.unravel(x, like)))
+    def slope(potential):
+        return lambda x: tree.ravel(jax.grad(potential)(tree.unravel(x, position)))
+
+    def bend(potential, direction):
+        return jax.jvp(slope(potential), (x,), (direction,))[1]
 
     if isinstance(target, Potential):
-        potential, fisher = target.potential, jnp.zeros_like(x)
-        prior = potential
+        potential = prior = target.potential
+        fisher = jnp.zeros_like(x)
     else:
-        count = jax.tree.leaves(rows)[0].shape[0]
-        potential = lambda params: target.estimate(params, rows)  # noqa: E731
-        prior = lambda params: -target.log_prior_at(params)  # noqa: E731
+
+        def potential(params):
+            return target.estimate(params, rows)
+
+        def prior(params):
+            return -target.log_prior_at(params)
 
         def square(example):
             row = jax.tree.map(lambda leaf: leaf[None], example)
-            return slope(x, lambda params: target.log_likelihood_sum(params, row)) ** 2
+            return slope(lambda params: target.log_likelihood_sum(params, row))(x) ** 2
 
         fisher = target.num_examples * jnp.mean(lax.map(square, rows, batch_size=64), 0)
-        del count
     # Exact for priors that bend each parameter by itself: v ⊙ Hv is then the diagonal.
-    _, bent = jax.jvp(lambda x: slope(x, prior), (x,), (signs,))
-    diagonal = fisher + jnp.abs(signs * bent)
-    diagonal = jnp.maximum(diagonal, 1e-6 * jnp.max(diagonal))
-    root = diagonal**-0.5
+    diagonal = fisher + jnp.abs(signs * bend(prior, signs))
+    root = jnp.maximum(diagonal, 1e-6 * jnp.max(diagonal)) ** -0.5
 
     def power(_, pair):
-        vector, _ = pair
-        vector = vector / jnp.linalg.norm(vector)
-        product = root * jax.jvp(lambda x: slope(x, potential), (x,), (root * vector,))[1]
+        vector = pair[0] / jnp.linalg.norm(pair[0])
+        product = root * bend(potential, root * vector)
         return product, jnp.linalg.norm(product)
 
     _, largest = lax.fori_loop(0, _NUM_POWER_STEPS, power, (signs, jnp.zeros((), x.dtype)))

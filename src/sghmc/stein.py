@@ -76,7 +76,7 @@ def _stein_kernel(target, points):
     scores = lax.map(lambda point: -tree.ravel(target.gradient(point)), points)
     rows = jax.vmap(tree.ravel)(points)
     scale = jnp.std(rows, 0) + jnp.finfo(rows.dtype).tiny
-    x, score = rows / scale, scores * scale
+    x, score = rows / scale[None], scores * scale[None]
     away = x[:, None] - x[None]
     square = jnp.sum(away**2, -1)
     width = jnp.median(square)

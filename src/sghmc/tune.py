@@ -165,6 +165,7 @@ class _Tuner:
         self.largest_step = self.most if region.is_gaussian else self.most / 4
         self.num_chains, self.num_draws = (16, 200) if region.is_dense else (4, 24)
         self.notes: list[str] = []
+        self.change = self.change_noise = math.nan
         self.places = draw_starts(target, region, self.rng, self.num_chains)
         self.noises: dict[str, float] = {}
         self.gradient: Gradient = FullBatch()
@@ -305,7 +306,8 @@ class _Tuner:
     def measure(self, settings: Settings) -> Trial:
         """Pilot chains for as long as their standard deviations are too uncertain to judge."""
         trial = self.run(settings)
-        for _ in range(1, _NUM_PROLONGATIONS):
+        # Of many parameters only the average is judged: that is known soon.
+        for _ in range(1, _NUM_PROLONGATIONS if self.region.is_dense else 2):
             enough = self.tolerance * _MONTE_CARLO_SHARE
             if not trial.is_finite or trial.moments().log_spread_error.max() < enough:
                 break
@@ -314,6 +316,8 @@ class _Tuner:
 
     def verify(self) -> Trial:
         """Halve the step size until that changes no mean and no standard deviation by much."""
+        if self.misses:  # nothing is promised, so there is nothing to test
+            return self.run(self.settings)
         trial = self.measure(self.settings)
         for _ in range(_NUM_HALVINGS):
             half = self.measure(self.settings.halved())
@@ -324,6 +328,11 @@ class _Tuner:
             self.places = self._sound_places(half)
         self.notes.append("halving the step size did not end its effect: see the traces")
         return trial
+
+    @property
+    def misses(self) -> bool:
+        """Whether gradient noise alone makes a larger error than the tolerance."""
+        return self.settings.law.standard_deviation_error > self.tolerance
 
     def _compare(self, whole: Trial, half: Trial) -> tuple[float, float, bool]:
         """The largest change of a standard deviation, its error, and whether all are small."""
@@ -338,17 +347,25 @@ class _Tuner:
         # The bias falls with the square of the step size: a third more than what half of it took.
         is_small = np.all(change <= self.tolerance / 3 + 2 * error)
         is_still = np.all(shift <= self.tolerance + 2 * shift_error)
+        is_each = not self.region.is_dense or (is_small and is_still)
         # A change that all share stands out of their noise.
         common = abs(np.mean(before.log_spread - after.log_spread))
         is_apart = common <= self.tolerance / 3 + np.mean(error)
         worst = int(np.argmax(change - 2 * error))
-        return float(change[worst]), float(error[worst]), bool(is_small and is_still and is_apart)
+        return float(change[worst]), float(error[worst]), bool(is_each and is_apart)
 
     def finish(self, trial: Trial, num_chains: int, seconds: float) -> Tuned:
         error = self.settings.law.standard_deviation_error
-        steps = trial.autocorrelation_time * self.settings.thinning
-        is_met = bool(error <= self.tolerance and not self.notes_of_failure())
-        if error > self.tolerance:
+        steps = self.settings.law.autocorrelation_time
+        if trial.is_finite:
+            steps = trial.autocorrelation_time * self.settings.thinning
+        else:
+            trial = Trial(self.places[:, None], math.nan)
+            self.notes.append(
+                "pilot runs did not stay finite: take larger batches, or look at the model's tails"
+            )
+        is_met = not self.misses and not self.notes_of_failure()
+        if self.misses:
             needed = self.batch_size * self.settings.noise / (4 * NOISE_SHARE * self.tolerance)
             self.notes.append(
                 f"gradient noise alone makes standard deviations {100 * error:.0f} % too wide: "
