@@ -132,6 +132,16 @@ def test_the_verdict_names_the_step_size():
     assert "too wide" in str(health)
 
 
+def test_a_summary_says_it_aloud():
+    samples = FAILING["step too large"]()
+    with pytest.warns(sghmc.HealthWarning, match="step size is too large"):
+        table = samples.summary()
+    assert "too wide" in table.attrs["verdict"]
+    assert table.attrs["predicted_error"] > TOLERANCE
+    sound = SOUND["all data"]().summary()
+    assert sound.attrs["verdict"] == "no sign of trouble"
+
+
 def test_what_cannot_be_looked_at_is_said():
     samples = sghmc.sample(
         jax.random.key(0),

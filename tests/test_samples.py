@@ -62,6 +62,7 @@ def random_draws(like):
     return jax.tree.map(lambda leaf: generator.normal(size=(2, 50, *leaf.shape)), like)
 
 
+@pytest.mark.filterwarnings("ignore::sghmc.HealthWarning")  # the runs are short
 @pytest.mark.parametrize(("init", "variables"), SHAPES.values(), ids=SHAPES.keys())
 def test_every_structure_converts_and_summarizes(init, variables):
     samples = handmade(random_draws(init))

@@ -5,6 +5,7 @@ from sghmc.adapt import Adapt
 from sghmc.control import ControlVariate
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Minibatch, NoisyGradient
+from sghmc.health import HealthWarning
 from sghmc.noise import EmpiricalFisher
 from sghmc.posterior import Posterior, Potential
 from sghmc.priors import GaussianPrior
@@ -33,6 +34,7 @@ __all__ = [
     "GaussianPrior",
     "Gibbs",
     "GradientNoiseError",
+    "HealthWarning",
     "Minibatch",
     "Momentum",
     "NoisyGradient",

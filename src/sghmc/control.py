@@ -1,5 +1,6 @@
 """Minibatch gradients with a control variate: small noise near a center, whatever N is."""
 
+import warnings
 from typing import NamedTuple
 
 import equinox as eqx
@@ -71,7 +72,14 @@ class ControlVariate(Gradient):
 
     def _center(self, target: Posterior, position: PyTree) -> PyTree:
         if self.center is None:
-            return find_mode(target, position).position
+            mode = find_mode(target, position)
+            if mode.hessian is not None and not mode.is_peak:
+                warnings.warn(
+                    "No mode was found to center the control variate at: gradients are unbiased "
+                    "around any center, but noisier the farther it is. Give center=…",
+                    stacklevel=2,
+                )
+            return mode.position
         shapes = [jax.tree.map(jnp.shape, each) for each in (self.center, position)]
         if shapes[0] != shapes[1]:
             raise ValueError(

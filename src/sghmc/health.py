@@ -30,6 +30,10 @@ _NUM_POINTS, _NUM_ROWS = 32, 512
 _NUM_CURVATURE_ROWS = 20_000
 
 
+class HealthWarning(UserWarning):
+    """A run's draws should not be trusted as they are."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """What made the draws."""

@@ -2,19 +2,22 @@
 
 import dataclasses
 import html
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sghmc import diagnostics
-from sghmc.health import Health, Origin, assess
+from sghmc.health import Health, HealthWarning, Origin, assess
 from sghmc.types import PyTree
 
 if TYPE_CHECKING:
     import arviz
     import pandas
 
+_TOLERANCE = 0.05
+"""The relative error of a standard deviation that is nothing to speak of."""
 _NUM_SHOWN = 6
 """Variables that a printed overview names."""
 
@@ -105,11 +108,17 @@ class Samples:
 
         The columns are mean, sd, a highest-density interval, the Monte Carlo standard errors
         mcse_mean and mcse_sd, the effective sample sizes ess_bulk and ess_tail, and r_hat, which
-        needs two chains or more.
+        needs two chains or more. The table's `attrs` hold what `health` says of the run; where that
+        is trouble, a `HealthWarning` says it aloud.
         """
-        return diagnostics.summary(self.to_arviz(), names)
+        table = diagnostics.summary(self.to_arviz(), names)
+        health = self._health(table, _TOLERANCE)
+        table.attrs = {"verdict": health.verdict, **dataclasses.asdict(health)}
+        if not health.is_sound:
+            warnings.warn(health.verdict, HealthWarning, stacklevel=2)
+        return table
 
-    def health(self, tolerance: float = 0.05) -> Health:
+    def health(self, tolerance: float = _TOLERANCE) -> Health:
         """A verdict on the run: chains, momenta, and what theory says of its settings.
 
         Gradient noise and curvature are measured at some of the draws, where they are the
@@ -121,10 +130,13 @@ class Samples:
         ...     jax.random.key(0), target, sghmc.SGHMC(1.2, friction=0.5), jnp.zeros(2),
         ...     num_samples=1000, num_chains=4, progress=False,
         ... )
-        >>> samples.health().is_sound  # the step is too large: variances are 1.7 times too large
+        >>> samples.health().is_sound  # the step is too large: variances are twice too large
         False
         """
-        return assess(self.summary(), self.origin, self.positions, self.hyper, self.info, tolerance)
+        return self._health(diagnostics.summary(self.to_arviz()), tolerance)
+
+    def _health(self, table: "pandas.DataFrame", tolerance: float) -> Health:
+        return assess(table, self.origin, self.positions, self.hyper, self.info, tolerance)
 
     def plot(self, kind: str = "trace", names: Sequence[str] | None = None, **options):
         """A picture through arviz: "trace", "rank", "autocorrelation" or "pair"; its axes."""
