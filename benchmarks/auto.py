@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
 from jax.scipy.stats import norm
+from numpy.typing import ArrayLike
 
 import sghmc
 from sghmc.diagnostics import autocorrelation_time
 
 
-def design(rng, count, size, condition=1.0, scales=1.0):
+def design(rng, count, size, condition=1.0, scales: ArrayLike = 1.0):
     """Standardized columns with a correlation matrix of about this condition number, scaled."""
     x = rng.normal(size=(count, size))
     if condition > 1:

@@ -5,7 +5,8 @@
 Nothing is set by hand but the batch size. The truth is the Laplace approximation: at this N the
 posterior is Gaussian to within a small part of a percent. NUTS gets the mode as its start and the
 posterior's covariance as its mass, so that it need only find a step size; its run is short and its
-effective draws are counted as ours are. Also shown: what the paper's own rule (η = 0.1/N, α = 0.1,
+effective draws are counted as ours are. It sees the potential as one matrix product over all rows,
+the quickest way there is. Also shown: what the paper's own rule (η = 0.1/N, α = 0.1,
 plain minibatches) gives.
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 
 import sghmc
 from sghmc.diagnostics import autocorrelation_time
-from sghmc.mode import find_mode
+from sghmc.mode import find_mode, hessian
 
 
 def make(num_rows: int, num_columns: int):
@@ -113,8 +114,14 @@ def papers_rule(posterior, start, options, center, spread):
 def nuts(posterior, options, center, covariance, spread):
     from numpyro.infer import MCMC, NUTS
 
+    x, y = posterior.data["x"], posterior.data["y"]
+
+    def potential(weights):
+        logits = x @ weights
+        return 0.5 * jnp.sum(weights**2) + jnp.sum(jax.nn.softplus(logits) - y * logits)
+
     kernel = NUTS(
-        potential_fn=posterior.potential,
+        potential_fn=potential,
         dense_mass=True,
         inverse_mass_matrix=jnp.asarray(covariance, jnp.float32),
         adapt_mass_matrix=False,
@@ -160,7 +167,7 @@ def main():
     options = parser.parse_args()
     posterior, start = make(options.rows, options.columns)
     mode = find_mode(posterior, start)
-    covariance = np.linalg.inv(mode.hessian)
+    covariance = np.linalg.inv(hessian(posterior, mode.position))
     center, spread = np.asarray(mode.position, np.float64), np.sqrt(np.diag(covariance))
     result = {"device": str(jax.devices()[0]), "options": vars(options) | {"json": None}}
     if "auto" not in options.skip:

@@ -408,10 +408,14 @@ def test_ctrl_c_returns_what_was_drawn(monkeypatch, plain):
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
     monkeypatch.setattr(run, "Bar", CtrlC)
     monkeypatch.setattr(CtrlC, "times", 2)
-    handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        sample(num_samples=10**7)
-    assert signal.getsignal(signal.SIGINT) is handler
+    # A shell starts background jobs with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sample(num_samples=10**7)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_works_outside_the_main_thread(plain):

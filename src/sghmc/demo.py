@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc import diagnostics
 from sghmc.experiments import pictures
 from sghmc.gradients import FullBatch, Gradient, Minibatch
 from sghmc.posterior import Posterior
@@ -80,7 +81,7 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
             num_chains=config.num_chains,
             progress=progress,
         )
-        table = samples.summary()
+        table = diagnostics.summary(samples.to_arviz())  # what it says is judged below
         return {
             "mean": table["mean"].tolist(),
             "sd": table["sd"].tolist(),
