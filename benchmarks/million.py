@@ -47,6 +47,15 @@ def effective(draws: np.ndarray) -> float:
     return draws.shape[0] * draws.shape[1] / max(1.0, 2 * time_in_draws - 1)
 
 
+def dependence(draws: np.ndarray) -> float:
+    """How much the chains' mean at a moment varies, over what it would if chains were independent.
+
+    Above 1, chains that share batches move alike, and effective draws are fewer by that factor.
+    """
+    away = draws - draws.mean((0, 1))
+    return float(np.mean(len(draws) * away.mean(0).var(0) / away.var((0, 1))))
+
+
 def errors(draws: np.ndarray, center: np.ndarray, spread: np.ndarray) -> dict[str, float]:
     flat = draws.reshape(-1, draws.shape[-1]).astype(np.float64)
     return {
@@ -81,9 +90,11 @@ def ours(posterior, start, options, center, spread):
         progress=False,
     )
     seconds = samples.seconds - samples.startup_seconds
-    count = effective(samples.positions)
+    alike = dependence(samples.positions)
+    count = effective(samples.positions) / max(1.0, alike)
     return {
         "effective_draws": count,
+        "dependence_of_chains": alike,
         "seconds": seconds,
         "tune_seconds": tuning,
         "compile_seconds": samples.startup_seconds,
@@ -158,8 +169,8 @@ def main():
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=50)
     parser.add_argument("--batch", type=int, default=200)
-    parser.add_argument("--chains", type=int, default=16)
-    parser.add_argument("--draws", type=int, default=1_000)
+    parser.add_argument("--chains", type=int, default=64)
+    parser.add_argument("--draws", type=int, default=500)
     parser.add_argument("--nuts-warmup", type=int, default=20)
     parser.add_argument("--nuts-draws", type=int, default=60)
     parser.add_argument("--skip", nargs="*", default=[])

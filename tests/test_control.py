@@ -323,3 +323,52 @@ def test_a_potential_has_no_rows():
     flat = sghmc.Potential(lambda theta: theta @ theta)
     with pytest.raises(TypeError, match="ControlVariate needs data to draw from: give a Posterior"):
         sghmc.ControlVariate(3, THETA).prepare(flat, jnp.zeros(2))
+
+
+def make_runs(gradient_of):
+    """Four chains on a small posterior, with batches of their own and with shared ones."""
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(40, 2)).astype(np.float32)
+    target = sghmc.Posterior(
+        lambda theta, x: -0.5 * jnp.sum((x * theta - 1) ** 2),
+        lambda theta: -0.5 * jnp.sum(theta**2),
+        data,
+    )
+    return [
+        sghmc.sample(
+            jax.random.key(0),
+            target,
+            sghmc.SGHMC(0.05, friction=3.0, temperature=0.0),
+            jnp.ones(2),
+            gradient=gradient_of(shared),
+            num_samples=30,
+            num_chains=4,
+            progress=False,
+        ).positions
+        for shared in (False, True)
+    ]
+
+
+@pytest.mark.parametrize("kind", [sghmc.Minibatch, sghmc.ControlVariate])
+def test_shared_batches_are_those_of_the_first_chain(kind):
+    """Without injected noise batches are all that chains differ by, but for their momenta: none."""
+    own, shared = make_runs(lambda shared: kind(5, shared=shared))
+    np.testing.assert_allclose(shared[0], own[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(shared[1:], np.broadcast_to(shared[:1], shared[1:].shape), rtol=1e-6)
+    assert not np.allclose(own[1], own[0], rtol=1e-3)
+
+
+def test_stacked_posteriors_do_not_share_batches():
+    posterior = sghmc.Posterior(
+        lambda theta, x: -0.5 * (x - theta) ** 2, lambda theta: -0.5 * theta**2, jnp.arange(6.0)
+    )
+    with pytest.raises(ValueError, match="cannot be shared"):
+        sghmc.sample(
+            jax.random.key(0),
+            sghmc.Posterior.stack([posterior, posterior]),
+            sghmc.SGLD(0.01),
+            jnp.zeros(()),
+            gradient=sghmc.Minibatch(2, shared=True),
+            num_chains=2,
+            posterior_axis=0,
+        )

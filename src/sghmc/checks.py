@@ -7,7 +7,7 @@ import numpy as np
 from sghmc import loop
 from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
-from sghmc.gradients import Gradient
+from sghmc.gradients import Estimator, Gradient
 from sghmc.noise import EmpiricalFisher
 from sghmc.posterior import Posterior, Potential, StackedPosterior, Target
 from sghmc.program import NEVER, Program
@@ -61,6 +61,14 @@ def check_axis(target, posterior_axis: int | None, num_chains: int) -> None:
         raise ValueError(
             f"The target stacks {target.num_chains} posteriors, one for each chain, but num_chains "
             f"is {num_chains}."
+        )
+
+
+def check_shared(estimator: Estimator, is_stacked: bool) -> None:
+    if is_stacked and estimator.is_shared:
+        raise ValueError(
+            "Batches cannot be shared by chains whose posteriors have data of their own: take "
+            "shared=False with Posterior.stack."
         )
 
 

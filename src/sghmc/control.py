@@ -26,6 +26,7 @@ class ControlVariate(Gradient):
     | `center` | θ̂ | a pytree like the parameters; None: the mode, searched from a chain's start |
     | `replacement` | | as in `Minibatch` |
     | `renew_every` | | after so many steps the center moves to where the chain is (SVRG) |
+    | `shared` | | as in `Minibatch`; around a fixed center chains hardly move alike for it |
 
     Unbiased for any center. A plain minibatch has gradient noise N/n in units where the posterior
     has spread 1; here the differences shrink with the posterior, and the noise is about d/n for
@@ -46,9 +47,10 @@ class ControlVariate(Gradient):
     center: PyTree = None
     replacement: bool | str = True
     renew_every: int | None = None
+    shared: bool = False
 
     def __check_init__(self):
-        Minibatch(self.batch_size, self.replacement)  # pyright: ignore[reportArgumentType]
+        Minibatch(self.batch_size, self.replacement, self.shared)  # pyright: ignore[reportArgumentType]
         every = self.renew_every
         if every is not None and (not isinstance(every, int | np.integer) or every < 1):
             raise ValueError(
@@ -65,7 +67,7 @@ class ControlVariate(Gradient):
                 "ControlVariate needs data to draw from: give a Posterior, or use FullBatch or "
                 "NoisyGradient with a Potential."
             )
-        batches = Minibatch(self.batch_size, self.replacement)  # pyright: ignore[reportArgumentType]
+        batches = Minibatch(self.batch_size, self.replacement, self.shared)  # pyright: ignore[reportArgumentType]
         return _ControlEstimator(
             batches.prepare(target, position), self._center(target, position), self.renew_every
         )
@@ -106,6 +108,10 @@ class _ControlEstimator(Estimator):
     @property
     def renew_every(self):
         return self.every
+
+    @property
+    def is_shared(self):
+        return self.batches.shared
 
     def draw(self, key, start, num_steps, num_gradients, like):
         return self.batches.draw(key, start, num_steps, num_gradients, like)

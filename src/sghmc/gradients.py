@@ -85,6 +85,11 @@ class Estimator(eqx.Module):
         """After how many steps `follow` is due; None: never."""
         return None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all chains take the variates of the first."""
+        return False
+
     def draw(self, key, start, num_steps: int, num_gradients: int, like: PyTree) -> PyTree:
         """Raw variates for the gradients of steps start, …: 1-D arrays, step by step."""
         return []
@@ -150,6 +155,11 @@ class Minibatch(Gradient):
     Every evaluation has its own batch. In shuffled epochs the errors of different steps are not
     independent: a sampler that subtracts `gradient_noise` refuses them.
 
+    With `shared` all chains see the same batches: rows are fetched once for all, which is most of
+    the cost where data do not fit into a cache. Each chain has the same law as before, but the
+    errors of their gradients are common to them: chains that gradient noise drives move alike, and
+    averages over them gain less than their number says.
+
     >>> import sghmc
     >>> sghmc.Minibatch(500)
     Minibatch(batch_size=500)
@@ -157,6 +167,7 @@ class Minibatch(Gradient):
 
     batch_size: int
     replacement: bool | Literal["epochs"] = True
+    shared: bool = False
 
     def __check_init__(self):
         if not isinstance(self.batch_size, int | np.integer) or self.batch_size < 1:
@@ -184,7 +195,7 @@ class Minibatch(Gradient):
                 f"batch_size is {self.batch_size}, but the data have {num_examples} rows: take at "
                 f"most that many, or replacement=True."
             )
-        return BatchEstimator(self.batch_size, self.replacement, target.num_examples)
+        return BatchEstimator(self.batch_size, self.replacement, self.shared, target.num_examples)
 
 
 class BatchEstimator(Estimator):
@@ -192,7 +203,12 @@ class BatchEstimator(Estimator):
 
     batch_size: int = eqx.field(static=True)
     replacement: bool | str = eqx.field(static=True)
+    shared: bool = eqx.field(static=True)
     num_examples: int | jax.Array
+
+    @property
+    def is_shared(self):
+        return self.shared
 
     def draw(self, key, start, num_steps, num_gradients, like):
         """Row numbers, a batch for each gradient of each step."""

@@ -130,7 +130,7 @@ class _Plan(NamedTuple):
         intervals += [program.kernel.fisher.every] if program.kernel.fisher else []
         intervals += [program.adapt.every] if program.adapt and is_burnin else []
         period = math.gcd(*intervals)
-        motion, gradient = jax.eval_shape(lambda: _draw(program, 0, 1, has_motion=True).variates)
+        motion, gradient, _ = jax.eval_shape(lambda: _draw(program, 0, 1, has_motion=True))
         rows = sum(leaf.size for leaf in jax.tree.leaves(gradient))
         variates = rows + sum(leaf.size for leaf in jax.tree.leaves(motion))
         together = _BLOCK_VARIATES // max(1, variates)
@@ -149,20 +149,28 @@ class _Plan(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Variates of some steps; those of the sampler are None where each step makes its own."""
+    """Variates of some steps; those of the motion are None where each step makes its own.
 
-    variates: tuple[PyTree, PyTree]
+    Those of the gradients have no chain axis where all chains take the same.
+    """
+
+    motion: PyTree
+    gradient: PyTree
     num_steps: int
 
 
 def _draw(program: Program, t, num_steps: int, *, has_motion: bool) -> _Block:
+    is_shared = program.estimator.is_shared
+
     def of_chain(chain, keys):
-        if has_motion:
-            return chain.draw(keys, t, num_steps)
-        return None, chain.draw_gradients(keys, t, num_steps)
+        motion = chain.draw_motion(keys, t, num_steps) if has_motion else None
+        return motion, None if is_shared else chain.draw_gradients(keys, t, num_steps)
 
     keys = program.layout.inward(program.keys)
-    return _Block(_each_chain(program, of_chain, None, keys), num_steps)
+    motion, gradient = _each_chain(program, of_chain, None, keys)
+    if is_shared:
+        gradient = program.draw_gradients(program.keys[0], t, num_steps)
+    return _Block(motion, gradient, num_steps)
 
 
 def _steps_of_draw(program: Program, plan: _Plan, carry: Carry, t, block, offset) -> Carry:
@@ -194,8 +202,10 @@ def _steps_in_blocks(program: Program, plan: _Plan, carry: Carry, t) -> Carry:
 def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset, count: int):
     """Steps t, …, t + count − 1 of all chains, with the block's variates from `offset` on."""
 
-    def of_chain(chain, t, j, keys, variates, state, hyper, memory, info, failed_at):
-        motion, gradient = jax.tree.map(lambda leaf: _part(leaf, j, block.num_steps), variates)
+    def of_chain(chain, t, j, keys, motion, gradient, state, hyper, memory, info, failed_at):
+        motion, gradient = jax.tree.map(
+            lambda leaf: _part(leaf, j, block.num_steps), (motion, gradient)
+        )
         if motion is None:
             motion = chain.kernel.draw(keys[MOTION], t, 1, chain.layout.flat_like)
         state, new = chain.step(t, (motion, gradient), state, hyper, memory)
@@ -211,13 +221,14 @@ def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset
             t + i,
             offset + i,
             program.layout.inward(program.keys),
-            block.variates,
+            block.motion,
+            block.gradient,
             carry.state,
             carry.hyper,
             carry.memory,
             carry.info,
             carry.failed_at,
-            shared=(1, 2),
+            shared=(1, 2, 5) if program.estimator.is_shared else (1, 2),
         )
         return carry._replace(state=state, info=info, failed_at=failed_at)
 

@@ -107,9 +107,12 @@ class Program(eqx.Module):
     def draw(self, keys: jax.Array, start, num_steps: int) -> tuple[PyTree, PyTree]:
         """The raw variates of `num_steps` steps, for the sampler and for its gradients."""
         return (
-            self.kernel.draw(keys[MOTION], start, num_steps, self.layout.flat_like),
+            self.draw_motion(keys, start, num_steps),
             self.draw_gradients(keys, start, num_steps),
         )
+
+    def draw_motion(self, keys: jax.Array, start, num_steps: int) -> PyTree:
+        return self.kernel.draw(keys[MOTION], start, num_steps, self.layout.flat_like)
 
     def draw_gradients(self, keys: jax.Array, start, num_steps: int) -> PyTree:
         num_gradients = self.kernel.num_gradients

@@ -20,7 +20,7 @@ from sghmc.health import Origin
 from sghmc.layout import Layout
 from sghmc.noise import RunningNoise
 from sghmc.posterior import StackedPosterior, Target
-from sghmc.program import NEVER, NUM_STREAMS, Carry, Program, Record
+from sghmc.program import GRADIENT, NEVER, NUM_STREAMS, Carry, Program, Record
 from sghmc.progress import Bar, Interruption
 from sghmc.samplers.base import Sampler
 from sghmc.samples import DivergenceError, GradientNoiseError, Info, Samples
@@ -67,6 +67,7 @@ def run(
     checks.check_functions(one, like)
     checks.check_gibbs(gibbs, one, like)
     estimator = _prepare(gradient, target, positions)
+    checks.check_shared(estimator, is_stacked)
     target = target.chains if is_stacked else target
     total = num_burnin + num_samples
     program = Program(
@@ -78,7 +79,7 @@ def run(
         keep=keep,
         averages=dict(averages or {}),
         trace=trace,
-        keys=chain_keys(key, num_chains),
+        keys=_shared(chain_keys(key, num_chains), estimator),
         layout=Layout.of(like, num_chains),
         thinning=thinning,
         is_stacked=is_stacked,
@@ -250,6 +251,11 @@ def _give_memory_back() -> None:
     """Let the system have what a compiler freed: glibc would keep it, and draws come on top."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have no such call
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _shared(keys: jax.Array, estimator: Estimator) -> jax.Array:
+    """The same keys, with the first chain's for the gradients of all where these are shared."""
+    return keys.at[:, GRADIENT].set(keys[0, GRADIENT]) if estimator.is_shared else keys
 
 
 def _explain(failed_at: np.ndarray) -> str:

@@ -256,7 +256,10 @@ class _Tuner:
         center = self.region.center_tree
         batch = self.batch_size
         candidates: dict[str, tuple[Gradient, int | None]] = {
-            "control variate": (ControlVariate(batch, center, replacement), 2 * batch),
+            "control variate": (
+                ControlVariate(batch, center, replacement, shared=True),
+                2 * batch,
+            ),
             "minibatch": (Minibatch(batch, replacement), batch),
         }
         if count <= 20 * batch:
