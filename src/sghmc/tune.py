@@ -78,12 +78,18 @@ class TuneReport:
             f"gradient: {self.estimator}" + (f" (gradient noise: {noises})" if noises else ""),
             f"step size {self.step_size:.3g}, friction {self.friction:.3g}, whitened; one "
             f"independent draw in about {2 * self.autocorrelation_time:.0f} steps",
-            f"standard deviations: {100 * self.predicted_error:.1f} % too wide by theory; half the "
-            f"step size changed them by at most {100 * self.halving_change:.1f} % "
-            f"(± {100 * self.halving_noise:.1f} %)",
+            f"standard deviations: {100 * self.predicted_error:.1f} % too wide by theory; "
+            f"{self._halving}",
             f"verdict: {self.verdict}",
         ]
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+    @property
+    def _halving(self) -> str:
+        if math.isnan(self.halving_change):
+            return "half the step size was not tried"
+        change, noise = 100 * self.halving_change, 100 * self.halving_noise
+        return f"half the step size changed them by at most {change:.1f} % (± {noise:.1f} %)"
 
     @property
     def verdict(self) -> str:
