@@ -170,6 +170,7 @@ class _Tuner:
         self.most = min(0.5, _LARGEST_STEP * math.sqrt(tolerance / 0.05))
         self.largest_step = self.most if region.is_gaussian else self.most / 4
         self.num_chains, self.num_draws = (16, 200) if region.is_dense else (4, 24)
+        self.faults: list[str] = []
         self.notes: list[str] = []
         self.change = self.change_noise = math.nan
         self.places = draw_starts(target, region, self.rng, self.num_chains)
@@ -200,7 +201,7 @@ class _Tuner:
                 self.region = self.region.refined(z.mean(0), self._scatter(z))
             self.largest_step = min(2 * self.largest_step, self.most)
         self.choose()
-        self.notes.append(
+        self.faults.append(
             "the pilot runs did not settle: the posterior is far from Gaussian, or has several "
             "modes; look at R-hat and at traces"
         )
@@ -335,7 +336,7 @@ class _Tuner:
                 return trial
             self.settings, trial = self.settings.halved(), half
             self.places = self._sound_places(half)
-        self.notes.append("halving the step size did not end its effect: see the traces")
+        self.faults.append("halving the step size did not end its effect: see the traces")
         return trial
 
     @property
@@ -370,13 +371,12 @@ class _Tuner:
             steps = trial.autocorrelation_time * self.settings.thinning
         else:
             trial = Trial(self.places[:, None], math.nan)
-            self.notes.append(
+            self.faults.append(
                 "pilot runs did not stay finite: take larger batches, or look at the model's tails"
             )
-        is_met = not self.misses and not self.notes_of_failure()
         if self.misses:
             needed = self.batch_size * self.settings.noise / (4 * NOISE_SHARE * self.tolerance)
-            self.notes.append(
+            self.faults.append(
                 f"gradient noise alone makes standard deviations {100 * error:.0f} % too wide: "
                 f"batches of about {math.ceil(needed / LARGEST_RATIO):,} would do"
             )
@@ -404,8 +404,8 @@ class _Tuner:
             kinetic_temperature=trial.kinetic_temperature,
             autocorrelation_time=steps,
             tolerance=self.tolerance,
-            is_met=is_met,
-            notes=tuple(self.notes),
+            is_met=not self.faults,
+            notes=(*self.faults, *self.notes),
             seconds=seconds,
         )
         return Tuned(
@@ -415,6 +415,3 @@ class _Tuner:
             max(1, math.ceil(steps)),
             report,
         )
-
-    def notes_of_failure(self) -> list[str]:
-        return [note for note in self.notes if "did not" in note]
