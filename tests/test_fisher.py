@@ -475,7 +475,7 @@ def test_any_pytree(diagonal):
 
 
 def test_many_rows_do_not_overflow():
-    estimator = BatchEstimator(2, True, jnp.asarray(100_000, jnp.int32))
+    estimator = BatchEstimator(2, True, False, jnp.asarray(100_000, jnp.int32))
     assert float(estimator.noise_scale) == pytest.approx(5e9)
 
 
