@@ -9,6 +9,7 @@ from sghmc.health import HealthWarning
 from sghmc.noise import EmpiricalFisher
 from sghmc.posterior import Posterior, Potential
 from sghmc.priors import GaussianPrior
+from sghmc.samplers.cyclical import Cyclical
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.sghmc import SGHMC
@@ -28,6 +29,7 @@ __all__ = [
     "SGLD",
     "Adapt",
     "ControlVariate",
+    "Cyclical",
     "DivergenceError",
     "EmpiricalFisher",
     "FullBatch",

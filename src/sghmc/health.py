@@ -191,6 +191,8 @@ def _law(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndarray
     """The law of the settings on a Gaussian with the curvature and noise measured at the draws."""
     if getattr(theory.moving(origin.sampler), "metropolis", False):
         return Law(0.0, 0.0)
+    if not theory.moving(origin.sampler).is_affine:
+        return Law(skipped="the law of the settings: theory does not know it for this sampler")
     points = _points(origin.target, positions, is_finite)
     if isinstance(points, str):
         return Law(skipped=points)

@@ -69,10 +69,11 @@ def run(
     estimator = _prepare(gradient, target, positions)
     checks.check_shared(estimator, is_stacked)
     target = target.chains if is_stacked else target
-    total = num_burnin + num_samples
+    is_kept = _kept_draws(sampler, num_burnin, num_samples, thinning)
+    num_steps = len(is_kept) * thinning
     program = Program(
         target=target,
-        kernel=sampler.prepare(like, total * thinning),
+        kernel=sampler.prepare(like, num_steps),
         estimator=estimator,
         gibbs=gibbs,
         adapt=adapt,
@@ -86,35 +87,38 @@ def run(
     )
     checks.check_fisher(program.kernel.fisher, gradient)
     checks.check_start(program, positions)
-    origin = None if is_stacked else _origin(program, sampler, gradient, total * thinning)
-    run = _Run(program, loop.start(program, positions), num_burnin, num_samples, origin)
+    origin = None if is_stacked else _origin(program, sampler, gradient, num_steps)
+    run = _Run(program, loop.start(program, positions), is_kept, origin)
     return run.finish(progress, throw)
 
 
 class _Run:
-    """The host's side of a run: how far it is, and the draws it has gathered."""
+    """The host's side of a run: how far it is, and the draws it has gathered.
 
-    def __init__(self, program: Program, carry: Carry, num_burnin, num_samples, origin):
+    `is_kept` says of every draw whether it is kept: not in burn-in.
+    """
+
+    def __init__(self, program: Program, carry: Carry, is_kept: np.ndarray, origin):
         self.program, self.carry, self.origin = program, carry, origin
-        self.num_burnin, self.num_samples = num_burnin, num_samples
+        self.is_kept, self.num_samples = is_kept, int(is_kept.sum())
+        self.changes = np.append(np.flatnonzero(np.diff(is_kept)) + 1, len(is_kept))
         self.done = 0
         self.gathered: Record | None = None
-        self.clock = np.empty(num_samples)
+        self.clock = np.empty(self.num_samples)
         self.started = time.perf_counter()
         self.startup_seconds = 0.0
         self.has_warned = False
 
     def finish(self, progress: bool, throw: bool) -> Samples:
-        total = self.num_burnin + self.num_samples
+        total = len(self.is_kept)
         capacity, pace = self._capacity(), {True: _Pace(), False: _Pace()}
         with Interruption() as interruption, Bar(progress, total * self.program.thinning) as bar:
             while self.done < total and not interruption.happened:
-                is_burnin = self.done < self.num_burnin
-                left = (
-                    self.num_burnin - self.done if is_burnin else min(total - self.done, capacity)
-                )
-                with pace[is_burnin].timing(left) as count:
-                    failed_at = self._advance(count, 0 if is_burnin else capacity)
+                is_kept = bool(self.is_kept[self.done])
+                stop = self.changes[np.searchsorted(self.changes, self.done, side="right")]
+                left = int(stop) - self.done
+                with pace[is_kept].timing(min(left, capacity) if is_kept else left) as count:
+                    failed_at = self._advance(count, capacity if is_kept else 0)
                 self.startup_seconds = sum(each.first_seconds for each in pace.values())
                 bar.update(self.done * self.program.thinning, failed_at)
                 if throw and (failed_at < NEVER).any():
@@ -147,13 +151,17 @@ class _Run:
         )
         failed_at = np.atleast_1d(self.carry.failed_at)
         if capacity:
-            first = self.done - self.num_burnin
+            first = self._num_kept
             rows = slice(first, first + count)
             self._gather(records, rows)
             self.clock[rows] = time.perf_counter() - self.started
             failed_at = np.minimum(failed_at, self._first_bad(rows))
         self.done += count
         return failed_at
+
+    @property
+    def _num_kept(self) -> int:
+        return int(self.is_kept[: self.done].sum())
 
     def _first_bad(self, rows: slice) -> np.ndarray:
         """The step of each chain's first kept draw that is not finite.
@@ -162,7 +170,7 @@ class _Run:
         """
         assert self.gathered is not None
         is_bad = ~self.gathered.info.is_finite[:, rows]
-        draw = self.num_burnin + rows.start + is_bad.argmax(1)
+        draw = np.flatnonzero(self.is_kept)[rows][is_bad.argmax(1)]
         return np.where(is_bad.any(1), (draw + 1) * self.program.thinning - 1, NEVER)
 
     def _gather(self, records: Record, rows: slice) -> None:
@@ -187,7 +195,7 @@ class _Run:
 
     def _samples(self) -> Samples:
         layout = self.program.layout
-        num_kept = max(0, self.done - self.num_burnin)
+        num_kept = self._num_kept
         if self.gathered is None:
             capacity = jax.eval_shape(lambda: loop.observe(self.program, 0, self.carry)[1])
             nothing = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), capacity)
@@ -226,6 +234,18 @@ class _Pace:
             _give_memory_back()
         self.first_seconds = self.first_seconds or elapsed
         self.count = max(1, int(count * min(16.0, _BLOCK_SECONDS / elapsed)))
+
+
+def _kept_draws(sampler: Sampler, num_burnin: int, num_samples: int, thinning: int) -> np.ndarray:
+    """Of every draw of the run, whether it is kept: the run ends with the last that is."""
+    num_draws = num_burnin + num_samples
+    while True:
+        is_kept = sampler.is_kept(np.arange(1, num_draws + 1) * thinning - 1)
+        is_kept[:num_burnin] = False
+        if np.count_nonzero(is_kept) >= num_samples:
+            return is_kept[: np.flatnonzero(is_kept)[num_samples - 1] + 1]
+        num_draws *= 2
+        checks.check_counts(num_draws - num_burnin, num_burnin, thinning, 1)
 
 
 def _prepare(gradient: Gradient, target: Target | StackedPosterior, positions: PyTree) -> Estimator:

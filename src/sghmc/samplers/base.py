@@ -25,6 +25,15 @@ class Sampler(eqx.Module):
         """Whether the step injects less noise because the gradient brings some (V̂ ≠ 0)."""
         return False
 
+    @property
+    def is_affine(self) -> bool:
+        """Whether a step is affine on a Gaussian target, so that `theory` knows its law."""
+        return True
+
+    def is_kept(self, steps: np.ndarray) -> np.ndarray:
+        """Whether draws after these steps are kept: a sampler may search in between."""
+        return np.ones(steps.shape, bool)
+
     @abc.abstractmethod
     def prepare(self, like: PyTree, num_steps: int = 1) -> "Kernel":
         """Check the settings against the parameters `like` and do all one-time work.

@@ -49,6 +49,9 @@ class Whitened(Sampler):
     def subtracts_gradient_noise(self) -> bool:
         return self.sampler.subtracts_gradient_noise
 
+    def is_kept(self, steps: np.ndarray) -> np.ndarray:
+        return self.sampler.is_kept(steps)
+
     def prepare(self, like: PyTree, num_steps: int = 1) -> "WhitenedKernel":
         if jax.tree.structure(self.center) != jax.tree.structure(like) or any(
             np.shape(mine) != theirs.shape
