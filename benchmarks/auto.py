@@ -1,6 +1,6 @@
 """sample(…, "auto", …) against long NUTS runs, on posteriors of many kinds.
 
-    python benchmarks/auto.py [--only NAME …] [--json FILE]
+    python benchmarks/auto.py [--only NAME …] [--reference DRAWS] [--json FILE]
 
 No setting is given but the batch size. For each posterior: the largest error of any standard
 deviation and of any mean, relative to those of a long run of NumPyro's NUTS, with the Monte Carlo
@@ -254,17 +254,16 @@ CASES = {
 }
 
 
-def nuts(key, target, start):
+def nuts(key, target, start, num_draws):
     """Draws of NumPyro's NUTS, axes (chain, draw, raveled parameter)."""
     from numpyro.infer import MCMC, NUTS
 
     size = sum(leaf.size for leaf in jax.tree.leaves(start))
     kernel = NUTS(potential_fn=target.potential, dense_mass=size <= 200)
-    is_small = getattr(target, "num_examples", 0) < 10_000
     mcmc = MCMC(
         kernel,
-        num_warmup=1_000 if is_small else 400,
-        num_samples=4_000 if is_small else 1_000,
+        num_warmup=1_000,
+        num_samples=num_draws,
         num_chains=4,
         chain_method="vectorized",
         progress_bar=False,
@@ -291,9 +290,9 @@ def standard_error(draws):
     return draws.std((0, 1)) * np.sqrt(times / (draws.shape[0] * draws.shape[1]))
 
 
-def compare(name, make, seed):
+def compare(name, make, seed, reference_draws):
     target, start = make()
-    reference = moments(nuts(jax.random.key(seed), target, start))
+    reference = moments(nuts(jax.random.key(seed), target, start, reference_draws))
     began = time.perf_counter()
     samples = sghmc.sample(
         jax.random.key(seed + 1),
@@ -329,13 +328,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="*", default=list(CASES))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--reference", type=int, default=4_000, help="draws a chain of NUTS")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     print("| posterior | worst sd | worst mean (sds) | gradient | step | promised | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     rows = []
     for name in options.only:
-        row = compare(name, CASES[name], options.seed)
+        row = compare(name, CASES[name], options.seed, options.reference)
         rows.append(row)
         print(
             f"| {name} | {100 * row['sd_error']:+.1f} % ± {100 * row['sd_noise']:.1f} "

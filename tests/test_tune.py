@@ -1,5 +1,7 @@
 """Tuning without hand work: what it chooses, what it promises, and what it refuses."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from scipy.special import digamma, polygamma
 
 import sghmc
 from sghmc.mode import ModeError, find_mode, hessian
-from sghmc.pilot import Settings
+from sghmc.pilot import Settings, Trial
 from sghmc.region import find_region
 
 
@@ -74,6 +76,27 @@ def test_a_badly_scaled_potential():
     draws = flat(samples.positions)
     assert np.max(np.abs(draws.std(0) / spread - 1)) < 0.055
     assert np.max(np.abs(draws.mean(0) - 2.0) / spread) < 0.08
+
+
+@pytest.mark.parametrize("is_cured", [True, False])
+def test_momenta_that_are_too_hot_halve_the_step_size(monkeypatch, is_cured):
+    """Draws agree at all step sizes here: only the temperature, planted in the pilots, objects."""
+    module = importlib.import_module("sghmc.tune")
+    measure, seen = module._Tuner.measure, []
+
+    def hot(tuner, settings):
+        trial = measure(tuner, settings)
+        seen.append(settings.step_size)
+        is_hot = settings.step_size == seen[0] or not is_cured
+        return Trial(trial.draws, trial.heat + 0.5 * is_hot)
+
+    monkeypatch.setattr(module._Tuner, "measure", hot)
+    monkeypatch.setattr(module, "_NUM_HALVINGS", 2)
+    target = sghmc.Potential(lambda theta: 0.5 * jnp.sum(theta**2))
+    report = sghmc.tune(jax.random.key(0), target, jnp.ones(2)).report
+    assert report.is_met == is_cured
+    assert report.step_size == seen[0] / (2 if is_cured else 4)
+    assert any("hotter than they should be by 5" in note for note in report.notes) != is_cured
 
 
 def test_much_data_gets_a_control_variate():

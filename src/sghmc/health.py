@@ -170,21 +170,27 @@ def _biased(law: Law, origin: Origin | None, tolerance: float) -> list[str]:
 
 
 def _heated(heat: np.ndarray | None, law: Law, tolerance: float) -> list[str]:
-    """A temperature is a variance: twice the error of a standard deviation."""
-    if heat is None or not np.all(np.isfinite(heat)):
-        return []
+    explained = abs(law.predicted_error or 0.0) > tolerance
+    fault = None if heat is None or explained else heat_fault(heat, tolerance)
+    return [] if fault is None else [fault]
+
+
+def heat_fault(heat: np.ndarray, tolerance: float) -> str | None:
+    """What is wrong with kinetic temperatures, axes (chain, draw), that should be 1."""
+    if not np.all(np.isfinite(heat)):
+        return None  # lost chains are another fault's business
     means = heat.mean(1)
     error = heat.std() / math.sqrt(heat.size) if len(means) < 2 else means.std(ddof=1)
     error = error / math.sqrt(len(means))
     excess = float(means.mean()) - 1
-    explained = abs(law.predicted_error or 0.0) > tolerance
-    if explained or abs(excess) <= 2 * tolerance + 4 * error:
-        return []
-    return [
+    # A temperature is a variance: twice the error of a standard deviation.
+    if abs(excess) <= 2 * tolerance + 4 * error:
+        return None
+    return (
         f"the momenta are {'hotter' if excess > 0 else 'colder'} than they should be by "
         f"{abs(excess):.0%}: more noise enters than the settings say, or the step size is too "
         f"large; halve it"
-    ]
+    )
 
 
 def _law(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndarray) -> Law:

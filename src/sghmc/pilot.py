@@ -70,10 +70,13 @@ class Settings:
 
 
 class Trial:
-    """Draws of pilot chains, axes (chain, draw, raveled parameter), and what they say."""
+    """Draws of pilot chains, axes (chain, draw, raveled parameter), and what they say.
 
-    def __init__(self, draws: np.ndarray, kinetic_temperature: float):
-        self.draws, self.kinetic_temperature = draws, kinetic_temperature
+    `heat` holds the kinetic temperatures, axes (chain, draw).
+    """
+
+    def __init__(self, draws: np.ndarray, heat: np.ndarray):
+        self.draws, self.heat = draws, heat
 
     @property
     def is_finite(self) -> bool:
@@ -85,7 +88,7 @@ class Trial:
 
     def joined(self, other: "Trial") -> "Trial":
         draws = np.concatenate([self.draws, other.draws], axis=1)
-        return Trial(draws, (self.kinetic_temperature + other.kinetic_temperature) / 2)
+        return Trial(draws, np.concatenate([self.heat, other.heat], axis=1))
 
     @property
     def autocorrelation_time(self) -> float:
@@ -149,4 +152,4 @@ def run_pilot(
     # A chain on its way out is still finite when its potential no longer is.
     draws[~np.isfinite(samples.info.potential)] = np.nan
     assert samples.info.kinetic_temperature is not None
-    return Trial(draws, float(np.mean(samples.info.kinetic_temperature)))
+    return Trial(draws, samples.info.kinetic_temperature)

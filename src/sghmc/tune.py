@@ -16,6 +16,7 @@ from sghmc import checks
 from sghmc.control import ControlVariate
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Gradient, Minibatch
+from sghmc.health import heat_fault
 from sghmc.noise import mean_gradient_noise
 from sghmc.pilot import LARGEST_RATIO, NOISE_SHARE, Settings, Trial, run_pilot
 from sghmc.posterior import Posterior, StackedPosterior, Target
@@ -49,6 +50,7 @@ class TuneReport:
     | `predicted_error` | of standard deviations, relative, by theory on a Gaussian |
     | `halving_change` | what half the step size changed: the largest of any standard deviation, |
     | `halving_noise` | and the Monte Carlo error of that |
+    | `kinetic_temperature` | of the momenta in the pilot runs: 1 when right |
     | `autocorrelation_time` | 1 + Σρ in steps, of the slowest parameter in the pilot runs |
     | `is_met` | whether all this keeps within `tolerance` |
     """
@@ -325,18 +327,22 @@ class _Tuner:
         return trial
 
     def verify(self) -> Trial:
-        """Halve the step size until that changes no mean and no standard deviation by much."""
+        """Halve the step size until that changes no mean and no standard deviation by much.
+
+        The momenta must have their temperature too: they feel what is wrong with the forces.
+        """
         if self.misses:  # nothing is promised, so there is nothing to test
             return self.run(self.settings)
         trial = self.measure(self.settings)
         for _ in range(_NUM_HALVINGS):
             half = self.measure(self.settings.halved())
             self.change, self.change_noise, agrees = self._compare(trial, half)
-            if agrees:
+            if agrees and heat_fault(trial.heat, self.tolerance) is None:
                 return trial
             self.settings, trial = self.settings.halved(), half
             self.places = self._sound_places(half)
-        self.faults.append("halving the step size did not end its effect: see the traces")
+        fault = "halving the step size did not end its effect: see the traces"
+        self.faults.append(heat_fault(trial.heat, self.tolerance) or fault)
         return trial
 
     @property
@@ -370,7 +376,7 @@ class _Tuner:
         if trial.is_finite:
             steps = trial.autocorrelation_time * self.settings.thinning
         else:
-            trial = Trial(self.places[:, None], math.nan)
+            trial = Trial(self.places[:, None], np.full((len(self.places), 1), np.nan))
             self.faults.append(
                 "pilot runs did not stay finite: take larger batches, or look at the model's tails"
             )
@@ -401,7 +407,7 @@ class _Tuner:
             predicted_error=error,
             halving_change=self.change,
             halving_noise=self.change_noise,
-            kinetic_temperature=trial.kinetic_temperature,
+            kinetic_temperature=float(np.mean(trial.heat)),
             autocorrelation_time=steps,
             tolerance=self.tolerance,
             is_met=not self.faults,
