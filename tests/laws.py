@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 from numpy.typing import ArrayLike
 
 import sghmc
@@ -64,6 +65,20 @@ def hmc_covariance(precision, step_size, mass) -> np.ndarray:
     )
 
 
+def baoab_covariance(precision, step_size, mass, temperature) -> np.ndarray:
+    """Of (θ, r), r before the kick, at every friction and step size."""
+    across = step_size / 2 * np.eye(len(precision))
+    return temperature * np.block([[np.linalg.inv(precision), across], [across, mass]])
+
+
+def obabo_covariance(precision, step_size, mass, temperature) -> np.ndarray:
+    """Of (θ, r), r the momentum that θ was just moved by, at every friction."""
+    position = hmc_covariance(precision, step_size, mass)
+    across = step_size / 2 * position @ precision
+    momentum = mass + step_size / 2 * precision @ across
+    return temperature * np.block([[position, across], [across.T, momentum]])
+
+
 class GaussianStep(NamedTuple):
     """z' = F z + N(0, Q)."""
 
@@ -92,6 +107,45 @@ def sghmc_step(
     noise = injected + step_size**2 * (gradient_noise - subtracted)
     of_kick = np.block([[nothing, nothing], [nothing, noise]])
     return GaussianStep(drift @ kick, drift @ of_kick @ drift.T)
+
+
+def splitting_step(
+    order, precision, step_size, friction, mass, temperature, gradient_noise, subtracted
+) -> GaussianStep:
+    """The letters of `order`, each as often as it comes: B kicks, A drifts, O is the friction.
+
+    All kicks of a step share their gradient, noise included: a part's columns of noise are those
+    of the gradient, then those of the friction.
+    """
+    size = len(precision)
+    identity, nothing = np.eye(size), np.zeros((size, size))
+    inverse = np.linalg.inv(mass)
+    damping, half = (
+        scipy.linalg.expm(-step_size * share * friction @ inverse) for share in (1, 0.5)
+    )
+    injected = temperature * (mass - damping @ mass @ damping.T)
+    injected = injected - step_size**2 * half @ subtracted @ half.T
+    kick, drift = (step_size / order.count(letter) for letter in "BA")
+    root = np.linalg.cholesky(gradient_noise)
+    parts = {
+        "A": (np.block([[identity, drift * inverse], [nothing, identity]]), nothing, nothing),
+        "B": (np.eye(2 * size), kick * root, nothing),
+        "O": (np.block([[identity, nothing], [nothing, damping]]), nothing, _root(injected)),
+    }
+    transition, noise = np.eye(2 * size), np.zeros((2 * size, 2 * size))
+    slope = np.block([[identity, nothing]])  # the gradient's θ, that at the start of the step
+    for letter in order:
+        part, *columns = parts[letter]
+        transition, noise = part @ transition, part @ noise
+        noise[size:] += np.hstack(columns)
+        if letter == "B":
+            transition[size:] -= kick * precision @ slope
+    return GaussianStep(transition, noise @ noise.T)
+
+
+def _root(matrix: np.ndarray) -> np.ndarray:
+    values, vectors = np.linalg.eigh(matrix)
+    return vectors * np.sqrt(values)
 
 
 def sgld_step(

@@ -14,6 +14,7 @@ from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
+from sghmc.samplers.splitting import BAOAB, OBABO
 from sghmc.samplers.whitened import Whitened
 from sghmc.samples import DivergenceError, GradientNoiseError, Samples
 from sghmc.sampling import sample
@@ -23,7 +24,9 @@ from sghmc.tune import Tuned, tune
 __version__ = "0.1.0"
 
 __all__ = [
+    "BAOAB",
     "HMC",
+    "OBABO",
     "SGD",
     "SGHMC",
     "SGLD",

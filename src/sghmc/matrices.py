@@ -6,6 +6,7 @@ of them is computed once, in double precision, before the loop: products, invers
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -241,6 +242,26 @@ class DiagonalPencil(eqx.Module):
             treedef, [(leaf / jnp.sqrt(c)).astype(leaf.dtype) for c, leaf in pairs]
         )
 
+    def apply(self, function: Callable, vector: PyTree) -> PyTree:
+        leaves, treedef = jax.tree.flatten(vector)
+        products = [
+            (function(rate) * leaf).astype(leaf.dtype)
+            for (_, rate), leaf in zip(self._rates(leaves), leaves, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, products)
+
+    def spread(self, function: Callable, normals: PyTree) -> PyTree:
+        leaves, treedef = jax.tree.flatten(normals)
+        scaled = [
+            (function(rate) / jnp.sqrt(first) * leaf).astype(leaf.dtype)
+            for (first, rate), leaf in zip(self._rates(leaves), leaves, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, scaled)
+
+    def _rates(self, leaves):
+        pairs = zip(self.first.values, self.second.values, leaves, strict=True)
+        return [(_fit(x, leaf), _fit(y, leaf) / _fit(x, leaf)) for x, y, leaf in pairs]
+
     def quadratic(self, a, b, vector: PyTree) -> jax.Array:
         leaves = jax.tree.leaves(vector)
         pairs = zip(self._combine(a, b, leaves), leaves, strict=True)
@@ -295,6 +316,16 @@ class DensePencil(eqx.Module):
 
     def inverse_sqrt(self, a, b, normals: PyTree) -> PyTree:
         scaled = tree.ravel(normals) / jnp.sqrt(a - b * self.eigenvalues)
+        return tree.unravel(self.inverse_root.T @ scaled, normals)
+
+    def apply(self, function: Callable, vector: PyTree) -> PyTree:
+        """f(A⁻¹B) times a vector, A positive definite."""
+        scaled = function(self.eigenvalues) * (self.root.T @ tree.ravel(vector))
+        return tree.unravel(self.inverse_root.T @ scaled, vector)
+
+    def spread(self, function: Callable, normals: PyTree) -> PyTree:
+        """N(0, f(A⁻¹B)² A⁻¹), A positive definite."""
+        scaled = function(self.eigenvalues) * tree.ravel(normals)
         return tree.unravel(self.inverse_root.T @ scaled, normals)
 
     def quadratic(self, a, b, vector: PyTree) -> jax.Array:

@@ -1,7 +1,7 @@
 """Stochastic gradient Hamiltonian Monte Carlo with friction."""
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,25 +9,12 @@ import numpy as np
 
 from sghmc import matrices, random, tree
 from sghmc.noise import EmpiricalFisher
-from sghmc.samplers.base import (
-    Kernel,
-    NoiseEstimate,
-    NoiseRoom,
-    Sampler,
-    array_setting,
-    check_gradient_noise,
-    check_setting,
-    given_fisher,
-    is_nonzero,
-    parse_gradient_noise,
-    rescale,
-    value_at,
-    values_over,
-)
+from sghmc.samplers.base import check_setting, value_at
+from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
 from sghmc.types import PyTree, Schedule, StepInfo
 
 
-class SGHMC(Sampler):
+class SGHMC(FrictionSampler):
     """Hamiltonian dynamics with friction, which balances the noise of a stochastic gradient.
 
         r ← r − ε ∇Ũ(θ) − ε C M⁻¹ r + N(0, 2ε(τC − B̂)),  B̂ = ½ε V̂
@@ -60,22 +47,13 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
     1.0
     """
 
-    step_size: float | Schedule
-    friction: PyTree | Schedule
-    mass: PyTree = 1.0
-    gradient_noise: PyTree | EmpiricalFisher = 0.0
-    temperature: float | Schedule = 1.0
+    largest_decay: ClassVar[float] = 2.0
+
     resample_every: int | None = None
     resampling: Literal["repaired", "literal"] = "repaired"
     observe: Literal["end", "middle"] = "end"
 
     def __check_init__(self):
-        check_setting(self.step_size, "step_size", positive=True)
-        if not callable(self.friction):
-            matrices.check(self.friction, "friction")
-        check_setting(self.temperature, "temperature")
-        matrices.check(self.mass, "mass")
-        check_gradient_noise(self.gradient_noise)
         every = self.resample_every
         if every is not None and (not isinstance(every, int | np.integer) or every < 1):
             raise ValueError(
@@ -117,83 +95,16 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
             step_size, friction, 1.0, gradient_noise, temperature, resample_every, resampling
         )
 
-    @property
-    def subtracts_gradient_noise(self) -> bool:
-        return is_nonzero(self.gradient_noise)
-
     def prepare(self, like: PyTree, num_steps: int = 1) -> "SGHMCKernel":
-        sizes, dtype = tree.sizes(like), tree.float_type(like)
-        is_scheduled, fisher = callable(self.friction), given_fisher(self.gradient_noise)
-        friction = matrices.parse(
-            1.0 if is_scheduled else self.friction, like, "friction", definite=fisher is not None
-        )
-        mass = matrices.parse(self.mass, like, "mass", definite=True)
-        gradient_noise = parse_gradient_noise(self.gradient_noise, like)
-        if fisher and not matrices.are_diagonal(friction, mass, gradient_noise):
-            friction = friction.dense(sizes)  # what its estimate may make of it
-        step_sizes = values_over(self.step_size, num_steps, "step_size")
-        decays = step_sizes * (
-            values_over(self.friction, num_steps, "friction") if is_scheduled else 1.0
-        )
-        unit = float(step_sizes.max())
-        drag = matrices.pencil(mass, friction, sizes, "mass")
-        noise = matrices.pencil(
-            friction,
-            gradient_noise,
-            sizes,
-            "friction",
-            outer=matrices.scaled(mass.inverse(), unit),
-        )
-        _check_decay(drag.largest * decays.max())
-        _check_noise(
-            noise.largest * step_sizes**2,
-            2 * decays * values_over(self.temperature, num_steps, "temperature"),
-        )
-        noise, drag = matrices.finish(noise, dtype), matrices.finish(drag, dtype)
+        friction, mass, _ = self._matrices(like)
+        rate = matrices.product(mass.inverse(), friction, tree.sizes(like))
+        decay = matrices.scaled(rate, self._largest_step(num_steps))
         return SGHMCKernel(
-            step_size=array_setting(self.step_size, dtype),
-            friction_scale=array_setting(self.friction if is_scheduled else 1.0, dtype),
-            temperature=array_setting(self.temperature, dtype),
-            unit=jnp.asarray(unit, dtype),
-            learning_rate=matrices.finish(matrices.scaled(mass.inverse(), unit**2), dtype),
-            decay=matrices.finish(
-                matrices.scaled(matrices.product(mass.inverse(), friction, sizes), unit), dtype
-            ),
-            noise=noise,
-            drag=drag,
-            estimate=None if fisher is None else NoiseEstimate(fisher, noise, drag),
+            **self._prepared(like, num_steps),
+            decay=matrices.finish(decay, tree.float_type(like)),
             resample_every=self.resample_every,
             resampling=self.resampling,
             observe=self.observe,
-        )
-
-    def rescaled(self, factor: float) -> "SGHMC":
-        return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
-
-
-def _check_decay(decay: float) -> None:
-    if decay >= 2:
-        raise ValueError(
-            f"The momentum decay εC/M reaches {decay:g}, but every chain diverges from 2 on, "
-            f"whatever the target: take a smaller step_size or friction (1 is SGLD)."
-        )
-
-
-def _check_noise(needed: np.ndarray, allowed: np.ndarray) -> None:
-    """τC ⪰ ½εV̂, times 2ε and in the basis of the pencil of friction and gradient noise."""
-    needed, allowed = np.broadcast_arrays(needed, allowed)
-    worst = (needed - allowed).argmax()
-    if needed[worst] > allowed[worst] * (1 + 1e-6):
-        remedy = (
-            f"Take {needed[worst] / allowed[worst]:.3g} times the friction, a smaller step_size or "
-            f"larger batches; a step_size schedule is judged at its largest step."
-            if allowed[worst] > 0 and np.isfinite(needed[worst])
-            else "Without friction or temperature there is no room at all: take gradient_noise=0."
-        )
-        raise ValueError(
-            f"gradient_noise is too large: along its worst direction the gradient brings noise "
-            f"ε²V̂ = {needed[worst]:g} (relative to the friction), but 2ετC leaves room for "
-            f"{allowed[worst]:g} only. {remedy}"
         )
 
 
@@ -204,14 +115,7 @@ def _compose(function, *settings):
     return lambda t: function(*(jnp.asarray(value_at(setting, t)) for setting in settings))
 
 
-class SGHMCState(NamedTuple):
-    """`velocity` is M⁻¹r in units of the largest step size: what θ moves by in such a step."""
-
-    position: PyTree
-    velocity: PyTree
-
-
-class SGHMCKernel(Kernel):
+class SGHMCKernel(FrictionKernel):
     """Eq. 15 in matrices. With u the unit, c_t the friction's schedule and a_t = ε_t c_t,
 
     v ← v − (a_t/u) uM⁻¹C v − (ε_t/u) u²M⁻¹∇Ũ(θ) + uM⁻¹ N(0, 2τa_t C − ε_t² V̂),  θ ← θ + (ε_t/u) v:
@@ -219,21 +123,12 @@ class SGHMCKernel(Kernel):
     constant settings make ε_t/u = a_t/u = 1, and the update that of SGD with momentum, to the bit.
     """
 
-    step_size: jax.Array | Schedule
-    friction_scale: jax.Array | Schedule
-    temperature: jax.Array | Schedule
-    unit: jax.Array
-    learning_rate: matrices.Matrix
+    largest_decay: ClassVar[float] = SGHMC.largest_decay
+
     decay: matrices.Matrix
-    noise: matrices.Pencil
-    drag: matrices.Pencil
-    estimate: NoiseEstimate | None
     resample_every: int | None
     resampling: str
     observe: str
-
-    def init(self, normals, position):
-        return SGHMCState(position, self._fresh(0, random.copy_of(normals, 0, position), 0))
 
     def draw(self, key, start, num_steps, like):
         copies = 1 if self.resample_every is None else 2
@@ -251,24 +146,10 @@ class SGHMCKernel(Kernel):
         return SGHMCState(position, velocity), StepInfo(potential)
 
     def _kick(self, t, noise, position, velocity, oracle):
-        epsilon, decay = value_at(self.step_size, t), self._decay(t)
         potential, grad = oracle(0, position)
-        injected = self.noise.sqrt(
-            2 * value_at(self.temperature, t) * decay,
-            epsilon**2,
-            random.copy_of(noise, 0, position),
-        )
-        slowed = tree.add_scaled(velocity, -decay / self.unit, self.decay @ velocity)
-        kicked = tree.add_scaled(slowed, -epsilon / self.unit, self.learning_rate @ grad)
-        return tree.add_scaled(kicked, 1, injected), potential
-
-    def _drift(self, t, position, velocity, fraction=1.0):
-        return tree.add_scaled(
-            position, fraction * value_at(self.step_size, t) / self.unit, velocity
-        )
-
-    def _decay(self, t):
-        return value_at(self.step_size, t) * value_at(self.friction_scale, t)
+        slowed = tree.add_scaled(velocity, -self._decay(t) / self.unit, self.decay @ velocity)
+        injected = self._injected(t, random.copy_of(noise, 0, position))
+        return tree.add_scaled(self._kicked(t, slowed, grad), 1, injected), potential
 
     def _resample(self, t, noise, state):
         normals = random.copy_of(noise, 1, state.position)
@@ -282,95 +163,11 @@ class SGHMCKernel(Kernel):
             fresh = SGHMCState(self._drift(t, middle, velocity, 0.5), velocity)
         return jax.tree.map(lambda new, old: jnp.where(is_due, new, old), fresh, state)
 
-    def _fresh(self, t, normals, half_decay):
-        """N(0, τ(M − ½aC)⁻¹) in the velocity's units; half_decay = 0 gives the law of M alone."""
-        scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
-        velocity = self.drag.inverse_sqrt(1, half_decay, normals)
-        return jax.tree.map(lambda v: (scale * v).astype(v.dtype), velocity)
-
-    def adaptable(self, state):
-        pairs = zip(self._diagonals()[0].first.values, jax.tree.leaves(state.velocity), strict=True)
-        mass = [jnp.broadcast_to(value, leaf.shape) for value, leaf in pairs]
-        return self.with_mass(state, mass)[0]
-
-    def with_mass(self, state, mass):
-        """This sampler with another diagonal mass, a pytree like the parameters.
-
-        The friction follows, so that the momentum decay εC/M stays; the velocities are rescaled by
-        √(M_old/M_new), which keeps their law.
-        """
-        drag, noise, learning_rate = self._diagonals()
-        new = matrices.Diagonal(tuple(jnp.ravel(leaf) for leaf in jax.tree.leaves(mass)))
-        ratio = matrices.times(new, drag.first.inverse())
-
-        def heavier(noise, drag):
-            return {
-                "noise": dataclasses.replace(
-                    noise,
-                    first=matrices.times(noise.first, ratio),
-                    outer=matrices.times(noise.outer, ratio.inverse()),
-                ),
-                "drag": dataclasses.replace(
-                    drag, first=new, second=matrices.times(drag.second, ratio)
-                ),
-            }
-
-        kernel = dataclasses.replace(
-            self,
-            learning_rate=matrices.times(learning_rate, ratio.inverse()),
-            estimate=self.estimate
-            and dataclasses.replace(
-                self.estimate, **heavier(self.estimate.noise, self.estimate.drag)
-            ),
-            **heavier(noise, drag),
-        )
-        rescaling = matrices.Diagonal(tuple(value**-0.5 for value in ratio.values))
-        return kernel, SGHMCState(state.position, rescaling @ state.velocity)
-
-    def _diagonals(self):
-        drag, noise, learning_rate = self.drag, self.noise, self.learning_rate
-        if (
-            isinstance(drag, matrices.DiagonalPencil)
-            and isinstance(noise, matrices.DiagonalPencil)
-            and isinstance(learning_rate, matrices.Diagonal)
-        ):
-            return drag, noise, learning_rate
-        raise TypeError("A mass that adapts is diagonal: give mass and friction as numbers.")
-
-    @property
-    def fisher(self):
-        return None if self.estimate is None else self.estimate.fisher
-
-    def with_gradient_noise(self, t, gradient_noise, like):
-        assert self.estimate is not None
-        assert self.estimate.drag is not None
-        room, decay = self._coming(t, self.estimate.fisher.every)
-        noise = self.estimate.noise.with_second(
-            matrices.from_entries(gradient_noise, tree.sizes(like))
-        )
-        if not self.estimate.fisher.raise_friction:
-            return dataclasses.replace(self, noise=noise), NoiseRoom(noise.largest_now(), room)
-        noise = noise.raised(room)
-        drag = self.estimate.drag.with_second(noise.first)
-        kernel = dataclasses.replace(self, noise=noise, drag=drag, decay=noise.outer_first())
-        return kernel, NoiseRoom(drag.largest_now() * decay, jnp.full_like(decay, 2))
-
-    def _coming(self, t, num_steps: int) -> tuple[jax.Array, jax.Array]:
-        """Over the next steps: the least of 2τa/ε², above which V̂/C is too large; the largest a."""
-
-        def at(step):
-            epsilon, decay = value_at(self.step_size, step), self._decay(step)
-            room = 2 * value_at(self.temperature, step) * decay / epsilon**2
-            return jnp.where(epsilon > 0, room, jnp.inf), decay
-
-        rooms, decays = jax.vmap(at)(t + jnp.arange(num_steps))
-        return jnp.min(rooms), jnp.max(decays)
+    def _raised(self, noise, drag):
+        return dataclasses.replace(super()._raised(noise, drag), decay=noise.outer_first())
 
     def observed(self, t, state):
         return self.middle(t, state) if self.observe == "middle" else state.position
-
-    def middle(self, t, state):
-        return self._drift(t, state.position, state.velocity, -0.5)
 
     def kinetic_temperature(self, t, state):
         """rᵀ(M⁻¹ − ½εM⁻¹CM⁻¹)r / d: r is hotter than τM by just that factor when θ is right."""

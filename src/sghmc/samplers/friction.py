@@ -1,0 +1,269 @@
+"""What samplers with momentum and friction have in common: settings, matrices, drift, V̂, mass."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc import matrices, random, tree
+from sghmc.noise import EmpiricalFisher
+from sghmc.samplers.base import (
+    Kernel,
+    NoiseEstimate,
+    NoiseRoom,
+    Sampler,
+    array_setting,
+    check_gradient_noise,
+    check_setting,
+    given_fisher,
+    is_nonzero,
+    parse_gradient_noise,
+    rescale,
+    value_at,
+    values_over,
+)
+from sghmc.types import PyTree, Schedule
+
+
+class FrictionSampler(Sampler):
+    """The settings ε, C, M, V̂ and τ of dr = −∇U dt − CM⁻¹r dt + N(0, 2τC dt), dθ = M⁻¹r dt."""
+
+    largest_decay: ClassVar[float] = math.inf
+    """Where every chain diverges, whatever the target: a bound on the eigenvalues of εM⁻¹C."""
+
+    step_size: float | Schedule
+    friction: PyTree | Schedule
+    mass: PyTree = 1.0
+    gradient_noise: PyTree | EmpiricalFisher = 0.0
+    temperature: float | Schedule = 1.0
+
+    def __check_init__(self):
+        check_setting(self.step_size, "step_size", positive=True)
+        if not callable(self.friction):
+            matrices.check(self.friction, "friction")
+        check_setting(self.temperature, "temperature")
+        matrices.check(self.mass, "mass")
+        check_gradient_noise(self.gradient_noise)
+
+    @property
+    def subtracts_gradient_noise(self) -> bool:
+        return is_nonzero(self.gradient_noise)
+
+    def rescaled(self, factor: float) -> Self:
+        return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
+
+    def _largest_step(self, num_steps: int) -> float:
+        return float(values_over(self.step_size, num_steps, "step_size").max())
+
+    def _matrices(self, like: PyTree) -> tuple[matrices.Matrix, matrices.Matrix, matrices.Matrix]:
+        """C (1 where it follows a schedule), M and V̂."""
+        is_scheduled, fisher = callable(self.friction), given_fisher(self.gradient_noise)
+        friction = matrices.parse(
+            1.0 if is_scheduled else self.friction, like, "friction", definite=fisher is not None
+        )
+        mass = matrices.parse(self.mass, like, "mass", definite=True)
+        gradient_noise = parse_gradient_noise(self.gradient_noise, like)
+        if fisher and not matrices.are_diagonal(friction, mass, gradient_noise):
+            friction = friction.dense(tree.sizes(like))  # what its estimate may make of it
+        return friction, mass, gradient_noise
+
+    def _prepared(self, like: PyTree, num_steps: int) -> dict[str, Any]:
+        """The fields of a `FrictionKernel`, checked."""
+        sizes, dtype = tree.sizes(like), tree.float_type(like)
+        friction, mass, gradient_noise = self._matrices(like)
+        is_scheduled, fisher = callable(self.friction), given_fisher(self.gradient_noise)
+        step_sizes = values_over(self.step_size, num_steps, "step_size")
+        decays = step_sizes * (
+            values_over(self.friction, num_steps, "friction") if is_scheduled else 1.0
+        )
+        unit = self._largest_step(num_steps)
+        drag = matrices.pencil(mass, friction, sizes, "mass")
+        noise = matrices.pencil(
+            friction,
+            gradient_noise,
+            sizes,
+            "friction",
+            outer=matrices.scaled(mass.inverse(), unit),
+        )
+        _check_decay(drag.largest * decays.max(), self.largest_decay)
+        _check_noise(
+            noise.largest * step_sizes**2,
+            2 * decays * values_over(self.temperature, num_steps, "temperature"),
+        )
+        noise, drag = matrices.finish(noise, dtype), matrices.finish(drag, dtype)
+        return {
+            "step_size": array_setting(self.step_size, dtype),
+            "friction_scale": array_setting(self.friction if is_scheduled else 1.0, dtype),
+            "temperature": array_setting(self.temperature, dtype),
+            "unit": jnp.asarray(unit, dtype),
+            "learning_rate": matrices.finish(matrices.scaled(mass.inverse(), unit**2), dtype),
+            "noise": noise,
+            "drag": drag,
+            "estimate": None if fisher is None else NoiseEstimate(fisher, noise, drag),
+        }
+
+
+def _check_decay(decay: float, limit: float) -> None:
+    if decay >= limit:
+        raise ValueError(
+            f"The momentum decay εC/M reaches {decay:g}, but every chain diverges from {limit:g} "
+            f"on, whatever the target: take a smaller step_size or friction (1 is SGLD), or BAOAB."
+        )
+
+
+def _check_noise(needed: np.ndarray, allowed: np.ndarray) -> None:
+    """τC ⪰ ½εV̂, times 2ε and in the basis of the pencil of friction and gradient noise."""
+    needed, allowed = np.broadcast_arrays(needed, allowed)
+    worst = (needed - allowed).argmax()
+    if needed[worst] > allowed[worst] * (1 + 1e-6):
+        remedy = (
+            f"Take {needed[worst] / allowed[worst]:.3g} times the friction, a smaller step_size or "
+            f"larger batches; a step_size schedule is judged at its largest step."
+            if allowed[worst] > 0 and np.isfinite(needed[worst])
+            else "Without friction or temperature there is no room at all: take gradient_noise=0."
+        )
+        raise ValueError(
+            f"gradient_noise is too large: along its worst direction the gradient brings noise "
+            f"ε²V̂ = {needed[worst]:g} (relative to the friction), but 2ετC leaves room for "
+            f"{allowed[worst]:g} only. {remedy}"
+        )
+
+
+class SGHMCState(NamedTuple):
+    """`velocity` is M⁻¹r in units of the largest step size: what θ moves by in such a step."""
+
+    position: PyTree
+    velocity: PyTree
+
+
+class FrictionKernel(Kernel):
+    """The parts of a step. With u the unit, c_t the friction's schedule and a_t = ε_t c_t,
+
+    a kick is v ← v − (ε_t/u) u²M⁻¹∇Ũ(θ), a drift θ ← θ + (ε_t/u) v, and the noise, in units of v,
+    uM⁻¹ N(0, 2τa_t C − ε_t² V̂).
+    """
+
+    largest_decay: ClassVar[float] = math.inf
+
+    step_size: jax.Array | Schedule
+    friction_scale: jax.Array | Schedule
+    temperature: jax.Array | Schedule
+    unit: jax.Array
+    learning_rate: matrices.Matrix
+    noise: matrices.Pencil
+    drag: matrices.Pencil
+    estimate: NoiseEstimate | None
+
+    def init(self, normals, position):
+        return SGHMCState(position, self._fresh(0, random.copy_of(normals, 0, position), 0))
+
+    def _kicked(self, t, velocity, grad, fraction=1.0):
+        scale = fraction * value_at(self.step_size, t) / self.unit
+        return tree.add_scaled(velocity, -scale, self.learning_rate @ grad)
+
+    def _injected(self, t, normals):
+        """uM⁻¹ N(0, 2τa_t C − ε_t² V̂)."""
+        heat = 2 * value_at(self.temperature, t) * self._decay(t)
+        return self.noise.sqrt(heat, value_at(self.step_size, t) ** 2, normals)
+
+    def _drift(self, t, position, velocity, fraction=1.0):
+        return tree.add_scaled(
+            position, fraction * value_at(self.step_size, t) / self.unit, velocity
+        )
+
+    def _decay(self, t):
+        return value_at(self.step_size, t) * value_at(self.friction_scale, t)
+
+    def _fresh(self, t, normals, half_decay):
+        """N(0, τ(M − ½aC)⁻¹) in the velocity's units; half_decay = 0 gives the law of M alone."""
+        scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
+        velocity = self.drag.inverse_sqrt(1, half_decay, normals)
+        return jax.tree.map(lambda v: (scale * v).astype(v.dtype), velocity)
+
+    def adaptable(self, state):
+        pairs = zip(self._diagonals()[0].first.values, jax.tree.leaves(state.velocity), strict=True)
+        mass = [jnp.broadcast_to(value, leaf.shape) for value, leaf in pairs]
+        return self.with_mass(state, mass)[0]
+
+    def with_mass(self, state, mass):
+        """This sampler with another diagonal mass, a pytree like the parameters.
+
+        The friction follows, so that the momentum decay εC/M stays; the velocities are rescaled by
+        √(M_old/M_new), which keeps their law.
+        """
+        drag, noise, learning_rate = self._diagonals()
+        new = matrices.Diagonal(tuple(jnp.ravel(leaf) for leaf in jax.tree.leaves(mass)))
+        ratio = matrices.times(new, drag.first.inverse())
+
+        def heavier(noise, drag):
+            return {
+                "noise": dataclasses.replace(
+                    noise,
+                    first=matrices.times(noise.first, ratio),
+                    outer=matrices.times(noise.outer, ratio.inverse()),
+                ),
+                "drag": dataclasses.replace(
+                    drag, first=new, second=matrices.times(drag.second, ratio)
+                ),
+            }
+
+        kernel = dataclasses.replace(
+            self,
+            learning_rate=matrices.times(learning_rate, ratio.inverse()),
+            estimate=self.estimate
+            and dataclasses.replace(
+                self.estimate, **heavier(self.estimate.noise, self.estimate.drag)
+            ),
+            **heavier(noise, drag),
+        )
+        rescaling = matrices.Diagonal(tuple(value**-0.5 for value in ratio.values))
+        return kernel, SGHMCState(state.position, rescaling @ state.velocity)
+
+    def _diagonals(self):
+        drag, noise, learning_rate = self.drag, self.noise, self.learning_rate
+        if (
+            isinstance(drag, matrices.DiagonalPencil)
+            and isinstance(noise, matrices.DiagonalPencil)
+            and isinstance(learning_rate, matrices.Diagonal)
+        ):
+            return drag, noise, learning_rate
+        raise TypeError("A mass that adapts is diagonal: give mass and friction as numbers.")
+
+    @property
+    def fisher(self):
+        return None if self.estimate is None else self.estimate.fisher
+
+    def with_gradient_noise(self, t, gradient_noise, like):
+        assert self.estimate is not None
+        assert self.estimate.drag is not None
+        room, decay = self._coming(t, self.estimate.fisher.every)
+        noise = self.estimate.noise.with_second(
+            matrices.from_entries(gradient_noise, tree.sizes(like))
+        )
+        if not self.estimate.fisher.raise_friction:
+            return dataclasses.replace(self, noise=noise), NoiseRoom(noise.largest_now(), room)
+        noise = noise.raised(room)
+        drag = self.estimate.drag.with_second(noise.first)
+        limit = jnp.full_like(decay, self.largest_decay)
+        return self._raised(noise, drag), NoiseRoom(drag.largest_now() * decay, limit)
+
+    def _raised(self, noise: matrices.Pencil, drag: matrices.Pencil) -> Self:
+        """This kernel with another friction."""
+        return dataclasses.replace(self, noise=noise, drag=drag)
+
+    def _coming(self, t, num_steps: int) -> tuple[jax.Array, jax.Array]:
+        """Over the next steps: the least of 2τa/ε², above which V̂/C is too large; the largest a."""
+
+        def at(step):
+            epsilon, decay = value_at(self.step_size, step), self._decay(step)
+            room = 2 * value_at(self.temperature, step) * decay / epsilon**2
+            return jnp.where(epsilon > 0, room, jnp.inf), decay
+
+        rooms, decays = jax.vmap(at)(t + jnp.arange(num_steps))
+        return jnp.min(rooms), jnp.max(decays)
+
+    def middle(self, t, state):
+        return self._drift(t, state.position, state.velocity, -0.5)
