@@ -35,7 +35,7 @@ class Elsewhere(Sampler):
 
 
 SAMPLERS = {
-    "hmc": sghmc.HMC(0.1, 3, mass=1.7),
+    "hmc": sghmc.HMC(0.1, 3, mass=1.7, jitter=0.2),
     "hmc without accept step": sghmc.HMC(halving(0.1), 2, metropolis=False),
     "sghmc": sghmc.SGHMC(0.1, 2.0, mass=1.7, gradient_noise=0.3, temperature=0.8),
     "sghmc schedules": sghmc.SGHMC(halving(0.1), halving(2.0), temperature=halving(1.0)),

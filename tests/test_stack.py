@@ -159,6 +159,6 @@ def test_adaptation_beyond_burnin_is_refused():
     with pytest.raises(ValueError, match="until step 41, but burn-in ends after 40 steps"):
         adapted(until=41)
     with pytest.raises(TypeError, match="nothing to adapt"):
-        adapted(sampler=sghmc.SGLD(0.01))
+        adapted(sampler=sghmc.SGD(0.01))
     with pytest.raises(TypeError, match="mass that adapts is diagonal"):
         adapted(sampler=sghmc.SGHMC(0.1, friction=np.eye(4)))

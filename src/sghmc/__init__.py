@@ -2,6 +2,9 @@
 
 from sghmc import theory
 from sghmc.adapt import Adapt
+from sghmc.adapt.hmc import AdaptHMC
+from sghmc.adapt.mass import AdaptMass
+from sghmc.adapt.scale import AdaptScale
 from sghmc.control import ControlVariate
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Minibatch, NoisyGradient
@@ -31,6 +34,9 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "Adapt",
+    "AdaptHMC",
+    "AdaptMass",
+    "AdaptScale",
     "ControlVariate",
     "Cyclical",
     "DivergenceError",

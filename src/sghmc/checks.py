@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import loop
-from sghmc.adapt import Adapt
+from sghmc.adapt import Adaptation
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, Gradient
 from sghmc.noise import EmpiricalFisher
@@ -72,11 +72,21 @@ def check_shared(estimator: Estimator, is_stacked: bool) -> None:
         )
 
 
-def check_adapt(adapt, num_burnin_steps: int) -> None:
+def check_adapt(adapt, sampler: Sampler, num_burnin_steps: int) -> None:
     if adapt is None:
         return
-    if not isinstance(adapt, Adapt):
-        raise TypeError(f"adapt must be sghmc.Adapt(update, every, until), not {adapt!r}.")
+    if not isinstance(adapt, Adaptation):
+        raise TypeError(
+            f"adapt must be sghmc.Adapt(update, every, until), AdaptMass(until) or the like, not "
+            f"{adapt!r}."
+        )
+    estimate = getattr(sampler, "gradient_noise", None)
+    if sampler.subtracts_gradient_noise and not isinstance(estimate, EmpiricalFisher):
+        raise ValueError(
+            f"gradient_noise is fixed at {estimate}, but friction and preconditioner follow a mass "
+            f"that adapts, and may leave no room for it: take EmpiricalFisher(), which is judged "
+            f"as it goes, or gradient_noise=0."
+        )
     if adapt.until > num_burnin_steps:
         raise ValueError(
             f"adapt goes on until step {adapt.until}, but burn-in ends after {num_burnin_steps} "

@@ -43,6 +43,7 @@ class Origin:
     gradient: Gradient
     estimator: Estimator
     temperature: float
+    is_adapted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +198,11 @@ def _law(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndarray
     """The law of the settings on a Gaussian with the curvature and noise measured at the draws."""
     if getattr(theory.moving(origin.sampler), "metropolis", False):
         return Law(0.0, 0.0)
-    if not theory.moving(origin.sampler).is_affine:
-        return Law(skipped="the law of the settings: theory does not know it for this sampler")
+    if origin.is_adapted or not theory.moving(origin.sampler).is_affine:
+        reason = (
+            "were adapted in burn-in" if origin.is_adapted else "are not those of a linear step"
+        )
+        return Law(skipped=f"the law of the settings: they {reason}")
     points = _points(origin.target, positions, is_finite)
     if isinstance(points, str):
         return Law(skipped=points)

@@ -320,14 +320,16 @@ def _adapt(program: Program, t, carry: Carry) -> Carry:
         return carry
 
     def update(carry):
-        kernel, state = _each_chain(
-            program, Program.update_kernel, carry.kernel, carry.state, carry.hyper
+        kernel, state, adaptation = _each_chain(
+            program,
+            lambda chain, *args: chain.update_kernel(t, *args),
+            carry.kernel,
+            program.layout.inward(program.keys),
+            carry,
         )
-        return carry._replace(kernel=kernel, state=state)
+        return carry._replace(kernel=kernel, state=state, adaptation=adaptation)
 
-    is_due = ((t + 1) % program.adapt.every == 0) & (t >= program.adapt.start)
-    is_due &= t < program.adapt.until
-    return lax.cond(is_due, update, lambda carry: carry, carry)
+    return lax.cond(program.adapt.is_due(t), update, lambda carry: carry, carry)
 
 
 def _estimate_noise(program: Program, t, carry: Carry) -> Carry:

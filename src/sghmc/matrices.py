@@ -193,6 +193,20 @@ def from_entries(entries: jax.Array, sizes: list[int]) -> Matrix:
     return Diagonal(tuple(jnp.split(entries, np.cumsum(sizes)[:-1])))
 
 
+def entries(diagonal: Diagonal, like: PyTree) -> PyTree:
+    """The entry of every parameter, in the parameters' shapes."""
+    leaves, treedef = jax.tree.flatten(like)
+    pairs = zip(diagonal.values, leaves, strict=True)
+    return jax.tree.unflatten(
+        treedef, [jnp.broadcast_to(_fit(value, leaf), leaf.shape) for value, leaf in pairs]
+    )
+
+
+def raveled(entries: PyTree) -> Diagonal:
+    """The inverse of `entries`."""
+    return Diagonal(tuple(jnp.ravel(leaf) for leaf in jax.tree.leaves(entries)))
+
+
 def times(left: Diagonal, right: Diagonal) -> Diagonal:
     return Diagonal(tuple(a * b for a, b in zip(left.values, right.values, strict=True)))
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import keep, random, tree
-from sghmc.adapt import Adapt
+from sghmc.adapt import Adaptation
+from sghmc.adapt.base import Moment
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, Oracle
 from sghmc.layout import Layout
@@ -27,7 +28,8 @@ NUM_STREAMS = 4
 class Carry(NamedTuple):
     """All that a run needs to go on, for every chain.
 
-    `kernel` only where it changes, `noise` only where V̂ is estimated.
+    `kernel` only where it changes, `noise` only where V̂ is estimated, `adaptation`, what it
+    remembers, only where there is one.
     """
 
     kernel: Kernel | None
@@ -38,6 +40,7 @@ class Carry(NamedTuple):
     sums: keep.RunningSum | None
     info: StepInfo
     failed_at: jax.Array
+    adaptation: PyTree = None
 
 
 class DrawInfo(NamedTuple):
@@ -67,7 +70,7 @@ class Program(eqx.Module):
     kernel: Kernel
     estimator: Estimator
     gibbs: Gibbs | None
-    adapt: Adapt | None
+    adapt: Adaptation | None
     keep: Callable | None
     averages: dict[str, Callable]
     trace: Callable | None
@@ -79,9 +82,11 @@ class Program(eqx.Module):
     def start(self, keys: jax.Array, flat: PyTree) -> Carry:
         """The carry before step 0, from a position."""
         hyper = getattr(self.target, "hyper", None)
-        kernel, state = None, self.kernel.init(random.normals_like(keys[START], 0, 1, flat), flat)
+        state = self.kernel.init(random.normals_like(keys[START], 0, 1, flat), flat)
+        kernel, adaptation = None, None
         if self.adapt is not None:
             kernel = eqx.filter(self.kernel.adaptable(state), eqx.is_array)
+            adaptation = self.adapt.begin(self.kernel, self.layout.shape(flat))
         memory, noise = self.estimator.remember(self.target), None
         if self.kernel.fisher is not None:
             dtype = tree.float_type(flat)
@@ -93,7 +98,7 @@ class Program(eqx.Module):
         terms = jax.eval_shape(lambda: self._averaged(flat, hyper))
         sums = keep.start_sum(terms) if self.averages else None
         never = jnp.asarray(NEVER, jnp.int32)
-        return Carry(kernel, state, hyper, memory, noise, sums, info, never)
+        return Carry(kernel, state, hyper, memory, noise, sums, info, never, adaptation)
 
     def with_kernel(self, arrays: Kernel) -> "Program":
         """This program with a chain's own kernel, of which the carry has the arrays."""
@@ -180,11 +185,21 @@ class Program(eqx.Module):
         kernel, room = self.kernel.with_gradient_noise(t + 1, noise.mean, flat)
         return eqx.filter(kernel, eqx.is_array), noise.judged(t + 1, *room)
 
-    def update_kernel(self, state: Any, hyper: PyTree) -> tuple[Kernel, Any]:
+    def update_kernel(self, t, keys: jax.Array, carry: Carry) -> tuple[Kernel, Any, PyTree]:
+        """The kernel, the state and what is remembered, adapted after step t."""
         assert self.adapt is not None
-        shaped = type(state)(*(self.layout.shape(part) for part in state))
-        kernel, state = self.adapt.update(self.kernel, shaped, hyper)
-        return eqx.filter(kernel, eqx.is_array), tree.flatten_leaves(state)
+        flat, hyper = self.kernel.position(carry.state), carry.hyper
+        moment = Moment(
+            t,
+            self.kernel,
+            type(carry.state)(*(self.layout.shape(part) for part in carry.state)),
+            hyper,
+            carry.info.acceptance,
+            # Rows of the next step: fresh, as the chain has not seen them.
+            lambda: self.layout.shape(self.look(t + 1, keys, flat, hyper, carry.memory).grad),
+        )
+        kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
+        return eqx.filter(kernel, eqx.is_array), tree.flatten_leaves(state), adaptation
 
     def _target(self, hyper: PyTree) -> Any:
         """The target under these hyperparameters."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from sghmc import checks, loop, random, theory
 from sghmc import keep as keeping
-from sghmc.adapt import Adapt
+from sghmc.adapt import Adaptation
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, FullBatch, Gradient
 from sghmc.health import Origin
@@ -49,7 +49,7 @@ def run(
     averages: dict[str, Callable[..., PyTree]] | None = None,
     trace: Callable[[dict[str, PyTree]], PyTree] | None = None,
     gibbs: Gibbs | None = None,
-    adapt: Adapt | None = None,
+    adapt: Adaptation | None = None,
     progress: bool = True,
     throw: bool = True,
 ) -> Samples:
@@ -59,7 +59,7 @@ def run(
     gradient = FullBatch() if gradient is None else gradient
     checks.check_types(target, sampler, gradient, keep, averages)
     checks.check_axis(target, posterior_axis, num_chains)
-    checks.check_adapt(adapt, num_burnin * thinning)
+    checks.check_adapt(adapt, sampler, num_burnin * thinning)
     is_stacked = isinstance(target, StackedPosterior)
     positions = checks.start_positions(init, init_axis, num_chains)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), positions)
@@ -264,7 +264,14 @@ def _prepare(gradient: Gradient, target: Target | StackedPosterior, positions: P
 def _origin(program: Program, sampler: Sampler, gradient: Gradient, num_steps: int) -> Origin:
     temperature = getattr(theory.moving(sampler), "temperature", 1.0)
     last = temperature(num_steps - 1) if callable(temperature) else temperature
-    return Origin(program.target, sampler, gradient, program.estimator, float(np.asarray(last)))
+    return Origin(
+        target=program.target,
+        sampler=sampler,
+        gradient=gradient,
+        estimator=program.estimator,
+        temperature=float(np.asarray(last)),
+        is_adapted=program.adapt is not None,
+    )
 
 
 def _give_memory_back() -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 
 from sghmc import checks
-from sghmc.adapt import Adapt
+from sghmc.adapt import Adaptation
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Gradient
 from sghmc.posterior import StackedPosterior, Target
@@ -37,7 +37,7 @@ def sample(
     averages: dict[str, Callable[..., PyTree]] | None = None,
     trace: Callable[[dict[str, PyTree]], PyTree] | None = None,
     gibbs: Gibbs | None = None,
-    adapt: Adapt | None = None,
+    adapt: Adaptation | None = None,
     progress: bool = True,
     throw: bool = True,
 ) -> Samples:

@@ -99,7 +99,23 @@ class Kernel(eqx.Module):
 
     def adaptable(self, state: Any) -> "Kernel":
         """This kernel with every array in the shape that an `Adapt` will give it."""
-        raise TypeError(f"{type(self).__name__} has nothing to adapt: use SGHMC, or no adapt.")
+        raise self._nothing("a mass", "SGHMC, SGLD or HMC")
+
+    def diagonal_mass(self, position: PyTree) -> PyTree:
+        """The mass of every parameter, in single precision at least."""
+        raise self._nothing("a mass", "SGHMC, SGLD or HMC")
+
+    def with_mass(self, state: Any, mass: PyTree) -> tuple["Kernel", Any]:
+        """This kernel with another diagonal mass, a pytree like the parameters, and its state."""
+        raise self._nothing("a mass", "SGHMC, SGLD or HMC")
+
+    def constant_step_size(self) -> jax.Array:
+        """The step size that an accept step judges, where it is a number."""
+        raise self._nothing("an acceptance", "HMC")
+
+    def _nothing(self, what: str, remedy: str) -> TypeError:
+        name = type(self).__name__.removesuffix("Kernel")
+        return TypeError(f"{name} has nothing to adapt, {what} is missing: use {remedy}.")
 
     @property
     def fisher(self) -> EmpiricalFisher | None:

@@ -1,6 +1,7 @@
 """Any sampler in cycles: large steps find modes, small ones sample them."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +38,7 @@ class Cyclical(Sampler):
     [0.1, 0.05, 0.0, 0.1]
     """
 
-    sampler: Sampler
+    sampler: Any
     cycle_length: int
     exploration: float = 0.5
 

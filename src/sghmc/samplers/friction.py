@@ -184,9 +184,10 @@ class FrictionKernel(Kernel):
         return jax.tree.map(lambda v: (scale * v).astype(v.dtype), velocity)
 
     def adaptable(self, state):
-        pairs = zip(self._diagonals()[0].first.values, jax.tree.leaves(state.velocity), strict=True)
-        mass = [jnp.broadcast_to(value, leaf.shape) for value, leaf in pairs]
-        return self.with_mass(state, mass)[0]
+        return self.with_mass(state, self.diagonal_mass(state.position))[0]
+
+    def diagonal_mass(self, position):
+        return matrices.entries(self._diagonals()[0].first, position)
 
     def with_mass(self, state, mass):
         """This sampler with another diagonal mass, a pytree like the parameters.
@@ -195,7 +196,7 @@ class FrictionKernel(Kernel):
         √(M_old/M_new), which keeps their law.
         """
         drag, noise, learning_rate = self._diagonals()
-        new = matrices.Diagonal(tuple(jnp.ravel(leaf) for leaf in jax.tree.leaves(mass)))
+        new = matrices.raveled(mass)
         ratio = matrices.times(new, drag.first.inverse())
 
         def heavier(noise, drag):

@@ -34,6 +34,7 @@ class HMC(Sampler):
     | `num_steps` | m | leapfrog steps a trajectory; one sampler step is one trajectory |
     | `mass` | M | a number, a diagonal pytree, a dense matrix |
     | `metropolis` | | False leaves the accept step out |
+    | `jitter` | δ | each trajectory's step size is drawn from ε(1 ± δ): no turn of one length |
 
     With `Minibatch` or `NoisyGradient` every gradient in the trajectory is a fresh estimate: the
     naive sampler. Its accept step uses the exact potential, and the split first and last kicks
@@ -52,12 +53,19 @@ class HMC(Sampler):
     num_steps: int
     mass: PyTree = 1.0
     metropolis: bool = True
+    jitter: float = 0.0
 
     def __check_init__(self):
+        if not 0 <= self.jitter < 1:
+            raise ValueError(f"jitter must be from 0 and below 1, but is {self.jitter!r}.")
         check_setting(self.step_size, "step_size", positive=True)
         matrices.check(self.mass, "mass")
         if not isinstance(self.num_steps, int | np.integer) or self.num_steps < 1:
             raise ValueError(f"num_steps must be a whole number from 1, but is {self.num_steps!r}.")
+
+    @property
+    def is_affine(self) -> bool:
+        return self.jitter == 0
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "HMCKernel":
         sizes, dtype = tree.sizes(like), tree.float_type(like)
@@ -70,6 +78,7 @@ class HMC(Sampler):
             matrices.finish(mass.inverse(), dtype),
             matrices.finish(matrices.pencil(mass, nothing, sizes, "mass"), dtype),
             self.metropolis,
+            float(self.jitter),
         )
 
     def rescaled(self, factor: float) -> "HMC":
@@ -85,7 +94,7 @@ class HMCState(NamedTuple):
 
 class HMCNoise(NamedTuple):
     normals: list[jax.Array]
-    uniform: jax.Array
+    uniforms: jax.Array
 
 
 class HMCKernel(Kernel):
@@ -94,6 +103,7 @@ class HMCKernel(Kernel):
     inverse_mass: matrices.Matrix
     mass: matrices.Pencil
     metropolis: bool
+    jitter: float
 
     @property
     def num_gradients(self) -> int:
@@ -106,10 +116,15 @@ class HMCKernel(Kernel):
 
     def draw(self, key, start, num_steps, like):
         normals = random.normals_like(key, start, num_steps, like)
-        return HMCNoise(normals, random.uniforms(key, start, num_steps, 1, slot=tree.size(like)))
+        width = 1 if self.jitter == 0 else 2
+        return HMCNoise(
+            normals, random.uniforms(key, start, num_steps, width, slot=tree.size(like))
+        )
 
     def step(self, t, noise, state, oracle):
         epsilon = value_at(self.step_size, t)
+        if self.jitter:
+            epsilon = epsilon * (1 + self.jitter * (2 * noise.uniforms[1] - 1))
         velocity = self.mass.inverse_sqrt(1, 0, random.copy_of(noise.normals, 0, state.position))
         proposal, start, end = self._trajectory(epsilon, HMCState(state.position, velocity), oracle)
         if not self.metropolis:
@@ -119,7 +134,7 @@ class HMCKernel(Kernel):
         energy_loss = start + self._kinetic(velocity) - end - self._kinetic(proposal.velocity)
         # A trajectory that left the finite numbers has no energy to compare: it is refused.
         acceptance = jnp.where(jnp.isnan(energy_loss), 0, jnp.exp(jnp.minimum(energy_loss, 0)))
-        is_accepted = noise.uniform[0] < acceptance
+        is_accepted = noise.uniforms[0] < acceptance
         state = jax.tree.map(
             lambda new, old: jnp.where(is_accepted, new, old),
             proposal,
@@ -141,6 +156,35 @@ class HMCKernel(Kernel):
 
         unknown = jnp.zeros((), jax.eval_shape(oracle, 0, state.position).potential.dtype)
         return lax.fori_loop(0, self.num_steps + 1, leapfrog, (state, unknown, unknown))
+
+    def adaptable(self, state):
+        if not isinstance(self.inverse_mass, matrices.Diagonal):
+            return self
+        return self.with_mass(state, self.diagonal_mass(state.position))[0]
+
+    def diagonal_mass(self, position):
+        if not isinstance(self.inverse_mass, matrices.Diagonal):
+            raise TypeError("A mass that adapts is diagonal: give it as a number.")
+        return matrices.entries(self.inverse_mass.inverse(), position)
+
+    def with_mass(self, state, mass):
+        assert isinstance(self.mass, matrices.DiagonalPencil)
+        new = matrices.raveled(mass)
+        kernel = dataclasses.replace(
+            self, inverse_mass=new.inverse(), mass=dataclasses.replace(self.mass, first=new)
+        )
+        return kernel, state  # whose velocity is drawn anew by the next trajectory
+
+    def constant_step_size(self):
+        if callable(self.step_size) or not self.metropolis:
+            raise TypeError(
+                "The acceptance can choose the step size of HMC where that is a number and there "
+                "is an accept step: give no schedule, and metropolis=True."
+            )
+        return self.step_size
+
+    def with_step_size(self, step_size):
+        return dataclasses.replace(self, step_size=step_size.astype(self.step_size.dtype))
 
     def _kinetic(self, velocity):
         return self.mass.quadratic(1, 0, velocity) / 2

@@ -133,6 +133,34 @@ class SGLDKernel(Kernel):
         position = tree.add_scaled(state.position, -epsilon, self.preconditioner @ grad)
         return SGLDState(tree.add_scaled(position, 1, injected)), StepInfo(potential)
 
+    def adaptable(self, state):
+        return self.with_mass(state, self.diagonal_mass(state.position))[0]
+
+    def diagonal_mass(self, position):
+        """The preconditioner's inverse."""
+        if not isinstance(self.preconditioner, matrices.Diagonal):
+            raise TypeError("A preconditioner that adapts is diagonal: give it as a number.")
+        return matrices.entries(self.preconditioner.inverse(), position)
+
+    def with_mass(self, state, mass):
+        new = matrices.raveled(mass).inverse()
+        assert isinstance(self.preconditioner, matrices.Diagonal)
+        ratio = matrices.times(new, self.preconditioner.inverse())
+
+        def rescaled(noise):
+            return dataclasses.replace(
+                noise, first=new, second=matrices.between(ratio, noise.second)
+            )
+
+        kernel = dataclasses.replace(
+            self,
+            preconditioner=new,
+            noise=rescaled(self.noise),
+            estimate=self.estimate
+            and dataclasses.replace(self.estimate, noise=rescaled(self.estimate.noise)),
+        )
+        return kernel, state
+
     def with_gradient_noise(self, t, gradient_noise, like):
         assert self.estimate is not None
         noise = matrices.from_entries(gradient_noise, tree.sizes(like))
