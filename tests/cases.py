@@ -44,6 +44,7 @@ SAMPLERS = {
     "sghmc literal resampling": sghmc.SGHMC(0.1, 2.0, resample_every=2, resampling="literal"),
     "baoab": sghmc.BAOAB(0.1, 2.0, mass=1.7, gradient_noise=0.3, temperature=0.8),
     "sgld": sghmc.SGLD(0.01, preconditioner=1.7, gradient_noise=0.3, temperature=0.8),
+    "psgld": sghmc.PSGLD(halving(0.02), decay=0.8, temperature=0.8),
     "sgd": sghmc.SGD(0.01),
     "momentum": sghmc.Momentum(0.01, 0.1),
     "whitened sghmc": Elsewhere(sghmc.SGHMC(0.1, 2.0, mass=1.7, gradient_noise=0.3)),

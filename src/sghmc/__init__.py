@@ -16,6 +16,7 @@ from sghmc.priors import GaussianPrior
 from sghmc.samplers.cyclical import Cyclical
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
+from sghmc.samplers.psgld import PSGLD
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.splitting import BAOAB, OBABO
@@ -31,6 +32,7 @@ __all__ = [
     "BAOAB",
     "HMC",
     "OBABO",
+    "PSGLD",
     "SGD",
     "SGHMC",
     "SGLD",
