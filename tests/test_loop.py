@@ -1,5 +1,7 @@
 """How the compiled loop is cut, and what it looks at, for small and for large models."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,3 +82,28 @@ def test_a_large_model_that_diverges_is_seen_within_a_draw(num_burnin):
     with pytest.raises(sghmc.DivergenceError, match="left the finite numbers at step 99"):
         # The energy grows tenfold a step: past single precision after some thirty steps.
         run_wide(1.0, lambda theta: 10 * wide(theta), thinning=100, num_burnin=num_burnin)
+
+
+def test_whole_blocks_of_an_accelerator_give_the_same_draws_and_averages(monkeypatch):
+    """Seven draws in blocks of four: the last block makes one more, which leaves no trace."""
+
+    def run(potential):
+        return sghmc.sample(
+            jax.random.key(3),
+            sghmc.Potential(potential),
+            sghmc.SGHMC(0.3, friction=1.0),
+            jnp.ones(2),
+            num_samples=7,
+            num_burnin=3,
+            num_chains=2,
+            averages={"mean": lambda theta: theta},
+            progress=False,
+        )
+
+    usual = run(gaussian)
+    monkeypatch.setattr(loop, "_has_accelerator", lambda: True)
+    monkeypatch.setattr(loop, "_BLOCK_DRAWS", 4)
+    padded = run(functools.partial(gaussian))  # another function: nothing compiled fits it
+    for one, other in ((usual.positions, padded.positions), (usual.averages, padded.averages)):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), one, other)
+    np.testing.assert_allclose(usual.info.potential, padded.info.potential, rtol=1e-5, atol=1e-6)

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +56,8 @@ def test_a_pass_in_chunks_is_a_pass_over_all(chunk, monkeypatch):
     target = regression()
     whole = target.evaluate(THETA)
     monkeypatch.setattr(module, "_CHUNK", chunk)
+    anew = functools.partial(target.log_likelihood)  # another function: nothing compiled fits it
+    target = sghmc.Posterior(anew, target.log_prior, target.data)
     parts = target.evaluate(THETA)
     np.testing.assert_allclose(parts.potential, whole.potential, rtol=1e-5)
     np.testing.assert_allclose(parts.grad, whole.grad, rtol=1e-5)
@@ -115,3 +119,19 @@ def test_methods_can_be_compiled():
     theta = jnp.asarray(1.0)
     np.testing.assert_allclose(jax.jit(target.potential)(theta), target.potential(theta))
     np.testing.assert_allclose(jax.jit(target.gradient)(theta), -1.0)
+
+
+def test_a_pass_over_data_is_not_traced_again():
+    calls = []
+
+    def counted(theta, row):
+        calls.append(1)
+        return log_likelihood(theta, row)
+
+    target = sghmc.Posterior(counted, lambda theta: -jnp.sum(theta**2), (X, Y))
+    for look in (target.potential, target.gradient):
+        look(THETA)
+    once = len(calls)
+    moved = target.potential(THETA + 1), target.gradient(THETA + 1)
+    assert len(calls) == once > 0
+    assert moved[0] != target.potential(THETA)

@@ -223,7 +223,8 @@ class BatchEstimator(Estimator):
             batch = (permutation % per_epoch).astype(jnp.int32)
             permutation = permutation // per_epoch
             place = place + self.batch_size * batch[:, None]
-        return random.permuted(key, permutation, place, self.num_examples).reshape(-1)
+        rows = random.permuted(key, permutation, place, self.num_examples)
+        return rows.reshape(-1, *key.shape[1:])
 
     def batch(self, target: Target, noise: jax.Array, i) -> PyTree:
         """The rows of the step's i-th batch."""

@@ -13,8 +13,12 @@ from sghmc import tree
 from sghmc.program import MOTION, Carry, Program, Record
 from sghmc.types import PyTree, StepInfo
 
-_BLOCK_VARIATES = 16_384
+_BLOCK_VARIATES = 65_536
 """Variates drawn at once: enough to vectorize, few enough to stay in the cache."""
+_SMALL = 8
+"""A model is small where as many of its steps fit into one block."""
+_BLOCK_DRAWS = 512
+"""Draws of a block on an accelerator, which makes all of them even where fewer are asked for."""
 _BLOCK_ROWS = 1_048_576
 """The same for gradients' variates alone: each draw of rows costs an accelerator some launches."""
 
@@ -70,7 +74,7 @@ def advance(program: Program, carry: Carry, first, count, *, capacity: int):
     """
     is_burnin = capacity == 0
     plan = _Plan.of(program, carry, is_burnin)
-    records = _empty_records(program, carry, capacity)
+    records = _empty_records(program, carry, plan.rows(capacity))
 
     def make_draw(k, block, offset, loop):
         """Draw number first + k, whose steps find their variates in `block` from `offset` on."""
@@ -93,12 +97,13 @@ def advance(program: Program, carry: Carry, first, count, *, capacity: int):
         done = b * plan.draws_per_block
         num_steps = plan.draws_per_block * program.thinning
         block = _draw(program, (first + done) * program.thinning, num_steps, has_motion=True)
-        return lax.fori_loop(
-            0,
-            jnp.minimum(plan.draws_per_block, count - done),
-            lambda k, loop: make_draw(done + k, block, k * program.thinning, loop),
-            loop,
-        )
+
+        def one(k, loop):
+            carry, records = make_draw(done + k, block, k * program.thinning, loop)
+            return _where(done + k < count, carry, loop[0]) if plan.is_padded else carry, records
+
+        left = jnp.minimum(plan.draws_per_block, count - done)
+        return lax.fori_loop(0, plan.draws_per_block if plan.is_padded else left, one, loop)
 
     num_blocks = (count + plan.draws_per_block - 1) // plan.draws_per_block
     return lax.fori_loop(0, num_blocks, make_block, (carry, records))
@@ -110,7 +115,9 @@ class _Plan(NamedTuple):
     `period` steps go by between moments when a Gibbs update, an adaptation, a renewal of the
     estimator's memory or an estimate of its noise may be due: they are asked for then only. Where a
     step has few variates, `draws_per_block` draws have theirs made together; where that would not
-    be one draw, `block_length` steps. A model with many parameters makes its normals step by step
+    be one draw, `block_length` steps. An accelerator asks the host whether to go on at every turn
+    of a loop whose length is not compiled in: there blocks are always whole (`is_padded`), and what
+    was not asked for is thrown away. A model with many parameters makes its normals step by step
     (`block_has_motion` is False), and is looked at once a draw (`is_watched` is False), since the
     potential of every step would cost a pass over them.
     """
@@ -121,6 +128,12 @@ class _Plan(NamedTuple):
     block_has_motion: bool
     is_watched: bool
     is_burnin: bool
+    is_padded: bool
+
+    def rows(self, capacity: int) -> int:
+        """How many draws a record of `capacity` must have room for."""
+        whole = self.draws_per_block if self.is_padded and self.draws_per_block else 1
+        return -(-capacity // whole) * whole
 
     @classmethod
     def of(cls, program: Program, carry: Carry, is_burnin: bool) -> "_Plan":
@@ -134,18 +147,28 @@ class _Plan(NamedTuple):
         rows = sum(leaf.size for leaf in jax.tree.leaves(gradient))
         variates = rows + sum(leaf.size for leaf in jax.tree.leaves(motion))
         together = _BLOCK_VARIATES // max(1, variates)
-        is_small = together > 1
+        is_small, is_padded = together >= _SMALL, _has_accelerator()
+        draws = together // program.thinning if is_small else 0
         # A divisor of the period: a count known at compile time spares an accelerator a question
         # to the host.
         most = together if is_small else max(1, _BLOCK_ROWS // max(1, rows))
         return cls(
             period=period,
-            draws_per_block=together // program.thinning,
+            draws_per_block=min(draws, _BLOCK_DRAWS) if is_padded else draws,
             block_length=max(n for n in range(1, min(most, period) + 1) if period % n == 0),
             block_has_motion=is_small,
             is_watched=is_small or program.thinning == 1 or carry.info.acceptance is not None,
             is_burnin=is_burnin,
+            is_padded=is_padded,
         )
+
+
+def _has_accelerator() -> bool:
+    return jax.default_backend() != "cpu"
+
+
+def _where(condition: jax.Array, chosen: PyTree, otherwise: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), chosen, otherwise)
 
 
 class _Block(NamedTuple):
@@ -162,12 +185,16 @@ class _Block(NamedTuple):
 def _draw(program: Program, t, num_steps: int, *, has_motion: bool) -> _Block:
     is_shared = program.estimator.is_shared
 
-    def of_chain(chain, keys):
-        motion = chain.draw_motion(keys, t, num_steps) if has_motion else None
-        return motion, None if is_shared else chain.draw_gradients(keys, t, num_steps)
+    def of_chains(program, keys):
+        motion = program.draw_motion(keys, t, num_steps) if has_motion else None
+        return motion, None if is_shared else program.draw_gradients(keys, t, num_steps)
 
     keys = program.layout.inward(program.keys)
-    motion, gradient = _each_chain(program, of_chain, None, keys)
+    if program.layout.axis == -1 and not program.is_stacked:
+        # All chains at once: vmap would have XLA put their axis first.
+        motion, gradient = of_chains(program, keys)
+    else:
+        motion, gradient = _each_chain(program, of_chains, None, keys)
     if is_shared:
         gradient = program.draw_gradients(program.keys[0], t, num_steps)
     return _Block(motion, gradient, num_steps)

@@ -1,5 +1,6 @@
 """Targets: a posterior over data, or any potential. The only home of the sign and of N/n."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import equinox as eqx
@@ -12,6 +13,8 @@ from sghmc.types import Evaluation, PyTree
 
 _CHUNK = 65_536
 """Rows that a full pass over the data looks at at once: bounds its memory."""
+_CHUNK_BYTES = 1 << 28
+"""On an accelerator, where a loop over chunks costs more than their memory, at least so many."""
 
 
 class Potential(eqx.Module):
@@ -130,12 +133,11 @@ class Posterior(eqx.Module):
 
     def potential(self, params: PyTree) -> jax.Array:
         """U(θ) over all data."""
-        total = self.sum_over_data(lambda rows: self.log_likelihoods(params, rows))
-        return -total - self.log_prior_at(params)
+        return _potential(self, params)
 
     def gradient(self, params: PyTree) -> PyTree:
         """∇U(θ) over all data."""
-        return self.evaluate(params).grad
+        return _gradient(self, params)
 
     def evaluate(self, params: PyTree) -> Evaluation:
         """U and ∇U over all data."""
@@ -168,19 +170,20 @@ class Posterior(eqx.Module):
 
     def _over_chunks(self, function: Callable[[PyTree, jax.Array], PyTree]) -> PyTree:
         """The sum of function(rows, weights) over chunks of the data; padding has weight 0."""
-        chunks, rest = divmod(self.num_rows, _CHUNK)
+        size = _chunk_rows(self.data)
+        chunks, rest = divmod(self.num_rows, size)
         weights = (lax.iota(jnp.int32, self.num_rows) < self.num_examples).astype(jnp.float32)
         table = (self.data, weights)
         if chunks == 0:
             return function(*table)
         whole = jax.tree.map(
-            lambda leaf: leaf[: chunks * _CHUNK].reshape(chunks, _CHUNK, *leaf.shape[1:]), table
+            lambda leaf: leaf[: chunks * size].reshape(chunks, size, *leaf.shape[1:]), table
         )
         total = jax.tree.map(
             lambda part: jnp.sum(part, 0), lax.map(lambda chunk: function(*chunk), whole)
         )
         if rest:
-            last = function(*jax.tree.map(lambda leaf: leaf[chunks * _CHUNK :], table))
+            last = function(*jax.tree.map(lambda leaf: leaf[chunks * size :], table))
             total = jax.tree.map(jnp.add, total, last)
         return total
 
@@ -195,6 +198,25 @@ class Posterior(eqx.Module):
     def log_prior_at(self, params: PyTree) -> jax.Array:
         """log p(θ), given the hyperparameters where there are any."""
         return self.log_prior(params) if self.hyper is None else self.log_prior(params, self.hyper)
+
+
+# Compiled, so that a pass over data that nobody compiled is not traced anew in every call.
+@eqx.filter_jit
+def _potential(posterior: Posterior, params: PyTree) -> jax.Array:
+    total = posterior.sum_over_data(lambda rows: posterior.log_likelihoods(params, rows))
+    return -total - posterior.log_prior_at(params)
+
+
+@eqx.filter_jit
+def _gradient(posterior: Posterior, params: PyTree) -> PyTree:
+    return posterior.evaluate(params).grad
+
+
+def _chunk_rows(data: PyTree) -> int:
+    if jax.default_backend() == "cpu":
+        return _CHUNK
+    row = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(data))
+    return max(_CHUNK, _CHUNK_BYTES // max(1, row))
 
 
 class StackedPosterior(eqx.Module):

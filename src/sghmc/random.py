@@ -6,7 +6,8 @@ on how many steps are drawn at once. The rounds are written out because XLA:CPU 
 rolled loop to something several times slower.
 
 Every function takes a key as two 32-bit words (`words`); the arrays it returns are 1-D,
-step after step, the layout that XLA vectorizes best and that a step cuts its part out of.
+step after step, the layout that XLA vectorizes best and that a step cuts its part out of. Words
+with a second axis are the keys of several chains: all arrays then have that axis, last.
 """
 
 import math
@@ -51,6 +52,22 @@ def threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array
     return x, y
 
 
+def _bits(key, start, num_steps: int, width: int, slot: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Two words for each of `num_steps` rows of `width` variates, raveled."""
+    step, slots = _counters(start, num_steps, width, slot)
+    return threefry(_beside(key, 1), _under(key, step), _under(key, slots))
+
+
+def _beside(key: jax.Array, num_axes: int) -> jax.Array:
+    """Keys of several chains, made to broadcast against variates with `num_axes` axes."""
+    return key if key.ndim == 1 else jnp.expand_dims(key, tuple(range(1, 1 + num_axes)))
+
+
+def _under(key: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Numbers that all chains have in common, made to broadcast against theirs."""
+    return numbers if key.ndim == 1 or numbers.ndim == 0 else numbers[..., None]
+
+
 def _counters(start, num_steps: int, width: int, slot: int) -> tuple[jax.Array, jax.Array]:
     """(step, slot) of `num_steps` rows of `width` variates, raveled."""
     first = jnp.asarray(start).astype(jnp.uint32)
@@ -64,8 +81,7 @@ def uniforms(
     key, start, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
 ) -> jax.Array:
     """Uniform variates on [0, 1)."""
-    x, y = threefry(key, *_counters(start, num_steps, width, slot))
-    return _unit(x, y, dtype)
+    return _unit(*_bits(key, start, num_steps, width, slot), dtype)
 
 
 def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
@@ -136,8 +152,7 @@ def integers(key, start, num_steps: int, width: int, bound) -> jax.Array:
 
     The bias, at most bound / 2⁶⁴ relative, cannot be seen; with 32-bit words it could.
     """
-    x, y = threefry(key, *_counters(start, num_steps, width, 0))
-    return _scale(x, y, bound)
+    return _scale(*_bits(key, start, num_steps, width), bound)
 
 
 def _scale(x: jax.Array, y: jax.Array, bound) -> jax.Array:
@@ -166,9 +181,10 @@ def permuted(key, number: jax.Array, index: jax.Array, bound) -> jax.Array:
     that each image is exactly uniform. `number` has one entry for each row of `index`.
     """
     row = jnp.asarray(number).astype(jnp.uint32)[:, None]
-    x, salt = threefry(key, row, lax.iota(jnp.uint32, _SHUFFLE_ROUNDS + 1)[None])
+    counter = lax.iota(jnp.uint32, _SHUFFLE_ROUNDS + 1)[None]
+    x, salt = threefry(_beside(key, 2), _under(key, row), _under(key, counter))
     pivots = _scale(x, jnp.zeros_like(x), bound)
-    image = index
+    image = _under(key, index)
     for i in range(_SHUFFLE_ROUNDS):
         partner = pivots[:, i : i + 1] - image
         partner = jnp.where(partner < 0, partner + bound, partner)

@@ -1,0 +1,53 @@
+"""The step that `sghmc.sample` makes, in a loop with nothing around it."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import sghmc
+from sghmc import tree
+from sghmc.layout import Layout
+from sghmc.program import NUM_STREAMS, Program
+from workloads import timing
+
+
+def jitted(function: Callable) -> Callable:
+    """Data are arguments of what is compiled, functions are not."""
+    return eqx.filter_jit(function)
+
+
+def scan(
+    posterior: sghmc.Posterior,
+    sampler: sghmc.SGHMC,
+    gradient: sghmc.Minibatch,
+    start,
+    num_steps: int,
+) -> timing.Program:
+    program = Program(
+        target=posterior,
+        kernel=sampler.prepare(start),
+        estimator=gradient.prepare(posterior, start),
+        gibbs=None,
+        adapt=None,
+        keep=None,
+        averages={},
+        trace=None,
+        keys=jax.random.bits(jax.random.key(0), (1, NUM_STREAMS, 2), jnp.uint32),
+        layout=Layout.of(start, 1),
+        thinning=1,
+        is_stacked=False,
+    )
+
+    @jitted
+    def run(program, carry):
+        def step(state, t):
+            noise = program.draw(program.keys[0], t, 1)
+            return program.step(t, noise, state, carry.hyper, carry.memory)[0], None
+
+        return lax.scan(step, carry.state, jnp.arange(num_steps))[0]
+
+    carry = program.start(program.keys[0], tree.flatten_leaves(start))
+    return timing.clocked(lambda: jax.block_until_ready(run(program, carry)), num_steps)

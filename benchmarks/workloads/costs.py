@@ -1,0 +1,165 @@
+"""What comes on top of steps: compilation, running averages, memory."""
+
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+NUM_PARAMETERS = 10_000
+
+
+def measure(quick: bool) -> list[dict[str, Any]]:
+    """Each in a process of its own, where nothing is compiled or allocated yet."""
+    num_draws = 20_000 if quick else 1_000_000
+    return [
+        *(_limited(f"compilation, {name}", "s", 3.0, _apart("startup", name)) for name in MODELS),
+        _limited("averages / without", "×", 1.03, _apart("averages")),
+        _limited(
+            f"memory above import: {num_draws:,} draws of {NUM_PARAMETERS:,} parameters, averages",
+            "MiB",
+            300.0,
+            _apart("memory", num_draws),
+        ),
+    ]
+
+
+def _limited(what: str, unit: str, limit: float, measured: float) -> dict[str, Any]:
+    return {"title": "Costs", "what": f"{what}, {unit}", "measured": measured, "limit": limit,
+            "is_met": measured <= limit}  # fmt: skip
+
+
+def _apart(name: str, *arguments: object) -> float:
+    command = [sys.executable, "-m", "workloads.costs", name, *map(str, arguments)]
+    folder = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def _first(run) -> float:
+    """Seconds of the first call beyond those of the second."""
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return seconds[0] - seconds[1]
+
+
+def _gaussian() -> float:
+    from workloads import gaussian
+    from workloads.options import Options
+
+    return _first(gaussian.ours(1, Options(True, False, 1, [], Path())))
+
+
+def _network() -> float:
+    import jax
+
+    import sghmc
+    from workloads import images, network
+
+    posterior = network.MODEL.posterior(*images.make())
+    gibbs = network.MODEL.gibbs(10)
+
+    def run():
+        sghmc.sample(
+            jax.random.key(0),
+            posterior,
+            network.SAMPLER,
+            network.MODEL.init(jax.random.key(1)),
+            gradient=sghmc.Minibatch(images.BATCH),
+            num_samples=2,
+            thinning=10,
+            gibbs=gibbs,
+            keep=network.nothing,
+            progress=False,
+        )
+
+    return _first(run)
+
+
+def _factors() -> float:
+    import jax
+
+    import sghmc
+    from workloads import factors
+
+    posterior = factors.MODEL.posterior(*factors.made_up_ratings())
+    gibbs = factors.MODEL.gibbs(10)
+
+    def run():
+        sghmc.sample(
+            jax.random.key(0),
+            posterior,
+            factors.SAMPLER,
+            factors.MODEL.init(jax.random.key(1)),
+            gradient=sghmc.Minibatch(factors.BATCH, replacement="epochs"),
+            num_samples=2,
+            thinning=10,
+            gibbs=gibbs,
+            keep=factors.nothing,
+            progress=False,
+        )
+
+    return _first(run)
+
+
+MODELS = {
+    "Fig. 3's Gaussian": _gaussian,
+    "Fig. 4's network": _network,
+    "Table 1's factors": _factors,
+}
+
+
+def startup(name: str) -> float:
+    return MODELS[name]()
+
+
+def _wide(num_draws: int, averages) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    import sghmc
+    from workloads.scaling import nothing, squares
+
+    return sghmc.sample(
+        jax.random.key(0),
+        sghmc.Potential(squares),
+        sghmc.SGHMC(0.1, friction=1.0),
+        jnp.zeros(NUM_PARAMETERS),
+        num_samples=num_draws,
+        keep=nothing,
+        averages=averages,
+        progress=False,
+    )
+
+
+def averages() -> float:
+    """The time of a run with a running mean and a mean square, over that without; in turns."""
+    from workloads.timing import Table, clocked, take_turns
+
+    both = {"mean": lambda theta: theta, "square": lambda theta: theta**2}
+    programs = {
+        name: clocked(lambda functions=functions: _wide(10_000, functions), 10_000)
+        for name, functions in (("without", {}), ("with", both))
+    }
+    return Table("", "µs", "without", take_turns(programs, 5)).ratio("with", "without")
+
+
+def memory(num_draws: str) -> float:
+    """MiB at the peak, less those once sghmc is imported and jax has started."""
+    import jax.numpy as jnp
+
+    import sghmc  # noqa: F401
+
+    jnp.zeros(1).block_until_ready()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _wide(int(num_draws), {"mean": lambda theta: theta, "square": lambda theta: theta**2})
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    print({"startup": startup, "averages": averages, "memory": memory}[name](*arguments))
