@@ -5,6 +5,7 @@ from sghmc.adapt import Adapt
 from sghmc.adapt.hmc import AdaptHMC
 from sghmc.adapt.mass import AdaptMass
 from sghmc.adapt.scale import AdaptScale
+from sghmc.checkpoint import Checkpoint, CheckpointError, CheckpointWarning
 from sghmc.control import ControlVariate
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Minibatch, NoisyGradient
@@ -39,6 +40,9 @@ __all__ = [
     "AdaptHMC",
     "AdaptMass",
     "AdaptScale",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointWarning",
     "ControlVariate",
     "Cyclical",
     "DivergenceError",

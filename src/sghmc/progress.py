@@ -12,8 +12,8 @@ from sghmc.program import NEVER
 class Bar:
     """Steps a second, time left, and how many chains are sound. Costs nothing inside the loop."""
 
-    def __init__(self, is_shown: bool, num_steps: int):
-        self.is_shown, self.num_steps = is_shown, num_steps
+    def __init__(self, is_shown: bool, num_steps: int, num_done: int = 0):
+        self.is_shown, self.num_steps, self.num_done = is_shown, num_steps, num_done
         self.progress: Any = None
 
     def __enter__(self) -> "Bar":
@@ -33,7 +33,9 @@ class Bar:
                 disable=not (console.is_terminal or console.is_jupyter),
             )
             self.progress.start()
-            self.task = self.progress.add_task("", total=self.num_steps, rate="", health="")
+            self.task = self.progress.add_task(
+                "", total=self.num_steps, completed=self.num_done, rate="", health=""
+            )
         return self
 
     def update(self, num_done: int, failed_at: np.ndarray) -> None:

@@ -5,22 +5,26 @@ import ctypes
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from sghmc import checks, loop, random, theory
 from sghmc import keep as keeping
 from sghmc.adapt import Adaptation
+from sghmc.checkpoint import Checkpoint, Save
+from sghmc.draws import Memory, Store
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, FullBatch, Gradient
 from sghmc.health import Origin
 from sghmc.layout import Layout
 from sghmc.noise import RunningNoise
 from sghmc.posterior import StackedPosterior, Target
-from sghmc.program import GRADIENT, NEVER, NUM_STREAMS, Carry, Program, Record
+from sghmc.program import GRADIENT, NEVER, NUM_STREAMS, Carry, DrawInfo, Program, Record
 from sghmc.progress import Bar, Interruption
 from sghmc.samplers.base import Sampler
 from sghmc.samples import DivergenceError, GradientNoiseError, Info, Samples
@@ -51,9 +55,11 @@ def run(
     gibbs: Gibbs | None = None,
     adapt: Adaptation | None = None,
     progress: bool = True,
+    checkpoint: Checkpoint | None = None,
     throw: bool = True,
 ) -> Samples:
     """Draw from a target with a sampler: `sample`, whose arguments these are, without "auto"."""
+    arguments = locals()
     checks.check_key(key)
     checks.check_counts(num_samples, num_burnin, thinning, num_chains)
     gradient = FullBatch() if gradient is None else gradient
@@ -66,30 +72,44 @@ def run(
     one = target[0] if is_stacked else target
     checks.check_functions(one, like)
     checks.check_gibbs(gibbs, one, like)
-    estimator = _prepare(gradient, target, positions)
-    checks.check_shared(estimator, is_stacked)
-    target = target.chains if is_stacked else target
-    is_kept = _kept_draws(sampler, num_burnin, num_samples, thinning)
-    num_steps = len(is_kept) * thinning
-    program = Program(
-        target=target,
-        kernel=sampler.prepare(like, num_steps),
-        estimator=estimator,
-        gibbs=gibbs,
-        adapt=adapt,
-        keep=keep,
-        averages=dict(averages or {}),
-        trace=trace,
-        keys=_shared(chain_keys(key, num_chains), estimator),
-        layout=Layout.of(like, num_chains),
-        thinning=thinning,
-        is_stacked=is_stacked,
-    )
-    checks.check_fisher(program.kernel.fisher, gradient)
-    checks.check_start(program, positions)
-    origin = None if is_stacked else _origin(program, sampler, gradient, num_steps)
-    run = _Run(program, loop.start(program, positions), is_kept, origin)
-    return run.finish(progress, throw)
+    with _opened(checkpoint, arguments) as folder:
+        estimator = _prepare(gradient, target, positions)
+        checks.check_shared(estimator, is_stacked)
+        is_kept = _kept_draws(sampler, num_burnin, num_samples, thinning)
+        num_steps = len(is_kept) * thinning
+        program = Program(
+            target=target.chains if is_stacked else target,
+            kernel=sampler.prepare(like, num_steps),
+            estimator=estimator,
+            gibbs=gibbs,
+            adapt=adapt,
+            keep=keep,
+            averages=dict(averages or {}),
+            trace=trace,
+            keys=_shared(chain_keys(key, num_chains), estimator),
+            layout=Layout.of(like, num_chains),
+            thinning=thinning,
+            is_stacked=is_stacked,
+        )
+        checks.check_fisher(program.kernel.fisher, gradient)
+        origin = None if is_stacked else _origin(program, sampler, gradient, num_steps)
+        run = _Run(program, positions, is_kept, origin, folder)
+        return run.finish(progress, throw)
+
+
+def _opened(checkpoint: Checkpoint | None, arguments: dict[str, Any]):
+    """The checkpoint's folder; None without one."""
+    return contextlib.nullcontext() if checkpoint is None else checkpoint.open(arguments)
+
+
+class _Draws(NamedTuple):
+    """What is stored of draws: the loop's records, and when they had come. Names files."""
+
+    positions: PyTree
+    hyper: PyTree
+    trace: PyTree
+    info: DrawInfo
+    clock: np.ndarray
 
 
 class _Run:
@@ -98,38 +118,87 @@ class _Run:
     `is_kept` says of every draw whether it is kept: not in burn-in.
     """
 
-    def __init__(self, program: Program, carry: Carry, is_kept: np.ndarray, origin):
-        self.program, self.carry, self.origin = program, carry, origin
-        self.is_kept, self.num_samples = is_kept, int(is_kept.sum())
-        self.changes = np.append(np.flatnonzero(np.diff(is_kept)) + 1, len(is_kept))
-        self.done = 0
-        self.gathered: Record | None = None
-        self.clock = np.empty(self.num_samples)
-        self.started = time.perf_counter()
-        self.startup_seconds = 0.0
+    store: Store
+
+    def __init__(self, program: Program, positions, is_kept: np.ndarray, origin, folder):
+        self.program, self.origin, self.folder = program, origin, folder
+        self.is_kept, self.total = is_kept, len(is_kept)
+        self.changes = np.append(np.flatnonzero(np.diff(is_kept)) + 1, self.total)
+        save = Save(0, None, 0.0, 0.0)
+        if folder is None:
+            save.carry = self._start(positions)
+            self._make_room(save.carry)
+        else:
+            like = eqx.filter_eval_shape(loop.start, program, positions)
+            self._make_room(like)
+            save = folder.resume(like) or save
+            if save.carry is None:
+                save.carry = self._start(positions)
+        self.done, self.carry, self.startup_seconds = save.done, save.carry, save.startup_seconds
+        self.saved, self.started = save.done, time.perf_counter() - save.seconds
         self.has_warned = False
 
+    def _start(self, positions: PyTree) -> Carry:
+        checks.check_start(self.program, positions)
+        carry = loop.start(self.program, positions)
+        # Without jax's weak types, which a saved number does not have: promotions are then the same
+        # before and after.
+        return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carry)
+
+    def _make_room(self, carry: Carry) -> None:
+        """Make the store, and see how many draws the compiled loop may hold at a time."""
+        num_samples = int(self.is_kept.sum())
+        _, record = eqx.filter_eval_shape(loop.observe, self.program, 0, carry)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
+        self.capacity = max(1, min(num_samples, _BLOCK_BYTES // size))
+        record = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
+        nothing = _Draws(*self._outward(record), np.empty((1, 0)))
+        if self.folder is None:
+            self.store = Memory(nothing, num_samples)
+        else:
+            self.store = self.folder.store(nothing, num_samples)
+
+    def _outward(self, records: Record) -> Record:
+        layout = self.program.layout
+        return jax.tree.map(lambda leaf: layout.outward(np.asarray(leaf), leading=1), records)
+
     def finish(self, progress: bool, throw: bool) -> Samples:
-        total = len(self.is_kept)
-        capacity, pace = self._capacity(), {True: _Pace(), False: _Pace()}
-        with Interruption() as interruption, Bar(progress, total * self.program.thinning) as bar:
-            while self.done < total and not interruption.happened:
+        thinning, startup = self.program.thinning, self.startup_seconds
+        pace = {True: _Pace(), False: _Pace()}
+        bar = Bar(progress, self.total * thinning, self.done * thinning)
+        with Interruption() as interruption, bar:
+            while self.done < self.total and not interruption.happened:
                 is_kept = bool(self.is_kept[self.done])
-                stop = self.changes[np.searchsorted(self.changes, self.done, side="right")]
-                left = int(stop) - self.done
-                with pace[is_kept].timing(min(left, capacity) if is_kept else left) as count:
-                    failed_at = self._advance(count, capacity if is_kept else 0)
-                self.startup_seconds = sum(each.first_seconds for each in pace.values())
-                bar.update(self.done * self.program.thinning, failed_at)
+                with pace[is_kept].timing(self._left(is_kept)) as count:
+                    failed_at = self._advance(count, is_kept)
+                self.startup_seconds = startup + sum(p.first_seconds for p in pace.values())
+                bar.update(self.done * thinning, failed_at)
                 if throw and (failed_at < NEVER).any():
                     raise DivergenceError(_explain(failed_at), self._samples())
                 self._judge_noise(throw)
-        if self.done < total:
+                if self.folder is not None and self.folder.is_due(self.done):
+                    self._save()
+            if self.folder is not None and self.saved < self.done:
+                self._save()
+        if self.done < self.total:
             warnings.warn(
-                f"Interrupted after {self.done} of {total} draws; those so far are returned.",
+                f"Interrupted after {self.done} of {self.total} draws; those so far are returned.",
                 stacklevel=4,
             )
         return self._samples()
+
+    def _left(self, is_kept: bool) -> int:
+        """How many draws may be made before looking up."""
+        stop = self.changes[np.searchsorted(self.changes, self.done, side="right")]
+        most = [int(stop) - self.done]
+        most += [self.capacity] if is_kept else []
+        most += [] if self.folder is None else [self.folder.left(self.done)]
+        return min(most)
+
+    def _save(self) -> None:
+        seconds = time.perf_counter() - self.started
+        self.folder.save(Save(self.done, self.carry, seconds, self.startup_seconds))
+        self.saved = self.done
 
     def _judge_noise(self, throw: bool) -> None:
         """Say, once, that an estimate of the gradient noise left no room for it."""
@@ -144,77 +213,49 @@ class _Run:
         warnings.warn(message, stacklevel=5)
         self.has_warned = True
 
-    def _advance(self, count: int, capacity: int) -> np.ndarray:
+    def _advance(self, count: int, is_kept: bool) -> np.ndarray:
         """Make `count` draws, gather them, and tell at which step each chain failed."""
         self.carry, records = loop.advance(
-            self.program, self.carry, np.int32(self.done), np.int32(count), capacity=capacity
+            self.program,
+            self.carry,
+            np.int32(self.done),
+            np.int32(count),
+            capacity=self.capacity if is_kept else 0,
         )
         failed_at = np.atleast_1d(self.carry.failed_at)
-        if capacity:
-            first = self._num_kept
-            rows = slice(first, first + count)
-            self._gather(records, rows)
-            self.clock[rows] = time.perf_counter() - self.started
-            failed_at = np.minimum(failed_at, self._first_bad(rows))
+        if is_kept:
+            rows: Record = jax.tree.map(lambda leaf: leaf[:, :count], self._outward(records))
+            clock = np.full((1, count), time.perf_counter() - self.started)
+            self.store.append(_Draws(*rows, clock))
+            failed_at = np.minimum(failed_at, self._first_bad(np.asarray(rows.info.is_finite)))
         self.done += count
         return failed_at
 
-    @property
-    def _num_kept(self) -> int:
-        return int(self.is_kept[: self.done].sum())
-
-    def _first_bad(self, rows: slice) -> np.ndarray:
-        """The step of each chain's first kept draw that is not finite.
+    def _first_bad(self, is_finite: np.ndarray) -> np.ndarray:
+        """The step of each chain's first new draw that is not finite.
 
         A step reports the potential where it began, so that a bad end shows here first.
         """
-        assert self.gathered is not None
-        is_bad = ~self.gathered.info.is_finite[:, rows]
-        draw = np.flatnonzero(self.is_kept)[rows][is_bad.argmax(1)]
-        return np.where(is_bad.any(1), (draw + 1) * self.program.thinning - 1, NEVER)
-
-    def _gather(self, records: Record, rows: slice) -> None:
-        layout = self.program.layout
-        new = jax.tree.map(lambda leaf: layout.outward(np.asarray(leaf), leading=1), records)
-        if self.gathered is None:
-            self.gathered = jax.tree.map(
-                lambda leaf: np.empty(
-                    (leaf.shape[0], self.num_samples, *leaf.shape[2:]), leaf.dtype
-                ),
-                new,
-            )
-        count = rows.stop - rows.start
-        for whole, leaf in zip(jax.tree.leaves(self.gathered), jax.tree.leaves(new), strict=True):
-            whole[:, rows] = leaf[:, :count]
-
-    def _capacity(self) -> int:
-        """How many draws the compiled loop may hold: few enough that memory is the draws' own."""
-        record = jax.eval_shape(lambda: loop.observe(self.program, 0, self.carry)[1])
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
-        return max(1, min(self.num_samples, _BLOCK_BYTES // size))
+        draw = self.done + (~is_finite).argmax(1)
+        is_bad = ~is_finite.all(1)
+        return np.where(is_bad, (draw + 1) * self.program.thinning - 1, NEVER)
 
     def _samples(self) -> Samples:
         layout = self.program.layout
-        num_kept = self._num_kept
-        if self.gathered is None:
-            capacity = jax.eval_shape(lambda: loop.observe(self.program, 0, self.carry)[1])
-            nothing = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), capacity)
-            record = jax.tree.map(lambda leaf: layout.outward(leaf, leading=1), nothing)
-        else:
-            record = jax.tree.map(lambda rows: rows[:, :num_kept], self.gathered)
+        draws = self.store.draws()
         sums = self.carry.sums
         means = {} if sums is None else layout.over_chains(keeping.mean)(sums)
         return Samples(
-            positions=record.kept,
-            hyper=record.hyper,
-            trace=record.trace,
+            positions=draws.positions,
+            hyper=draws.hyper,
+            trace=draws.trace,
             averages=jax.tree.map(lambda leaf: layout.outward(np.asarray(leaf)), means),
-            info=Info(**record.info._asdict()),
+            info=Info(**draws.info._asdict()),
             num_steps=self.done * self.program.thinning,
             seconds=time.perf_counter() - self.started,
             startup_seconds=self.startup_seconds,
             origin=self.origin,
-            clock=self.clock[:num_kept],
+            clock=draws.clock[0],
         )
 
 

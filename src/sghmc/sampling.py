@@ -1,5 +1,6 @@
 """sample(): the one call that draws."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -7,9 +8,11 @@ import jax
 
 from sghmc import checks
 from sghmc.adapt import Adaptation
+from sghmc.checkpoint import Checkpoint
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Gradient
 from sghmc.posterior import StackedPosterior, Target
+from sghmc.recall import recall
 from sghmc.run import run
 from sghmc.samplers.base import Sampler
 from sghmc.samples import Samples
@@ -39,6 +42,7 @@ def sample(
     gibbs: Gibbs | None = None,
     adapt: Adaptation | None = None,
     progress: bool = True,
+    checkpoint: Checkpoint | None = None,
     throw: bool = True,
 ) -> Samples:
     """Draw from a posterior or a potential.
@@ -59,6 +63,7 @@ def sample(
     | `gibbs` | exact updates of hyperparameters between steps |
     | `adapt` | changes of the sampler during burn-in |
     | `progress` | show steps per second, time left and health |
+    | `checkpoint` | `Checkpoint(path)`: save state and draws there, and go on from there |
     | `throw` | raise `DivergenceError` when a chain is not finite, instead of flagging its draws |
 
     `keep` and `averages` take (position, hyper) where the posterior has hyperparameters. Ctrl-C
@@ -86,6 +91,7 @@ def sample(
         "gibbs": gibbs,
         "adapt": adapt,
         "progress": progress,
+        "checkpoint": checkpoint,
         "throw": throw,
         "thinning": 1 if thinning is None else thinning,
     }
@@ -103,7 +109,8 @@ def sample(
         )
     if isinstance(target, StackedPosterior):
         raise TypeError('"auto" takes one posterior at a time, not a stack of them.')
-    tuned = tune(
+    tuning = functools.partial(
+        tune,
         jax.random.fold_in(key, 0),
         target,
         init,
@@ -111,6 +118,8 @@ def sample(
         num_chains=num_chains,
         gibbs=gibbs,
     )
+    arguments = {"key": key, "target": target, "sampler": sampler, "init": init, **options}
+    tuned = tuning() if checkpoint is None else recall(checkpoint, arguments, tuning)
     options |= {"gradient": tuned.gradient, "init_axis": 0}
     options["thinning"] = tuned.thinning if thinning is None else thinning
     samples = run(jax.random.fold_in(key, 1), target, tuned.sampler, tuned.init, **options)
