@@ -1,0 +1,155 @@
+"""NUTS of another library on our targets: what exact sampling says, to compare with."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from sghmc import checks
+from sghmc.posterior import Posterior, Potential, StackedPosterior
+from sghmc.samples import Info, Samples
+from sghmc.types import PyTree
+
+
+class _Draws(NamedTuple):
+    """What a library's NUTS gives; axes (chain, draw, …)."""
+
+    positions: PyTree
+    potential: Any
+    acceptance: Any
+    is_divergent: Any
+
+
+def nuts(
+    key: jax.Array,
+    target: Posterior | Potential,
+    init: PyTree,
+    *,
+    num_samples: int = 1000,
+    num_burnin: int = 1000,
+    num_chains: int = 1,
+    init_axis: int | None = None,
+    target_acceptance: float = 0.8,
+    backend: Literal["numpyro", "blackjax"] = "numpyro",
+) -> Samples:
+    """Draw with the NUTS of NumPyro or blackjax: exact, all data at every gradient.
+
+    Step size and mass adapt in the `num_burnin` draws, by that library's rules. What comes back is
+    what `sample` returns, so that `summary`, `to_arviz` and `plot` serve both; its potentials and
+    acceptances are there, `startup_seconds` and `clock` are not known.
+
+    >>> import jax, jax.numpy as jnp, sghmc
+    >>> from sghmc.interop import nuts
+    >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+    >>> samples = nuts(jax.random.key(0), target, jnp.zeros(2), num_samples=50, num_burnin=50)
+    >>> samples.positions.shape
+    (1, 50, 2)
+    """
+    checks.check_key(key)
+    checks.check_counts(num_samples, num_burnin, 1, num_chains)
+    _check_target(target)
+    if not 0 < target_acceptance < 1:
+        raise ValueError(
+            f"target_acceptance must be above 0 and below 1, but is {target_acceptance!r}."
+        )
+    if backend not in _BACKENDS:
+        raise ValueError(f'backend must be "numpyro" or "blackjax", but is {backend!r}.')
+    positions = checks.start_positions(init, init_axis, num_chains)
+    started = time.perf_counter()
+    # Other libraries were not written for jax's strict modes, which a user may have switched on.
+    with jax.debug_key_reuse(False), jax.numpy_rank_promotion("allow"):
+        draws = _BACKENDS[backend](
+            key, target.potential, positions, num_samples, num_burnin, target_acceptance
+        )
+    draws = _Draws(*jax.tree.map(np.asarray, tuple(draws)))
+    num_divergent = int(draws.is_divergent.sum())
+    if num_divergent:
+        warnings.warn(
+            f"{num_divergent} of {draws.is_divergent.size} trajectories of NUTS diverged: its "
+            f"draws are no yardstick where the posterior is narrow. Raise target_acceptance.",
+            stacklevel=2,
+        )
+    return Samples(
+        positions=draws.positions,
+        hyper=None,
+        averages={},
+        trace=None,
+        info=Info(draws.potential, np.isfinite(draws.potential), None, draws.acceptance),
+        num_steps=num_burnin + num_samples,
+        seconds=time.perf_counter() - started,
+        startup_seconds=math.nan,
+    )
+
+
+def _check_target(target) -> None:
+    if isinstance(target, StackedPosterior) or not isinstance(target, Posterior | Potential):
+        raise TypeError(f"nuts needs a Posterior or a Potential, not {target!r}.")
+    if getattr(target, "hyper", None) is not None:
+        raise ValueError(
+            "NUTS moves parameters only, and would hold the hyperparameters fixed: write a "
+            "Posterior that has them among its parameters, with their prior in log_prior."
+        )
+
+
+def _numpyro(
+    key, potential: Callable, positions: PyTree, num_samples: int, num_burnin: int, acceptance
+) -> _Draws:
+    try:
+        from numpyro.infer import MCMC, NUTS
+    except ImportError as error:
+        raise _missing("numpyro") from error
+    num_chains = len(jax.tree.leaves(positions)[0])
+    mcmc = MCMC(
+        NUTS(potential_fn=potential, target_accept_prob=acceptance),
+        num_warmup=num_burnin,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    one = jax.tree.map(lambda leaf: leaf[0], positions)
+    fields = ("potential_energy", "accept_prob", "diverging")
+    mcmc.run(key, init_params=positions if num_chains > 1 else one, extra_fields=fields)
+    extra = mcmc.get_extra_fields(group_by_chain=True)
+    return _Draws(mcmc.get_samples(group_by_chain=True), *(extra[name] for name in fields))
+
+
+def _blackjax(
+    key, potential: Callable, positions: PyTree, num_samples: int, num_burnin: int, acceptance
+) -> _Draws:
+    try:
+        import blackjax  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise _missing("blackjax") from error
+
+    def log_density(position):
+        return -potential(position)
+
+    def chain(key, position):
+        of_burnin, of_draws = jax.random.split(key)
+        warmup = blackjax.window_adaptation(
+            blackjax.nuts, log_density, target_acceptance_rate=acceptance
+        )
+        (state, settings), _ = warmup.run(of_burnin, position, num_steps=num_burnin)
+        kernel = blackjax.nuts(log_density, **settings)
+
+        def draw(state, key):
+            state, info = kernel.step(key, state)
+            seen = (state.position, -state.logdensity, info.acceptance_rate, info.is_divergent)
+            return state, _Draws(*seen)
+
+        return jax.lax.scan(draw, state, jax.random.split(of_draws, num_samples))[1]
+
+    num_chains = len(jax.tree.leaves(positions)[0])
+    return jax.jit(jax.vmap(chain))(jax.random.split(key, num_chains), positions)
+
+
+def _missing(name: str) -> ImportError:
+    return ImportError(f"nuts(backend={name!r}) runs {name}, which is missing: pip install {name}.")
+
+
+_BACKENDS = {"numpyro": _numpyro, "blackjax": _blackjax}

@@ -1,0 +1,74 @@
+"""NUTS of other libraries on our targets."""
+
+import sys
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sghmc
+from sghmc.interop import nuts
+
+MEAN = {"layers": (np.array([[3.0, -2.0]], np.float32),), "bias": np.float32(0.5)}
+SPREAD = {"layers": (np.array([[0.1, 2.0]], np.float32),), "bias": np.float32(0.2)}
+"""Of the posterior: 24 rows with the mean 0.5 and unit variance, of which the bias is the mean."""
+
+
+def log_prior(params):
+    """The layers' law; the bias has one of precision 1."""
+    layers = jnp.sum(((params["layers"][0] - MEAN["layers"][0]) / SPREAD["layers"][0]) ** 2)
+    return -0.5 * (layers + (params["bias"] - 0.5) ** 2)
+
+
+POSTERIOR = sghmc.Posterior(
+    lambda params, row: -0.5 * (row - params["bias"]) ** 2,
+    log_prior,
+    jnp.linspace(-1.0, 2.0, 24),
+)
+
+
+@pytest.mark.parametrize("backend", ["numpyro", "blackjax"])
+def test_draws_have_the_moments_of_the_posterior(backend):
+    """By chains, |t| > 6 with 15 degrees of freedom has probability 2.4e-5: six comparisons."""
+    pytest.importorskip(backend)
+    samples = nuts(
+        jax.random.key(0),
+        POSTERIOR,
+        MEAN,
+        num_samples=200,
+        num_burnin=200,
+        num_chains=16,
+        backend=backend,
+    )
+    assert (samples.num_chains, samples.num_draws) == (16, 200)
+    z = jax.tree.map(lambda x, m, s: (x - m) / s, samples.positions, MEAN, SPREAD)
+    assert jax.tree.map(lambda x: x.shape[2:], z) == {"layers": ((1, 2),), "bias": ()}
+    for leaf in jax.tree.leaves(z):
+        for power, exact in ((1, 0.0), (2, 1.0)):
+            means = np.mean(leaf**power, axis=1)
+            t = (means.mean(0) - exact) / (means.std(0, ddof=1) / 4)
+            assert np.all(np.abs(t) < 6), (power, t)
+    expected = jax.jit(jax.vmap(jax.vmap(POSTERIOR.potential)))(samples.positions)
+    np.testing.assert_allclose(samples.info.potential, expected, rtol=1e-3, atol=1e-3)
+    assert 0.6 < np.mean(samples.info.acceptance) <= 1  # pyright: ignore
+    assert len(samples.summary()) == 3
+
+
+def test_what_cannot_be_is_refused():
+    target = sghmc.Potential(lambda x: jnp.sum(x**2))
+    start = jnp.zeros(1)
+    with pytest.raises(ValueError, match='"numpyro" or "blackjax", but is \'stan\''):
+        nuts(jax.random.key(0), target, start, backend="stan")  # pyright: ignore
+    with pytest.raises(ValueError, match="below 1, but is 1"):
+        nuts(jax.random.key(0), target, start, target_acceptance=1.0)
+    with pytest.raises(TypeError, match="a Posterior or a Potential"):
+        nuts(jax.random.key(0), lambda x: x, start)  # pyright: ignore
+    hyper = sghmc.Posterior(lambda m, x, h: -m, lambda m, h: -m, jnp.zeros(3), hyper=1.0)
+    with pytest.raises(ValueError, match="hold the hyperparameters fixed"):
+        nuts(jax.random.key(0), hyper, start)
+    for name in ("numpyro", "blackjax"):
+        missing = mock.patch.dict(sys.modules, {name: None, f"{name}.infer": None})
+        with missing, pytest.raises(ImportError, match=f"pip install {name}"):
+            nuts(jax.random.key(0), target, start, backend=name)
