@@ -1,6 +1,6 @@
 """Bayesian inference on data too big for exact MCMC."""
 
-from sghmc import theory
+from sghmc import data, theory
 from sghmc.adapt import Adapt
 from sghmc.adapt.hmc import AdaptHMC
 from sghmc.adapt.mass import AdaptMass
@@ -23,6 +23,7 @@ from sghmc.samplers.splitting import BAOAB, OBABO
 from sghmc.samplers.whitened import Whitened
 from sghmc.samples import DivergenceError, GradientNoiseError, Samples
 from sghmc.sampling import sample
+from sghmc.source import DataError
 from sghmc.stein import kernel_stein_discrepancy
 from sghmc.tune import Tuned, tune
 
@@ -45,6 +46,7 @@ __all__ = [
     "CheckpointWarning",
     "ControlVariate",
     "Cyclical",
+    "DataError",
     "DivergenceError",
     "EmpiricalFisher",
     "FullBatch",
@@ -60,6 +62,7 @@ __all__ = [
     "Samples",
     "Tuned",
     "Whitened",
+    "data",
     "kernel_stein_discrepancy",
     "sample",
     "theory",

@@ -175,12 +175,9 @@ def check_functions(target: Target, like: PyTree) -> None:
         shown = {"The potential U(params)": jax.eval_shape(target.function, like)}
     else:
         hyper = () if target.hyper is None else (target.hyper,)
-        example = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), target.data
-        )
         shown = {
             "log_likelihood(params, example)": jax.eval_shape(
-                target.log_likelihood, like, example, *hyper
+                target.log_likelihood, like, target.example, *hyper
             ),
             "log_prior(params)": jax.eval_shape(target.log_prior, like, *hyper),
         }

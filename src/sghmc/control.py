@@ -113,6 +113,10 @@ class _ControlEstimator(Estimator):
     def is_shared(self):
         return self.batches.shared
 
+    @property
+    def takes_rows(self):
+        return True
+
     def draw(self, key, start, num_steps, num_gradients, like):
         return self.batches.draw(key, start, num_steps, num_gradients, like)
 

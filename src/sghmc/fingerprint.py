@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc.source import Source
+
 _LARGEST = 1 << 26
 """Bytes of an array that are looked at: of larger ones, evenly spaced rows."""
 _FEW = 4
@@ -115,6 +117,8 @@ class _Describer:
 
 def _parts(value: Any) -> dict[str, Any]:
     """The parts of an object by what follows its name in a path to them."""
+    if isinstance(value, Source):
+        return _parts(value.identity())
     if isinstance(value, Mapping):
         return {f"[{key!r}]": entry for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -90,6 +90,11 @@ class Estimator(eqx.Module):
         """Whether all chains take the variates of the first."""
         return False
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether the variates are row numbers, for which the host of a source puts the rows."""
+        return False
+
     def draw(self, key, start, num_steps: int, num_gradients: int, like: PyTree) -> PyTree:
         """Raw variates for the gradients of steps start, …: 1-D arrays, step by step."""
         return []
@@ -210,6 +215,10 @@ class BatchEstimator(Estimator):
     def is_shared(self):
         return self.shared
 
+    @property
+    def takes_rows(self):
+        return True
+
     def draw(self, key, start, num_steps, num_gradients, like):
         """Row numbers, a batch for each gradient of each step."""
         if self.replacement is True:
@@ -226,10 +235,13 @@ class BatchEstimator(Estimator):
         rows = random.permuted(key, permutation, place, self.num_examples)
         return rows.reshape(-1, *key.shape[1:])
 
-    def batch(self, target: Target, noise: jax.Array, i) -> PyTree:
-        """The rows of the step's i-th batch."""
+    def batch(self, target: Target, noise: PyTree, i) -> PyTree:
+        """The rows of the step's i-th batch: by their numbers, or as the host took them."""
         assert isinstance(target, Posterior)
-        return target.rows(lax.dynamic_slice(noise, (i * self.batch_size,), (self.batch_size,)))
+        part = jax.tree.map(
+            lambda leaf: lax.dynamic_slice_in_dim(leaf, i * self.batch_size, self.batch_size), noise
+        )
+        return part if target.source is not None else target.rows(part)
 
     def oracle(self, target, noise, memory=()):
         assert isinstance(target, Posterior)

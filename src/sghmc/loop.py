@@ -28,21 +28,27 @@ def _each_chain(program: Program, method: Callable, *args, shared: tuple[int, ..
 
     The first of `args` is the chains' own kernel, or None.
     """
-    own, rest = eqx.partition(
-        (program.target, program.estimator) if program.is_stacked else (), eqx.is_array
-    )
+    own, rest = eqx.partition(_own_parts(program), eqx.is_array)
 
     def of_chain(own, kernel, *args):
         chain = program
-        if program.is_stacked:
-            parts = eqx.combine(own, rest)
-            chain = eqx.tree_at(lambda p: (p.target, p.estimator), chain, parts)
+        if own:
+            chain = eqx.tree_at(_own_parts, chain, eqx.combine(own, rest))
         if kernel is not None:
             chain = chain.with_kernel(kernel)
         return method(chain, *args)
 
     common = tuple(i + 1 for i in shared)
     return program.layout.over_chains(of_chain, shared=common, leading=(0,))(own, *args)
+
+
+def _own_parts(program: Program) -> tuple:
+    """The parts of a program that have a leading chain axis."""
+    if program.is_stacked:
+        return program.target, program.estimator
+    if program.batches is not None and not program.estimator.is_shared:
+        return (program.batches.rows,)
+    return ()
 
 
 @eqx.filter_jit
@@ -174,7 +180,8 @@ def _where(condition: jax.Array, chosen: PyTree, otherwise: PyTree) -> PyTree:
 class _Block(NamedTuple):
     """Variates of some steps; those of the motion are None where each step makes its own.
 
-    Those of the gradients have no chain axis where all chains take the same.
+    Those of the gradients have no chain axis where all chains take the same, and are None where
+    the host took the rows of all steps.
     """
 
     motion: PyTree
@@ -184,10 +191,12 @@ class _Block(NamedTuple):
 
 def _draw(program: Program, t, num_steps: int, *, has_motion: bool) -> _Block:
     is_shared = program.estimator.is_shared
+    is_given = program.batches is not None
 
     def of_chains(program, keys):
         motion = program.draw_motion(keys, t, num_steps) if has_motion else None
-        return motion, None if is_shared else program.draw_gradients(keys, t, num_steps)
+        is_own = not (is_shared or is_given)
+        return motion, program.draw_gradients(keys, t, num_steps) if is_own else None
 
     keys = program.layout.inward(program.keys)
     if program.layout.axis == -1 and not program.is_stacked:
@@ -195,7 +204,7 @@ def _draw(program: Program, t, num_steps: int, *, has_motion: bool) -> _Block:
         motion, gradient = of_chains(program, keys)
     else:
         motion, gradient = _each_chain(program, of_chains, None, keys)
-    if is_shared:
+    if is_shared and not is_given:
         gradient = program.draw_gradients(program.keys[0], t, num_steps)
     return _Block(motion, gradient, num_steps)
 
@@ -235,6 +244,8 @@ def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset
         )
         if motion is None:
             motion = chain.kernel.draw(keys[MOTION], t, 1, chain.layout.flat_like)
+        if gradient is None:
+            gradient = chain.draw_gradients(keys, t, 1)
         state, new = chain.step(t, (motion, gradient), state, hyper, memory)
         if not plan.is_watched:
             return state, info, failed_at

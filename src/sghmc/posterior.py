@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sghmc.source import Source
 from sghmc.types import Evaluation, PyTree
 
 _CHUNK = 65_536
@@ -48,8 +49,10 @@ class Posterior(eqx.Module):
         U(θ) = −Σᵢ log p(xᵢ | θ) − log p(θ)
 
     `data` is a pytree of arrays with a shared leading axis, one row an example; `log_likelihood`
-    sees one example, a pytree of rows. With `hyper`, a pytree of hyperparameters, the functions are
-    `log_likelihood(params, example, hyper)` and `log_prior(params, hyper)`.
+    sees one example, a pytree of rows. Data larger than memory are a source (`sghmc.data`): rows
+    are read as they are needed, and a pass over all of them streams. With `hyper`, a pytree of
+    hyperparameters, the functions are `log_likelihood(params, example, hyper)` and
+    `log_prior(params, hyper)`.
 
     >>> import jax.numpy as jnp, sghmc
     >>> posterior = sghmc.Posterior(
@@ -69,14 +72,19 @@ class Posterior(eqx.Module):
     def __init__(self, log_likelihood, log_prior, data: PyTree, hyper: PyTree = None):
         self.log_likelihood = log_likelihood
         self.log_prior = log_prior
-        self.data = jax.tree.map(_as_array, data)
+        is_source = isinstance(data, Source)
+        self.data = data if is_source else jax.tree.map(_as_array, data)
         self.hyper = None if hyper is None else jax.tree.map(jnp.asarray, hyper)
-        self.num_real = None
+        # An array, so that a run can follow it without compiling anew.
+        is_growing = is_source and data.is_growing
+        self.num_real = jnp.asarray(data.num_rows, jnp.int32) if is_growing else None
 
     def __check_init__(self):
         for name in ("log_likelihood", "log_prior"):
             if not callable(getattr(self, name)):
                 raise TypeError(f"{name} must be a function, not {getattr(self, name)!r}.")
+        if self.source is not None:
+            return
         leaves = jax.tree.leaves(self.data)
         if not leaves:
             raise ValueError("data holds no array: give a pytree of arrays, one row an example.")
@@ -110,8 +118,24 @@ class Posterior(eqx.Module):
         return StackedPosterior(_stacked(posteriors), len(posteriors))
 
     @property
+    def source(self) -> Source | None:
+        """The data, where they are not arrays."""
+        return self.data if isinstance(self.data, Source) else None
+
+    @property
+    def example(self) -> PyTree:
+        """One example by shapes and dtypes alone."""
+        if self.source is not None:
+            return self.source.example
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.data
+        )
+
+    @property
     def num_rows(self) -> int:
         """Rows of the arrays, padding included."""
+        if self.source is not None:
+            return self.source.num_rows
         return jax.tree.leaves(self.data)[0].shape[0]
 
     @property
@@ -123,6 +147,8 @@ class Posterior(eqx.Module):
         return eqx.tree_at(lambda p: p.hyper, self, hyper, is_leaf=lambda leaf: leaf is None)
 
     def rows(self, indices: jax.Array) -> PyTree:
+        if self.source is not None:
+            return _read(self.source.take, self.source.like(len(indices)), indices)
         return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), self.data)
 
     def estimate(self, params: PyTree, examples: PyTree) -> jax.Array:
@@ -170,6 +196,8 @@ class Posterior(eqx.Module):
 
     def _over_chunks(self, function: Callable[[PyTree, jax.Array], PyTree]) -> PyTree:
         """The sum of function(rows, weights) over chunks of the data; padding has weight 0."""
+        if self.source is not None:
+            return self._over_source(self.source, function)
         size = _chunk_rows(self.data)
         chunks, rest = divmod(self.num_rows, size)
         weights = (lax.iota(jnp.int32, self.num_rows) < self.num_examples).astype(jnp.float32)
@@ -186,6 +214,23 @@ class Posterior(eqx.Module):
             last = function(*jax.tree.map(lambda leaf: leaf[chunks * size :], table))
             total = jax.tree.map(jnp.add, total, last)
         return total
+
+    def _over_source(self, source: Source, function: Callable) -> PyTree:
+        """The same where the host reads each chunk: no more than one is in memory."""
+        count = source.chunk_rows
+
+        def of_chunk(k):
+            numbers = k * count + lax.iota(jnp.int32, count)
+            weights = (numbers < self.num_examples).astype(jnp.float32)
+            return function(_read(source.chunk, source.like(count), k), weights)
+
+        def add(k, total):
+            return jax.tree.map(jnp.add, total, of_chunk(k))
+
+        num_chunks = -(-source.num_rows // count)
+        shapes = jax.eval_shape(of_chunk, 0)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return lax.fori_loop(0, num_chunks, add, nothing)
 
     def log_likelihoods(self, params: PyTree, examples: PyTree) -> jax.Array:
         """log p(x | θ) of each of some examples."""
@@ -236,6 +281,11 @@ class StackedPosterior(eqx.Module):
 def _stacked(posteriors: Sequence[Posterior]) -> Posterior:
     if not posteriors or not all(isinstance(p, Posterior) for p in posteriors):
         raise TypeError("Posterior.stack needs a list of posteriors, at least one.")
+    if any(p.source is not None for p in posteriors):
+        raise TypeError(
+            "Posterior.stack takes arrays only, but a posterior of the stack has a source for its "
+            "data: run it by itself."
+        )
     longest = max(p.num_rows for p in posteriors)
     parts = [eqx.partition(_padded(p, longest), eqx.is_array) for p in posteriors]
     arrays, rests = [part[0] for part in parts], [part[1] for part in parts]
@@ -272,6 +322,13 @@ def _padded(posterior: Posterior, num_rows: int) -> Posterior:
 
 
 Target = Potential | Posterior
+
+
+def _read(function: Callable, like: PyTree, argument) -> PyTree:
+    """What the host answers: at once, or from within a compiled program."""
+    if isinstance(argument, jax.core.Tracer):
+        return jax.pure_callback(function, like, argument)
+    return jax.tree.map(jnp.asarray, function(np.asarray(argument)))
 
 
 def _as_array(leaf) -> jax.Array:

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from sghmc import keep, random, tree
 from sghmc.adapt import Adaptation
@@ -59,10 +60,30 @@ class Record(NamedTuple):
     info: DrawInfo
 
 
+class Batches(NamedTuple):
+    """Rows that the host took for steps first, …: axes ([chain,] step, row of the step's batches).
+
+    Without the chain axis where all chains take the same.
+    """
+
+    rows: PyTree
+    first: jax.Array
+
+    def of_steps(self, start, num_steps: int) -> PyTree:
+        """The rows of some steps, step after step, as one chain sees them."""
+
+        def cut(leaf):
+            part = lax.dynamic_slice_in_dim(leaf, start - self.first, num_steps)
+            return part.reshape(-1, *leaf.shape[2:])
+
+        return jax.tree.map(cut, self.rows)
+
+
 class Program(eqx.Module):
     """The fixed parts of a run: its arrays are arguments of the compiled loop, the rest static.
 
-    With `is_stacked`, arrays of the target and of the estimator have a leading chain axis. What the
+    With `is_stacked`, arrays of the target and of the estimator have a leading chain axis. Where
+    the data are a source, `batches` has the rows of some steps, put in by the host. What the
     loop does to a single chain is a method here, and sees that chain's own parts: `_each_chain`.
     """
 
@@ -78,6 +99,7 @@ class Program(eqx.Module):
     layout: Layout = eqx.field(static=True)
     thinning: int = eqx.field(static=True)
     is_stacked: bool = eqx.field(static=True)
+    batches: Batches | None = None
 
     def start(self, keys: jax.Array, flat: PyTree) -> Carry:
         """The carry before step 0, from a position."""
@@ -120,6 +142,8 @@ class Program(eqx.Module):
         return self.kernel.draw(keys[MOTION], start, num_steps, self.layout.flat_like)
 
     def draw_gradients(self, keys: jax.Array, start, num_steps: int) -> PyTree:
+        if self.batches is not None:
+            return self.batches.of_steps(start, num_steps)
         num_gradients = self.kernel.num_gradients
         like = self.layout.flat_like
         return self.estimator.draw(keys[GRADIENT], start, num_steps, num_gradients, like)

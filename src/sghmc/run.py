@@ -26,8 +26,10 @@ from sghmc.noise import RunningNoise
 from sghmc.posterior import StackedPosterior, Target
 from sghmc.program import GRADIENT, NEVER, NUM_STREAMS, Carry, DrawInfo, Program, Record
 from sghmc.progress import Bar, Interruption
+from sghmc.reading import Reader
 from sghmc.samplers.base import Sampler
 from sghmc.samples import DivergenceError, GradientNoiseError, Info, Samples
+from sghmc.source import DataError
 from sghmc.types import PyTree
 
 _BLOCK_SECONDS = 0.5
@@ -93,13 +95,25 @@ def run(
         )
         checks.check_fisher(program.kernel.fisher, gradient)
         origin = None if is_stacked else _origin(program, sampler, gradient, num_steps)
-        run = _Run(program, positions, is_kept, origin, folder)
-        return run.finish(progress, throw)
+        with _reading(program, len(is_kept)) as reader:
+            run = _Run(program, positions, is_kept, origin, folder, reader)
+            return run.finish(progress, throw)
 
 
 def _opened(checkpoint: Checkpoint | None, arguments: dict[str, Any]):
     """The checkpoint's folder; None without one."""
     return contextlib.nullcontext() if checkpoint is None else checkpoint.open(arguments)
+
+
+@contextlib.contextmanager
+def _reading(program: Program, num_draws: int):
+    """What reads batches for a run, where the data are a source; else None."""
+    reader = Reader.of(program, num_draws)
+    try:
+        yield reader
+    finally:
+        if reader is not None:
+            reader.close()
 
 
 class _Draws(NamedTuple):
@@ -120,8 +134,11 @@ class _Run:
 
     store: Store
 
-    def __init__(self, program: Program, positions, is_kept: np.ndarray, origin, folder):
+    def __init__(self, program: Program, positions, is_kept: np.ndarray, origin, folder, reader):
         self.program, self.origin, self.folder = program, origin, folder
+        self.reader: Reader | None = reader
+        if reader is not None:
+            self.program = program = reader.program_at(0)[0]
         self.is_kept, self.total = is_kept, len(is_kept)
         self.changes = np.append(np.flatnonzero(np.diff(is_kept)) + 1, self.total)
         save = Save(0, None, 0.0, 0.0)
@@ -166,10 +183,16 @@ class _Run:
         thinning, startup = self.program.thinning, self.startup_seconds
         pace = {True: _Pace(), False: _Pace()}
         bar = Bar(progress, self.total * thinning, self.done * thinning)
+        fault: DataError | None = None
         with Interruption() as interruption, bar:
             while self.done < self.total and not interruption.happened:
                 is_kept = bool(self.is_kept[self.done])
-                with pace[is_kept].timing(self._left(is_kept)) as count:
+                try:
+                    most = self._left(is_kept)
+                except DataError as error:
+                    fault = error
+                    break
+                with pace[is_kept].timing(most) as count:
                     failed_at = self._advance(count, is_kept)
                 self.startup_seconds = startup + sum(p.first_seconds for p in pace.values())
                 bar.update(self.done * thinning, failed_at)
@@ -180,19 +203,26 @@ class _Run:
                     self._save()
             if self.folder is not None and self.saved < self.done:
                 self._save()
+        if fault is not None and throw:
+            fault.samples = self._samples()
+            raise fault
         if self.done < self.total:
+            reason = "Interrupted" if fault is None else f"{fault} The run ended"
             warnings.warn(
-                f"Interrupted after {self.done} of {self.total} draws; those so far are returned.",
+                f"{reason} after {self.done} of {self.total} draws; those so far are returned.",
                 stacklevel=4,
             )
         return self._samples()
 
     def _left(self, is_kept: bool) -> int:
-        """How many draws may be made before looking up."""
+        """How many draws may be made before looking up; puts their batches into the program."""
         stop = self.changes[np.searchsorted(self.changes, self.done, side="right")]
         most = [int(stop) - self.done]
         most += [self.capacity] if is_kept else []
         most += [] if self.folder is None else [self.folder.left(self.done)]
+        if self.reader is not None:
+            self.program, end = self.reader.program_at(self.done)
+            most.append(end - self.done)
         return min(most)
 
     def _save(self) -> None:

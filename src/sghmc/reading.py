@@ -1,0 +1,125 @@
+"""Batches of a source for a run: windows of steps, read one ahead on a thread."""
+
+import concurrent.futures
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc.gradients import Estimator
+from sghmc.posterior import Posterior
+from sghmc.program import GRADIENT, Batches, Program
+from sghmc.types import PyTree
+
+_WINDOW_BYTES = 1 << 25
+"""Rows of a window; two windows are in memory, and while one is copied a third."""
+
+
+class Window(NamedTuple):
+    """The batches of some draws, and the number of rows that there were to choose from."""
+
+    number: int
+    batches: Batches
+    num_examples: int
+    last: PyTree
+    """The rows of the step after the window's last: the first of the next window."""
+
+
+class Reader:
+    """Puts the rows that a run's steps ask for into its program.
+
+    Windows lie on a grid of draws that starts with draw 0, each as long as its rows' memory allows
+    but at least a draw: so a run that resumes sees the same. A window also has the batch of the
+    step after its last, since the potential after a step, and the noise there, are looked at with
+    the next batch.
+    """
+
+    def __init__(self, program: Program, num_draws: int):
+        assert isinstance(program.target, Posterior)
+        assert program.target.source is not None
+        self.program, self.source = program, program.target.source
+        num_gradients = program.kernel.num_gradients
+        one = _row_numbers(program.estimator, self._keys, 0, 1, num_gradients)
+        self.width, self.num_draws = one.shape[1], num_draws
+        draw_bytes = one.size * self.source.row_bytes * program.thinning
+        self.draws = max(1, min(num_draws, _WINDOW_BYTES // draw_bytes))
+        self.thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-reader")
+        self.now: Window | None = None
+        self.ahead: tuple[int, concurrent.futures.Future] | None = None
+
+    @classmethod
+    def of(cls, program: Program, num_draws: int) -> "Reader | None":
+        """A reader where the program needs one: batches of data that are not arrays."""
+        has_source = isinstance(program.target, Posterior) and program.target.source is not None
+        return cls(program, num_draws) if has_source and program.estimator.takes_rows else None
+
+    def program_at(self, draw: int) -> tuple[Program, int]:
+        """The program with the batches of this draw, and after which draw they end."""
+        number = draw // self.draws
+        if self.now is None or self.now.number != number:
+            self.now = self._window(number)
+        if self.ahead is None and (number + 1) * self.draws < self.num_draws:
+            self.ahead = number + 1, self._submit(number + 1, self.now)
+        program = eqx.tree_at(
+            lambda p: p.batches, self.program, self.now.batches, is_leaf=lambda x: x is None
+        )
+        return program, (number + 1) * self.draws
+
+    def close(self) -> None:
+        self.thread.shutdown(wait=True, cancel_futures=True)
+
+    def _window(self, number: int) -> Window:
+        if self.ahead is not None and self.ahead[0] == number:
+            window, self.ahead = self.ahead[1].result(), None
+            return window
+        self.ahead = None
+        return self._submit(number, None).result()
+
+    def _submit(self, number: int, before: Window | None) -> concurrent.futures.Future:
+        return self.thread.submit(self._read, number, before)
+
+    def _read(self, number: int, before: Window | None) -> Window:
+        steps = self.draws * self.program.thinning
+        first = number * steps
+        left = self.num_draws * self.program.thinning - first
+        num_read = min(steps, left) + 1
+        numbers = np.asarray(
+            _row_numbers(
+                self.program.estimator,
+                self._keys,
+                first,
+                steps + 1,
+                self.program.kernel.num_gradients,
+            )
+        ).reshape(-1, steps + 1, self.width)
+        skipped = 0 if before is None else 1
+        wanted = numbers[:, skipped:num_read]
+        rows = self.source.take(wanted.reshape(-1))
+        rows = jax.tree.map(lambda leaf: leaf.reshape(*wanted.shape, *leaf.shape[1:]), rows)
+        last = jax.tree.map(lambda leaf: leaf[:, -1:], rows)
+        parts = [rows] if before is None else [before.last, rows]
+        whole = jax.tree.map(lambda *leaves: _joined(leaves, steps + 1), *parts)
+        if self.program.estimator.is_shared:
+            whole = jax.tree.map(lambda leaf: leaf[0], whole)
+        batches = Batches(jax.device_put(whole), jnp.asarray(first, jnp.int32))
+        return Window(number, batches, self.source.num_rows, last)
+
+    @property
+    def _keys(self) -> jax.Array:
+        keys = self.program.keys[:, GRADIENT]
+        return keys[:1] if self.program.estimator.is_shared else keys
+
+
+def _joined(leaves: Any, length: int) -> np.ndarray:
+    """Arrays one after another along the axis of the steps, with zeros up to `length`."""
+    whole = np.concatenate(leaves, axis=1)
+    missing = length - whole.shape[1]
+    return np.pad(whole, [(0, 0), (0, missing)] + [(0, 0)] * (whole.ndim - 2)) if missing else whole
+
+
+@eqx.filter_jit
+def _row_numbers(estimator: Estimator, keys, start, num_steps: int, num_gradients: int):
+    """The rows that steps start, … take, axes (chain, row of a step after row of a step)."""
+    return jax.vmap(lambda key: estimator.draw(key, start, num_steps, num_gradients, None))(keys)

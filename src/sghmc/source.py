@@ -1,0 +1,103 @@
+"""Data that stay on the host: what a posterior and a run ask of rows larger than memory."""
+
+import abc
+from typing import Any
+
+import jax
+import numpy as np
+
+from sghmc.types import PyTree
+
+_CHUNK_ROWS = 65_536
+_CHUNK_BYTES = 1 << 24
+"""A chunk of a full pass has at most so many rows and bytes."""
+_NUM_IDENTIFYING = 256
+_MOST_ROWS = np.iinfo(np.int32).max
+
+
+class DataError(ValueError):
+    """A source of data failed; after a run, `samples` has the draws made until then."""
+
+    samples: Any = None
+
+
+class Source(abc.ABC):
+    """Rows outside the compiled program, given to `Posterior` in place of arrays.
+
+    `example` is one row by shapes and dtypes alone. Row numbers come from the run, as for arrays: a
+    source with random access answers with those rows, a stream with the next ones.
+    """
+
+    example: PyTree
+    is_growing: bool = False
+    """Whether `num_rows` may change while a run is on."""
+    is_sequential: bool = False
+    """Whether rows come in an order of their own: what was read once does not come again."""
+
+    @property
+    @abc.abstractmethod
+    def num_rows(self) -> int:
+        """N."""
+
+    @abc.abstractmethod
+    def take(self, numbers: np.ndarray) -> PyTree:
+        """The rows of these numbers, 1-D: a pytree of host arrays with a leading axis."""
+
+    def identity(self) -> dict[str, PyTree]:
+        """By what a run that resumes knows its data: their number, and some of the rows."""
+        numbers = np.linspace(0, self.num_rows - 1, _NUM_IDENTIFYING).astype(np.int32)
+        return {"number of rows": self.num_rows, "rows": self.take(numbers)}
+
+    @property
+    def row_bytes(self) -> int:
+        leaves = jax.tree.leaves(self.example)
+        return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk of a full pass."""
+        most = max(1, _CHUNK_BYTES // max(1, self.row_bytes))
+        return min(most, _CHUNK_ROWS, self.num_rows)
+
+    def chunk(self, k) -> PyTree:
+        """The k-th chunk of a full pass; the last is filled up with its last row."""
+        first = int(k) * self.chunk_rows
+        numbers = np.arange(first, first + self.chunk_rows)
+        return self.take(np.minimum(numbers, self.num_rows - 1))
+
+    def like(self, *leading: int) -> PyTree:
+        """Rows by shapes and dtypes alone, under these leading axes."""
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype), self.example
+        )
+
+
+def check_num_rows(num_rows: int, name: str) -> None:
+    if num_rows < 1:
+        raise DataError(f"{name} has no rows: give at least one.")
+    if num_rows > _MOST_ROWS:
+        raise DataError(
+            f"{name} has {num_rows:,} rows, but at most {_MOST_ROWS:,} can be numbered."
+        )
+
+
+def check_finite(rows: PyTree, name: str) -> None:
+    """Refuse rows that hold NaN or infinity, naming field and row of the batch."""
+    for path, leaf in jax.tree.leaves_with_path(rows):
+        if leaf.dtype.kind != "f":
+            continue
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = leaf.sum()  # one pass without a temporary; wrong only by overflow
+        if np.isfinite(total) or np.isfinite(leaf).all():
+            continue
+        bad = np.argwhere(~np.isfinite(leaf))[0]
+        where = f"{name}{jax.tree_util.keystr(path)}"
+        raise NotFinite(where, int(bad[0]), leaf[tuple(bad)])
+
+
+class NotFinite(Exception):
+    """Found by `check_finite`: the field, which of the rows, and the number there."""
+
+    def __init__(self, field: str, row: int, number):
+        super().__init__(field, row, number)
+        self.field, self.row, self.number = field, row, number

@@ -1,0 +1,99 @@
+"""A run on a source is the run on its arrays; what goes wrong keeps the draws made before."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sghmc
+from sghmc import reading, source
+
+N = 300
+INIT = jnp.full(2, 0.1)
+
+
+def log_likelihood(theta, row):
+    return -jax.nn.softplus(-row["y"] * (row["x"] @ theta))
+
+
+def log_prior(theta):
+    return -0.5 * jnp.sum(theta**2)
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 2)).astype(np.float32)
+    return {"x": x, "y": np.sign(rng.normal(size=N) + x[:, 0]).astype(np.float32)}
+
+
+@pytest.fixture
+def posteriors(tmp_path, arrays, monkeypatch):
+    """The same posterior in memory and in files, read in windows of a few draws."""
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    monkeypatch.setattr(reading, "_WINDOW_BYTES", 1_000)
+    monkeypatch.setattr(source, "_CHUNK_ROWS", 128)
+    mapped = sghmc.data.MemoryMapped(tmp_path)
+    return [sghmc.Posterior(log_likelihood, log_prior, data) for data in (arrays, mapped)]
+
+
+def run(posterior, gradient, sampler=None, **options):
+    sampler = sghmc.SGHMC(0.05, friction=3.0) if sampler is None else sampler
+    options = {"num_samples": 12, "num_burnin": 3, "thinning": 2, "progress": False} | options
+    return sghmc.sample(jax.random.key(5), posterior, sampler, INIT, gradient=gradient, **options)
+
+
+def test_passes_over_all_data(posteriors):
+    in_memory, mapped = posteriors
+    for method in ("potential", "gradient"):
+        there, here = getattr(in_memory, method)(INIT), getattr(mapped, method)(INIT)
+        np.testing.assert_allclose(here, there, rtol=2e-6)
+        np.testing.assert_allclose(jax.jit(getattr(mapped, method))(INIT), there, rtol=2e-6)
+
+
+def test_a_run_takes_the_rows_that_arrays_would_give(posteriors):
+    """With an estimate of the noise, which looks at the next step's batch, over several windows."""
+    fisher = sghmc.EmpiricalFisher(every=2, raise_friction=True)
+    sampler = sghmc.SGHMC(0.01, friction=3.0, gradient_noise=fisher)
+    there, here = (run(each, sghmc.Minibatch(10), sampler, num_chains=2) for each in posteriors)
+    np.testing.assert_allclose(here.positions, there.positions, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(here.info.potential, there.info.potential, rtol=1e-5)
+
+
+def test_a_control_variate_and_an_accept_step_stream_over_all_data(posteriors):
+    sampler = sghmc.HMC(0.05, 3)
+    gradient = sghmc.ControlVariate(10, INIT, shared=True)
+    there, here = (run(each, gradient, sampler, num_chains=2) for each in posteriors)
+    np.testing.assert_allclose(here.positions, there.positions, rtol=1e-4, atol=1e-6)
+    assert np.min(there.info.acceptance) < 1
+
+
+def test_a_file_that_fails_leaves_the_draws_before(posteriors, monkeypatch):
+    """Rows spoiled after some draws: the error has these draws, and names the row."""
+    mapped, take = posteriors[1], type(posteriors[1].data).take
+    whole = run(mapped, sghmc.Minibatch(10))
+    num_calls = 0
+
+    def failing(self, numbers):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 2:
+            raise sghmc.DataError("x.npy has changed")
+        return take(self, numbers)
+
+    monkeypatch.setattr(type(mapped.data), "take", failing)
+    with pytest.raises(sghmc.DataError, match="has changed") as caught:
+        run(mapped, sghmc.Minibatch(10))
+    kept = caught.value.samples.positions
+    assert 0 < kept.shape[1] < 12
+    np.testing.assert_array_equal(kept, whole.positions[:, : kept.shape[1]])
+    num_calls = 0
+    with pytest.warns(UserWarning, match=r"has changed The run ended after \d+ of 15 draws"):
+        flagged = run(mapped, sghmc.Minibatch(10), throw=False)
+    np.testing.assert_array_equal(flagged.positions, kept)
+
+
+def test_a_stack_takes_no_source(posteriors):
+    with pytest.raises(TypeError, match="takes arrays only"):
+        sghmc.Posterior.stack(posteriors)
