@@ -118,7 +118,7 @@ class _Describer:
 def _parts(value: Any) -> dict[str, Any]:
     """The parts of an object by what follows its name in a path to them."""
     if isinstance(value, Source):
-        return _parts(value.identity())
+        value = value.identity()
     if isinstance(value, Mapping):
         return {f"[{key!r}]": entry for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,5 +1,6 @@
 """Reading what people have, in the format they have it."""
 
 from sghmc.data.mapped import MemoryMapped
+from sghmc.data.parquet import Parquet
 
-__all__ = ["MemoryMapped"]
+__all__ = ["MemoryMapped", "Parquet"]

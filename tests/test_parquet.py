@@ -1,0 +1,102 @@
+"""Parquet files: the rows of all of them, and what does not fit refused by name."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import sghmc
+from sghmc.data import Parquet
+
+N = 1_000
+
+
+@pytest.fixture
+def table():
+    x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 3)
+    return pa.table({"x": lists, "y": pa.array(np.arange(N)), "../z": pa.array(np.ones(N, bool))})
+
+
+def write(path, table, **options):
+    pyarrow.parquet.write_table(table, path, row_group_size=130, **options)
+    return path
+
+
+def test_rows_of_many_files_in_order_of_name(tmp_path, table):
+    write(tmp_path / "b.parquet", table.slice(600), compression="zstd")
+    write(tmp_path / "a.parquet", table.slice(0, 600))
+    source = Parquet(tmp_path)
+    numbers = np.random.default_rng(1).integers(0, N, 3 * N)
+    taken = source.take(numbers)
+    np.testing.assert_array_equal(taken["y"], numbers)
+    x = np.stack(table.column("x").to_numpy())
+    np.testing.assert_array_equal(taken["x"], x[numbers])
+    assert taken["../z"].all()  # a name from inside the file, followed nowhere
+    assert {path.name for path in source.folder.iterdir()} == {"0.npy", "1.npy", "2.npy"}
+
+
+def test_the_unpacked_columns_go_with_the_source(tmp_path, table):
+    source = Parquet([write(tmp_path / "a.parquet", table)], columns=["y"])
+    folder = source.folder
+    assert set(source.example) == {"y"}
+    del source
+    assert not folder.exists()
+    kept = Parquet(tmp_path / "a.parquet", columns=["y"], folder=tmp_path / "unpacked")
+    np.testing.assert_array_equal(np.load(kept.folder / "0.npy"), np.arange(N))
+    with pytest.raises(sghmc.DataError, match="unpacked is not empty"):
+        Parquet(tmp_path / "a.parquet", folder=tmp_path / "unpacked")
+
+
+def test_a_path_of_fsspec(table):
+    fsspec = pytest.importorskip("fsspec")
+    with fsspec.open("memory://rows.parquet", "wb") as file:
+        pyarrow.parquet.write_table(table, file)
+    assert Parquet("memory://rows.parquet", columns=["y"]).take(np.array([7]))["y"] == 7
+    with pytest.raises(sghmc.DataError, match=r"memory://none.parquet cannot be read"):
+        Parquet("memory://none.parquet")
+
+
+def test_schemas_that_drift(tmp_path, table):
+    write(tmp_path / "a.parquet", table)
+    write(tmp_path / "b.parquet", table.set_column(1, "y", pa.array(np.ones(N))))
+    with pytest.raises(sghmc.DataError, match=r"b\.parquet: column 'y' is double, but in .*a\.par"):
+        Parquet(tmp_path)
+    write(tmp_path / "b.parquet", table.drop_columns(["y"]))
+    with pytest.raises(sghmc.DataError, match=r"b\.parquet: column 'y' is missing, but in"):
+        Parquet(tmp_path)
+    assert set(Parquet(tmp_path, columns=["x"]).example) == {"x"}
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([None] + [1.0] * (N - 1)), "'bad' has 1 nulls"),
+        (pa.array(["word"] * N), "'bad' is of type string"),
+        (pa.array([[1.0]] * (N - 1) + [[1.0, 2.0]]), "'bad' has lists of unequal lengths"),
+    ],
+    ids=["nulls", "words", "ragged"],
+)
+def test_bad_columns(tmp_path, table, column, message):
+    path = write(tmp_path / "a.parquet", table.append_column("bad", column))
+    with pytest.raises(sghmc.DataError, match=rf"a\.parquet: column {message}"):
+        Parquet(path)
+
+
+def test_bad_files(tmp_path, table):
+    path = write(tmp_path / "a.parquet", table, write_page_checksum=True)
+    content = path.read_bytes()
+    for damaged in (b"", content[:500]):
+        path.write_bytes(damaged)
+        with pytest.raises(sghmc.DataError, match=r"a\.parquet cannot be read as Parquet"):
+            Parquet(path)
+    path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    with pytest.raises(sghmc.DataError, match=r"a\.parquet is damaged: .*checksum"):
+        Parquet(path)
+    with pytest.raises(sghmc.DataError, match=r"none\.parquet cannot be read"):
+        Parquet(tmp_path / "none.parquet")
+    with pytest.raises(sghmc.DataError, match="at least one file"):
+        Parquet([])
+    write(path, table.slice(0, 0))
+    with pytest.raises(sghmc.DataError, match="has no rows"):
+        Parquet(path)
