@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint format clean
+.PHONY: setup demo test lint format bench bench-quick clean
 
 setup: .venv/ready
 
@@ -26,5 +26,13 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Beside bare loops and other libraries, which get environments of their own in .peers.
+bench: setup
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/million.py --nuts-warmup 10 --nuts-draws 20 --json results/speed/million.json
+
+bench-quick: setup
+	$(BIN)/python benchmarks/speed.py --quick --out results/speed-quick
+
 clean:
-	rm -rf .venv results .pytest_cache .ruff_cache
+	rm -rf .venv .peers results .pytest_cache .ruff_cache

@@ -123,17 +123,20 @@ def test_normals_are_standard_normal():
 
 @pytest.mark.slow
 def test_hundred_million_normals_are_standard_normal():
-    blocks, bins = 10, 1000
-    counts = np.zeros(bins, int)
+    blocks, bins, fine = 10, 1000, 100_000
+    counts = np.zeros(fine, int)
     beyond = 0
     for b in range(blocks):
         draws = np.asarray(normals(words(11), 1000 * b, 1000, 10_000), np.float64)
         check_normal(draws)
-        places = (scipy.special.ndtr(draws) * bins).astype(int)
-        counts += np.bincount(places, minlength=bins)
+        places = (scipy.special.ndtr(draws) * fine).astype(int)
+        counts += np.bincount(places, minlength=fine)
         beyond += int((np.abs(draws) > 5).sum())
     assert counts.sum() == 10**8
-    assert scipy.stats.chisquare(counts).pvalue > FALSE_ALARM
+    assert scipy.stats.chisquare(counts.reshape(bins, -1).sum(1)).pvalue > FALSE_ALARM
+    # Kolmogorov's statistic over 100,000 places: not above that over all, whose law this is.
+    distance = np.abs(np.cumsum(counts) / 10**8 - np.arange(1, fine + 1) / fine).max()
+    assert scipy.stats.kstwobign.sf(distance * 10**4) > FALSE_ALARM
     tail = scipy.stats.binomtest(beyond, 10**8, 2 * float(scipy.stats.norm.sf(5)))
     assert tail.pvalue > FALSE_ALARM
 
@@ -297,3 +300,21 @@ def test_every_image_is_exactly_uniform_by_the_rotation(monkeypatch):
         turns[:] = [turn]
         images.append(random.permuted(words(22), jnp.arange(3), jnp.arange(bound)[None], bound))
     assert np.all(np.sort(np.stack(images), axis=0) == np.arange(bound)[:, None, None])
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_variates_of_several_chains_are_those_of_each(name):
+    """Keys of chains with their axis last, as small models have it."""
+    like, keys = params(), jnp.stack([words(23), words(24), words(25)], axis=-1)
+    estimator = GRADIENTS[name].prepare(posterior(), like)
+
+    @jax.jit
+    def draw(key):
+        noise = random.normals_like(key, 2, 3, like, copies=2)
+        uniform = random.uniforms(key, 2, 1, 4, slot=3)
+        return jax.tree.leaves((noise, uniform, estimator.draw(key, 2, 3, 2, like)))
+
+    together = draw(keys)
+    for chain in range(3):
+        for all_chains, alone in zip(together, draw(keys[:, chain]), strict=True):
+            np.testing.assert_array_equal(all_chains[..., chain], alone)

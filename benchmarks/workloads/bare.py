@@ -11,6 +11,7 @@ import sghmc
 from sghmc import tree
 from sghmc.layout import Layout
 from sghmc.program import NUM_STREAMS, Program
+from sghmc.samplers.base import Sampler
 from workloads import timing
 
 
@@ -19,9 +20,26 @@ def jitted(function: Callable) -> Callable:
     return eqx.filter_jit(function)
 
 
+def scans(
+    posterior: sghmc.Posterior,
+    sampler: Sampler,
+    rates: tuple[float, float],
+    gradient: sghmc.Minibatch,
+    start,
+    num_steps: int,
+) -> dict[str, timing.Program]:
+    """Our step, and what it is made of: less the noise, less the momentum."""
+    parts = {
+        "bare scan of our step": sampler,
+        "the same without noise": sghmc.Momentum(*rates),
+        "the same without momentum": sghmc.SGD(rates[0]),
+    }
+    return {name: scan(posterior, part, gradient, start, num_steps) for name, part in parts.items()}
+
+
 def scan(
     posterior: sghmc.Posterior,
-    sampler: sghmc.SGHMC,
+    sampler: Sampler,
     gradient: sghmc.Minibatch,
     start,
     num_steps: int,

@@ -42,9 +42,7 @@ def table(options: Options) -> Table:
         program = native.compiled("factors.c", num_steps, threads)
         if program is not None:
             programs[name] = program
-    programs["bare scan of our step"] = bare.scan(
-        posterior, SAMPLER, sghmc.Minibatch(BATCH), MODEL.init(jax.random.key(1)), num_steps
-    )
+    programs |= parts(posterior, num_steps)
     programs["NumPy"] = numpy_loop(ratings, options.scaled(100))
     bars = [
         Bar("sghmc.sample", "bare C, two threads", 2.5),
@@ -52,6 +50,11 @@ def table(options: Options) -> Table:
     ]
     seconds = take_turns(programs, options.repeats)
     return Table("W3: a step", "µs", "bare C, two threads", seconds, bars)
+
+
+def parts(posterior: sghmc.Posterior, num_steps: int) -> dict[str, Program]:
+    rates, start = (LEARNING_RATE, MOMENTUM_DECAY), MODEL.init(jax.random.key(1))
+    return bare.scans(posterior, SAMPLER, rates, sghmc.Minibatch(BATCH), start, num_steps)
 
 
 def ours(posterior: sghmc.Posterior, num_steps: int) -> Program:

@@ -38,10 +38,9 @@ def table(options: Options, posterior: sghmc.Posterior) -> Table:
     programs: dict[str, Program] = {
         "optax momentum": momentum(posterior, 1, num_steps),
         "sghmc.sample": ours(posterior, 1, num_steps),
-        "bare scan of our step": bare.scan(posterior, SAMPLER, sghmc.Minibatch(images.BATCH),
-                                           MODEL.init(jax.random.key(1)), num_steps),
+        **parts(posterior, num_steps),
         "NumPy": numpy_loop(posterior, options.scaled(100)),
-    }  # fmt: skip
+    }
     others, notes = peers.started(
         options.peers, options.peers_folder, "network", options.scaled(300)
     )
@@ -54,12 +53,20 @@ def table(options: Options, posterior: sghmc.Posterior) -> Table:
     return Table("W2: a step", "µs", "optax momentum", seconds, bars, notes)
 
 
+def parts(posterior: sghmc.Posterior, num_steps: int) -> dict[str, Program]:
+    rates = images.LEARNING_RATE, images.MOMENTUM_DECAY
+    start, gradient = MODEL.init(jax.random.key(1)), sghmc.Minibatch(images.BATCH)
+    return bare.scans(posterior, SAMPLER, rates, gradient, start, num_steps)
+
+
 def gpu_table(options: Options, posterior: sghmc.Posterior, num_chains: int) -> Table:
     num_steps = options.scaled(20_000 if num_chains == 1 else 4_000)
     programs = {
         "optax momentum": momentum(posterior, num_chains, num_steps),
         "sghmc.sample": ours(posterior, num_chains, num_steps),
     }
+    if num_chains == 1:
+        programs |= parts(posterior, num_steps)
     seconds = take_turns(programs, options.repeats)
     bars = [Bar("sghmc.sample", "optax momentum", 1.10)]
     return Table(f"W2, {num_chains} chain(s): a step of all", "µs", "optax momentum", seconds, bars)

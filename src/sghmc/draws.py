@@ -49,21 +49,30 @@ class Store(Protocol):
 
 
 class Memory:
-    """Draws in memory, which is taken at once; `nothing` is what no draws look like."""
+    """Draws in memory, which is taken with the first; `nothing` is what no draws look like.
+
+    They lie there in the order in which the loop has them: rows are copied, and not turned round.
+    """
 
     def __init__(self, nothing: PyTree, num_draws: int):
-        self.num_kept = 0
-        self._whole = jax.tree.map(
-            lambda leaf: np.empty((leaf.shape[0], num_draws, *leaf.shape[2:]), leaf.dtype), nothing
-        )
+        self.num_kept, self.num_draws = 0, num_draws
+        self._whole = nothing
 
     def append(self, rows: PyTree) -> None:
+        if self.num_kept == 0:
+            self._whole = jax.tree.map(self._room_for, rows)
         first, self.num_kept = self.num_kept, self.num_kept + _length(rows)
         for whole, leaf in zip(*map(jax.tree.leaves, (self._whole, rows)), strict=True):
             whole[:, first : self.num_kept] = leaf
 
     def draws(self) -> PyTree:
         return jax.tree.map(lambda whole: whole[:, : self.num_kept], self._whole)
+
+    def _room_for(self, leaf: np.ndarray) -> np.ndarray:
+        shape = (leaf.shape[0], self.num_draws, *leaf.shape[2:])
+        outermost_first = sorted(range(leaf.ndim), key=lambda axis: -leaf.strides[axis])
+        room = np.empty([shape[axis] for axis in outermost_first], leaf.dtype)
+        return room.transpose(np.argsort(outermost_first))
 
 
 class Files:

@@ -34,6 +34,8 @@ from sghmc.types import PyTree
 
 _BLOCK_SECONDS = 0.5
 _BLOCK_BYTES = 1 << 23
+_CHUNK = 65_536
+"""Draws whose numbers are looked at at once."""
 _LONG_COMPILATION = 1.0
 """Seconds from which a first block was mostly compilation of a large program."""
 
@@ -311,9 +313,15 @@ def _kept_draws(sampler: Sampler, num_burnin: int, num_samples: int, thinning: i
     """Of every draw of the run, whether it is kept: the run ends with the last that is."""
     num_draws = num_burnin + num_samples
     while True:
-        is_kept = sampler.is_kept(np.arange(1, num_draws + 1) * thinning - 1)
+        is_kept = np.empty(num_draws, bool)
+        for first in range(0, num_draws, _CHUNK):  # step numbers of all draws would be large
+            numbers = np.arange(first, min(first + _CHUNK, num_draws))
+            is_kept[first : first + len(numbers)] = sampler.is_kept((numbers + 1) * thinning - 1)
         is_kept[:num_burnin] = False
-        if np.count_nonzero(is_kept) >= num_samples:
+        num_kept = np.count_nonzero(is_kept)
+        if num_kept == num_samples and is_kept[-1]:
+            return is_kept
+        if num_kept >= num_samples:
             return is_kept[: np.flatnonzero(is_kept)[num_samples - 1] + 1]
         num_draws *= 2
         checks.check_counts(num_draws - num_burnin, num_burnin, thinning, 1)
