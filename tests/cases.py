@@ -1,5 +1,7 @@
 """Every sampler and every gradient estimator, with one small posterior, for the contract tests."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,11 @@ NUM_EXAMPLES = 12
 def halving(start):
     """A schedule that halves in four steps."""
     return optax.exponential_decay(start, transition_steps=4, decay_rate=0.5)
+
+
+def widening(position):
+    """A metric for any parameters."""
+    return jax.tree.map(lambda leaf: 1 + leaf**2, position)
 
 
 class Elsewhere(Sampler):
@@ -43,6 +50,8 @@ SAMPLERS = {
     "sghmc resampling": sghmc.SGHMC(0.1, 2.0, resample_every=2),
     "sghmc literal resampling": sghmc.SGHMC(0.1, 2.0, resample_every=2, resampling="literal"),
     "baoab": sghmc.BAOAB(0.1, 2.0, mass=1.7, gradient_noise=0.3, temperature=0.8),
+    "sgnht": sghmc.SGNHT(0.1, 2.0, 1.7, temperature=0.8, thermostat="diagonal"),
+    "sgrhmc": sghmc.SGRHMC(halving(0.1), widening, friction=2.0, temperature=0.8),
     "sgld": sghmc.SGLD(0.01, preconditioner=1.7, gradient_noise=0.3, temperature=0.8),
     "psgld": sghmc.PSGLD(halving(0.02), decay=0.8, temperature=0.8),
     "sgd": sghmc.SGD(0.01),
@@ -114,7 +123,11 @@ class Chain:
         self.estimator = gradient.prepare(target, position)
         self.memory = self.estimator.remember(target)
         self.keys = random.words(jax.random.split(key, 3))
-        self.state = jax.jit(self.start)(self.keys[0])
+
+    @functools.cached_property
+    def state(self):
+        with jax.ensure_compile_time_eval():  # a test may ask first inside a compiled function
+            return jax.jit(self.start)(self.keys[0])
 
     def start(self, key):
         return self.kernel.init(random.normals_like(key, 0, 1, self.like), self.like)

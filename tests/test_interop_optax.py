@@ -18,10 +18,12 @@ from sghmc.run import chain_keys
 
 NUM_STEPS = 12
 DENSE = np.diag(np.linspace(0.5, 2.0, 9)) + 0.1
+KERNELS_OF_OTHERS = ("sghmc learning rate", "sgrhmc")
+"""Whose gradients are taken where those of another case are."""
 CASES = {
     name: sampler
     for name, sampler in SAMPLERS.items()
-    if "hmc" not in name.split() and "resampling" not in name
+    if "hmc" not in name.split() and "resampling" not in name and name not in KERNELS_OF_OTHERS
 } | {
     "sgd": sghmc.SGD(halving(0.01)),
     "momentum": sghmc.Momentum(halving(0.01), halving(0.1)),

@@ -19,6 +19,8 @@ from sghmc.samplers.hmc import HMC
 from sghmc.samplers.psgld import PSGLD
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
+from sghmc.samplers.sgnht import SGNHT
+from sghmc.samplers.sgrhmc import SGRHMC
 from sghmc.samplers.splitting import BAOAB, OBABO
 from sghmc.samplers.whitened import Whitened
 from sghmc.samples import DivergenceError, GradientNoiseError, Samples
@@ -37,6 +39,8 @@ __all__ = [
     "SGD",
     "SGHMC",
     "SGLD",
+    "SGNHT",
+    "SGRHMC",
     "Adapt",
     "AdaptHMC",
     "AdaptMass",

@@ -194,6 +194,8 @@ def affine_map(
             "A sampler with an accept step is not affine, and its law is exact: "
             "pass metropolis=False to see the law without that step."
         )
+    if not moving(sampler).is_affine:
+        raise ValueError(_not_affine(moving(sampler)))
     if isinstance(getattr(moving(sampler), "gradient_noise", None), EmpiricalFisher):
         raise ValueError(
             "EmpiricalFisher has no V̂ before it runs: give gradient_noise as numbers, such as the "
@@ -210,10 +212,7 @@ def affine_map(
             np.asarray, _differentiate(kernel, estimator, jnp.asarray(precision), jnp.asarray(t))
         )
     if not np.allclose(seen, foretold, rtol=1e-8, atol=1e-8):
-        raise ValueError(
-            f"A step of {type(sampler).__name__} is not affine on a Gaussian target: it has no "
-            f"Gaussian law to compute."
-        )
+        raise ValueError(_not_affine(sampler))
     units = _units(sampler, kernel, size)[: len(transition), : len(transition)]
     back = np.linalg.inv(units)
     return AffineMap(units @ transition @ back, units @ noise, view @ back)
@@ -332,10 +331,8 @@ def _units(sampler: Sampler, kernel: Kernel, size: int) -> np.ndarray:
 
 def _held(sampler: Sampler, t: int) -> Sampler:
     """The sampler with every schedule held at its value at step t."""
-    inner = moving(sampler)
-    settings = ((field.name, getattr(inner, field.name)) for field in dataclasses.fields(inner))
     with jax.enable_x64(True):
-        held = {name: float(np.asarray(value(t))) for name, value in settings if callable(value)}
+        held = {n: float(np.asarray(value(t))) for n, value in moving(sampler).schedules.items()}
     return _with_settings(sampler, held)
 
 
@@ -420,6 +417,13 @@ def _first_stable_factor(sampler: Sampler, precision: np.ndarray) -> float:
             affine_map(sampler, precision)  # says what is wrong, if anything but the step size is
             raise ValueError(f"{sampler} is unstable at every step size.")
     return factor
+
+
+def _not_affine(sampler: Sampler) -> str:
+    return (
+        f"A step of {type(sampler).__name__} is not affine on a Gaussian target: it has no "
+        f"Gaussian law to compute."
+    )
 
 
 def _no_law(sampler: Sampler, precision: np.ndarray, radius: float) -> str:

@@ -1,6 +1,5 @@
 """A sampler as an optax gradient transformation, for training loops that are already there."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -121,12 +120,10 @@ def _check(sampler, size, num_steps) -> None:
         if not is_count and not (name == "num_steps" and number is None):
             raise ValueError(f"{name} must be a whole number from 1, but is {number!r}.")
     inner = moving(sampler)
-    names = [field.name for field in dataclasses.fields(inner)]
-    schedules = [name for name in names if callable(getattr(inner, name))]
-    if schedules and num_steps is None:
+    if inner.schedules and num_steps is None:
         raise ValueError(
-            f"{' and '.join(schedules)} of {type(inner).__name__} follow a schedule: say with "
-            f"num_steps how far, so that it can be checked."
+            f"{' and '.join(inner.schedules)} of {type(inner).__name__} follow a schedule: say "
+            f"with num_steps how far, so that it can be checked."
         )
 
 

@@ -1,7 +1,9 @@
 """What every sampler is: a deterministic map of a state and of raw variates drawn outside it."""
 
 import abc
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -29,6 +31,12 @@ class Sampler(eqx.Module):
     def is_affine(self) -> bool:
         """Whether a step is affine on a Gaussian target, so that `theory` knows its law."""
         return True
+
+    @property
+    def schedules(self) -> dict[str, Callable]:
+        """The settings that follow a schedule."""
+        settings = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value for name, value in settings if callable(value)}
 
     def is_kept(self, steps: np.ndarray) -> np.ndarray:
         """Whether draws after these steps are kept: a sampler may search in between."""
