@@ -57,7 +57,6 @@ SAMPLERS = {
     "sgd": sghmc.SGD(0.01),
     "momentum": sghmc.Momentum(0.01, 0.1),
     "whitened sghmc": Elsewhere(sghmc.SGHMC(0.1, 2.0, mass=1.7, gradient_noise=0.3)),
-    "cyclical sgld": sghmc.Cyclical(sghmc.SGLD(0.01), cycle_length=4),
     "whitened hmc": Elsewhere(sghmc.HMC(0.1, 3, mass=1.7, metropolis=False)),
 }
 RANDOM_SAMPLERS = {n: s for n, s in SAMPLERS.items() if not n.startswith(("sgd", "momentum"))}

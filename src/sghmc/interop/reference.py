@@ -42,12 +42,8 @@ def nuts(
     what `sample` returns, so that `summary`, `to_arviz` and `plot` serve both; its potentials and
     acceptances are there, `startup_seconds` and `clock` are not known.
 
-    >>> import jax, jax.numpy as jnp, sghmc
-    >>> from sghmc.interop import nuts
-    >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
-    >>> samples = nuts(jax.random.key(0), target, jnp.zeros(2), num_samples=50, num_burnin=50)
-    >>> samples.positions.shape
-    (1, 50, 2)
+        from sghmc.interop import nuts
+        nuts(jax.random.key(0), posterior, init, num_chains=4).summary()
     """
     checks.check_key(key)
     checks.check_counts(num_samples, num_burnin, 1, num_chains)
