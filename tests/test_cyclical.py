@@ -47,9 +47,11 @@ def test_only_draws_of_the_sampling_part_are_kept():
     np.testing.assert_allclose(some.averages["theta"], some.positions.mean(1), rtol=1e-5)
 
 
-def test_rescaled_has_another_step_and_the_same_cycle():
+def test_rescaled_has_another_step_and_the_same_cycle_and_no_law():
     cyclical = sghmc.Cyclical(sghmc.SGLD(0.2, temperature=0.7), 8, exploration=0.3).rescaled(0.5)
     assert (cyclical.sampler.step_size, cyclical.cycle_length) == (0.1, 8)
+    with pytest.raises(ValueError, match="Cyclical is not affine"):
+        sghmc.theory.stationary_law(cyclical, 1.0)
 
 
 def test_a_failure_is_told_by_its_step():
