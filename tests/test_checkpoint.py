@@ -343,7 +343,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("named", CHANGES)
-def test_other_arguments_are_refused_by_name(named, finished):
+def test_other_arguments_are_refused_by_name_before_any_work(named, finished, monkeypatch):
+    monkeypatch.setattr(run, "_prepare", None)
     given = dict(CHANGES[named])
     args = [given.pop(name, None) for name in ("target", "sampler", "init", "key")]
     usual = (POSTERIOR, SAMPLER, START, KEY)

@@ -146,6 +146,12 @@ class Folder:
 
     # Draws and states
 
+    def check(self) -> None:
+        """Refuse other arguments than the saved ones, before any work is done."""
+        for place in reversed(self._places()):
+            with contextlib.suppress(DamagedError):
+                return self._check_arguments(_read_manifest(place)["arguments"])
+
     def store(self, nothing: PyTree, num_draws: int) -> Files:
         """Where the draws go; `nothing` is what no draws look like."""
         self.files = Files(self.path / "draws", nothing, num_draws)
@@ -211,8 +217,8 @@ class Folder:
         arrays = _named(jax.device_get(save.carry))
         with writing(self.path):
             self._write(saves / f"{save.done:012d}", arrays, content)
-        for old in self._places()[: -self.settings.num_saves]:
-            shutil.rmtree(old)
+            for old in self._places()[: -self.settings.num_saves]:
+                shutil.rmtree(old)
         self.saved_at = time.monotonic()
 
     def left(self, done: int) -> int:
@@ -325,6 +331,8 @@ def _read_arrays(
     full = {name: leaf for name, leaf in like.items() if leaf.size}
     if largest is not None and any(leaf.size > largest for leaf in full.values()):
         raise DamagedError("it has larger arrays than this run makes")
+    if not all(re.fullmatch(r"\d{4}", name) for name in like):
+        raise DamagedError("it has arrays of other names than this run")
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         try:
             found = checkpointer.metadata(place / _STATE).item_metadata

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,7 +16,7 @@ from jax import lax
 from sghmc import checks, loop, random, theory
 from sghmc import keep as keeping
 from sghmc.adapt import Adaptation
-from sghmc.checkpoint import Checkpoint, Save
+from sghmc.checkpoint import Checkpoint, Folder, Save
 from sghmc.draws import Memory, Store
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, FullBatch, Gradient
@@ -102,9 +102,15 @@ def run(
             return run.finish(progress, throw)
 
 
-def _opened(checkpoint: Checkpoint | None, arguments: dict[str, Any]):
-    """The checkpoint's folder; None without one."""
-    return contextlib.nullcontext() if checkpoint is None else checkpoint.open(arguments)
+@contextlib.contextmanager
+def _opened(checkpoint: Checkpoint | None, arguments: dict[str, Any]) -> Iterator[Folder | None]:
+    """The checkpoint's folder, which belongs to these arguments; None without one."""
+    if checkpoint is None:
+        yield None
+    else:
+        with checkpoint.open(arguments) as folder:
+            folder.check()
+            yield folder
 
 
 @contextlib.contextmanager

@@ -1,0 +1,194 @@
+"""What a checkpoint costs at its default interval, and what memory a long run takes.
+
+python benchmarks/checkpoint.py            # time with against without, alternating in one run
+python benchmarks/checkpoint.py --memory   # resident memory of a run whose draws go to disk
+"""
+
+import argparse
+import pathlib
+import shutil
+import tempfile
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import sghmc
+from sghmc.checkpoint import Folder
+from sghmc.draws import Files
+
+_PAIRS = 3
+
+
+def logistic():
+    """10,000 rows, 100 weights, batches of 500: the step of a small model."""
+    rows = jax.random.normal(jax.random.key(0), (10_000, 100))
+    labels = jax.random.bernoulli(jax.random.key(1), jax.nn.sigmoid(rows[:, 0]))
+
+    def log_likelihood(weights, example):
+        row, label = example
+        return jax.nn.log_sigmoid(jnp.where(label, 1, -1) * jnp.dot(row, weights))
+
+    target = sghmc.Posterior(log_likelihood, lambda w: -jnp.sum(w**2) / 2, (rows, labels))
+    return target, sghmc.SGHMC(5e-4, 100.0), jnp.zeros(100), {"thinning": 20, "num_chains": 2}
+
+
+def network():
+    """784 inputs, 100 hidden units, batches of 500: 79,510 parameters, all stored of a draw."""
+    rows = jax.random.normal(jax.random.key(0), (5_000, 784))
+    labels = jax.random.randint(jax.random.key(1), (5_000,), 0, 10)
+
+    def log_likelihood(params, example):
+        row, label = example
+        hidden = jax.nn.relu(jnp.dot(row, params["in"]) + params["bias"])
+        return jax.nn.log_softmax(jnp.dot(hidden, params["out"]) + params["shift"])[label]
+
+    def log_prior(params):
+        return -sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params)) / 2
+
+    init = {
+        "in": 0.05 * jax.random.normal(jax.random.key(2), (784, 100)),
+        "bias": jnp.zeros(100),
+        "out": 0.1 * jax.random.normal(jax.random.key(3), (100, 10)),
+        "shift": jnp.zeros(10),
+    }
+    target = sghmc.Posterior(log_likelihood, log_prior, (rows, labels))
+    return target, sghmc.SGHMC(1e-3, 100.0), init, {"thinning": 10}
+
+
+class Clock:
+    """Seconds spent in some functions, which it wraps."""
+
+    def __init__(self, *methods: tuple[type, str]):
+        self.seconds = 0.0
+        for kind, name in methods:
+            setattr(kind, name, self._timed(getattr(kind, name)))
+
+    def _timed(self, function):
+        def timed(*args):
+            start = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return timed
+
+
+def draw(model, num_samples: int, folder: pathlib.Path | None) -> float:
+    """Seconds of a run."""
+    target, sampler, init, options = model
+    start = time.perf_counter()
+    sghmc.sample(
+        jax.random.key(4),
+        target,
+        sampler,
+        init,
+        gradient=sghmc.Minibatch(500),
+        num_samples=num_samples,
+        progress=False,
+        checkpoint=None if folder is None else sghmc.Checkpoint(folder),
+        **options,
+    )
+    return time.perf_counter() - start
+
+
+def compare(make, clock: Clock, seconds: float) -> None:
+    """Runs with and without a checkpoint in turn, and what the checkpoint itself took of a run.
+
+    The second says more on a machine that others use too.
+    """
+    model = make()
+    with tempfile.TemporaryDirectory() as place:
+        folder = pathlib.Path(place) / "run"
+        count = 20
+        draw(model, count, folder)  # compiles, and imports orbax
+        rate = count / draw(model, count, None)
+        while count / rate < 4:
+            count *= 4
+            draw(model, count, None)
+            rate = count / draw(model, count, None)
+        count = max(1, round(rate * seconds))
+        draw(model, count, None)
+        pairs, shares = [], []
+        for _ in range(_PAIRS):
+            shutil.rmtree(folder)
+            clock.seconds = 0.0
+            saved = draw(model, count, folder)
+            shares.append(clock.seconds / (saved - clock.seconds))
+            pairs.append((saved, draw(model, count, None)))
+        size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
+    print(f"{make.__name__}: {make.__doc__}")
+    print(
+        f"  {count:,} draws of {size / count / 1e3:.1f} kB; seconds with and without a checkpoint:"
+    )
+    for (saved, plain), share in zip(pairs, shares, strict=True):
+        print(
+            f"    {saved:6.1f} {plain:6.1f}: ratio {saved / plain:.3f}; in the checkpoint itself "
+            f"{100 * share:.2f} % of the rest of the run"
+        )
+
+
+def watch_memory(num_samples: int, size: int, place: str | None) -> None:
+    """Draws of a Gaussian with averages; resident memory every tenth of the way."""
+    target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        done = threading.Event()
+        seen: list[tuple[float, float]] = []
+        file = pathlib.Path(folder) / "run" / "draws" / "000-positions.npy"
+
+        def watch():
+            while not done.wait(0.5):
+                written = file.stat().st_size if file.exists() else 0
+                seen.append((written / (4 * size), _resident()))
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        start = time.perf_counter()
+        samples = sghmc.sample(
+            jax.random.key(0),
+            target,
+            sghmc.SGHMC(0.1, 1.0),
+            jnp.zeros(size),
+            num_samples=num_samples,
+            averages={"mean": lambda theta: theta, "square": lambda theta: theta**2},
+            progress=False,
+            checkpoint=sghmc.Checkpoint(pathlib.Path(folder) / "run"),
+        )
+        seconds = time.perf_counter() - start
+        done.set()
+        thread.join()
+        print(f"{num_samples:,} draws of {size:,} numbers in {seconds:.0f} s")
+        for share in np.linspace(0.1, 1, 10):
+            draws, resident = next(s for s in seen if s[0] >= 0.999 * share * num_samples)
+            print(f"  after {draws:12,.0f} draws on disk: {resident / 1e6:6.0f} MB resident")
+        print(f"  largest ever: {_resident('VmHWM') / 1e6:.0f} MB")
+        spread = samples.averages["square"][0] - samples.averages["mean"][0] ** 2
+        print(f"  variances {spread.min():.3f} to {spread.max():.3f}, by theory 1.003")
+        last = samples.positions[0, -1]
+        print(f"  the last draw, from the disk: mean square {np.mean(last**2):.3f}")
+
+
+def _resident(field: str = "VmRSS") -> float:
+    """Bytes, as Linux counts them."""
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(field)]
+    return 1024 * float(line.split()[1])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--draws", type=int, default=1_000_000)
+    parser.add_argument("--size", type=int, default=1_000)
+    parser.add_argument("--seconds", type=float, default=60, help="length of a run to compare")
+    parser.add_argument("--folder", help="where there is room for the draws")
+    given = parser.parse_args()
+    if given.memory:
+        watch_memory(given.draws, given.size, given.folder)
+    else:
+        clock = Clock((Folder, "enter"), (Folder, "save"), (Folder, "resume"), (Files, "append"))
+        for make in (logistic, network):
+            compare(make, clock, given.seconds)
