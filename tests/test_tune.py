@@ -1,7 +1,5 @@
 """Tuning without hand work: what it chooses, what it promises, and what it refuses."""
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +8,7 @@ from jax.scipy.stats import norm
 from scipy.special import digamma, polygamma
 
 import sghmc
+from sghmc import tuner
 from sghmc.mode import ModeError, find_mode, hessian
 from sghmc.pilot import Settings, Trial
 from sghmc.region import find_region
@@ -81,22 +80,64 @@ def test_a_badly_scaled_potential():
 @pytest.mark.parametrize("is_cured", [True, False])
 def test_momenta_that_are_too_hot_halve_the_step_size(monkeypatch, is_cured):
     """Draws agree at all step sizes here: only the temperature, planted in the pilots, objects."""
-    module = importlib.import_module("sghmc.tune")
-    measure, seen = module._Tuner.measure, []
+    measure, seen = tuner.Tuner.measure, []
 
-    def hot(tuner, settings):
-        trial = measure(tuner, settings)
+    def hot(self, settings):
+        trial = measure(self, settings)
         seen.append(settings.step_size)
         is_hot = settings.step_size == seen[0] or not is_cured
         return Trial(trial.draws, trial.heat + 0.5 * is_hot)
 
-    monkeypatch.setattr(module._Tuner, "measure", hot)
-    monkeypatch.setattr(module, "_NUM_HALVINGS", 2)
+    monkeypatch.setattr(tuner.Tuner, "measure", hot)
+    monkeypatch.setattr(tuner, "_NUM_HALVINGS", 2)
     target = sghmc.Potential(lambda theta: 0.5 * jnp.sum(theta**2))
     report = sghmc.tune(jax.random.key(0), target, jnp.ones(2)).report
     assert report.is_met == is_cured
     assert report.step_size == seen[0] / (2 if is_cured else 4)
     assert any("hotter than they should be by 5" in note for note in report.notes) != is_cured
+
+
+def test_pilots_that_boil_teach_the_region_nothing(monkeypatch):
+    """Steps beyond 0.1 are planted to be hot, with draws far out though finite."""
+    run_pilot = tuner.run_pilot
+
+    def boiling(*args, **options):
+        trial = run_pilot(*args, **options)
+        is_hot = args[4].step_size > 0.1
+        return Trial(1e3 * trial.draws, trial.heat + 5) if is_hot else trial
+
+    monkeypatch.setattr(tuner, "run_pilot", boiling)
+    target = sghmc.Potential(lambda theta: 0.5 * jnp.sum(theta**2))
+    tuned = sghmc.tune(jax.random.key(0), target, jnp.ones(2))
+    assert tuned.report.is_met
+    assert tuned.report.step_size <= 0.1
+    factor = np.asarray(tuned.sampler.factor)
+    np.testing.assert_allclose(factor @ factor.T, np.eye(2), atol=0.5)
+
+
+@pytest.mark.slow
+def test_a_mode_far_from_the_draws():
+    """A hierarchical model: its joint mode has a spread between groups that no draw has."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 12, 6_000)
+    y = (1 + 0.6 * rng.normal(size=12))[group] + 0.8 * rng.normal(size=6_000)
+
+    def log_likelihood(p, row):
+        return norm.logpdf(row["y"], p["mean"] + jnp.exp(p["log_spread"]) * p["raw"][row["g"]], 0.8)
+
+    def log_prior(p):
+        return -0.5 * (p["mean"] ** 2 + p["log_spread"] ** 2) / 4 - 0.5 * jnp.sum(p["raw"] ** 2)
+
+    posterior = sghmc.Posterior(
+        log_likelihood, log_prior, {"y": y.astype(np.float32), "g": group.astype(np.int32)}
+    )
+    start = {"mean": jnp.zeros(()), "log_spread": jnp.zeros(()), "raw": jnp.zeros(12)}
+    mode = find_mode(posterior, start).position
+    tuned = sghmc.tune(jax.random.key(0), posterior, start, batch_size=200)
+    assert tuned.report.is_met
+    # The effects are known to 0.036, so the log of their spread has a posterior of about 0.2.
+    assert mode["log_spread"] > 0.5
+    assert np.all(tuned.init["log_spread"] < 0.5)
 
 
 def test_much_data_gets_a_control_variate():

@@ -25,6 +25,8 @@ LARGEST_RATIO = 1_000.0
 """C/ε beyond which a draw is too dear: rather a promise of less."""
 NOISE_SHARE = 0.4
 """Of the tolerance; the rest is for what is not Gaussian."""
+_HOT = 1.5
+"""A kinetic temperature, 1 when right."""
 _NUM_BURNIN = 20
 _LARGEST_THINNING = 64
 """Steps of a pilot's draw: with dear gradients a pilot makes fewer independent draws."""
@@ -81,6 +83,11 @@ class Trial:
     @property
     def is_finite(self) -> bool:
         return bool(np.all(np.isfinite(self.draws)))
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether momenta say that steps are far too large, though nothing has run away yet."""
+        return bool(np.mean(self.heat) > _HOT)
 
     @property
     def last(self) -> np.ndarray:
