@@ -167,6 +167,8 @@ def test_nothing_changes_after_until():
     adapt = sghmc.AdaptMass(until=100, every=10, start=20, first_window=40)
     due = [t for t in range(130) if adapt.is_due(t)]
     assert due == [29, 39, 49, 59, 69, 79, 89, 99]
+    adapt = sghmc.AdaptScale(until=5, start=2)
+    assert [t for t in range(9) if adapt.is_due(t)] == [2, 3, 4]
 
 
 SPREADS = np.geomspace(0.01, 10.0, 4).astype(np.float32)

@@ -35,14 +35,14 @@ def test_only_draws_of_the_sampling_part_are_kept():
     some = run(
         TARGET,
         sghmc.Whitened(cyclical, jnp.zeros(2), 1.0),
-        num_samples=9,
-        num_burnin=1,
+        num_samples=8,
+        num_burnin=2,
         thinning=3,
         num_chains=2,
         averages={"theta": lambda theta: theta},
     )
     assert some.num_steps == 54
-    kept = [5, 14, 20, 23, 29, 38, 44, 47, 53]
+    kept = [14, 20, 23, 29, 38, 44, 47, 53]
     np.testing.assert_allclose(some.positions, every[:, kept], rtol=1e-5)
     np.testing.assert_allclose(some.averages["theta"], some.positions.mean(1), rtol=1e-5)
 

@@ -134,6 +134,11 @@ def _check_gradients(sampler: Sampler, kernel: Kernel) -> None:
             f"A training loop hands in one gradient a step, but {name} takes "
             f"{kernel.num_gradients}: run it with sghmc.sample, or use SGHMC or SGLD here."
         )
+    if kernel.differentiates_gradients:
+        raise ValueError(
+            f"A training loop hands in gradients as numbers, but {name} takes a product with the "
+            f"Hessian: run it with sghmc.sample, or without correction."
+        )
     if kernel.fisher is not None:
         raise ValueError(
             "EmpiricalFisher needs the gradients of single examples, which a training loop does "

@@ -86,6 +86,11 @@ class Kernel(eqx.Module):
         """How many gradients one step evaluates."""
         return 1
 
+    @property
+    def differentiates_gradients(self) -> bool:
+        """Whether a step asks how the gradient changes with the position."""
+        return False
+
     @abc.abstractmethod
     def init(self, normals: list[jax.Array], position: PyTree) -> Any:
         """The state before step 0, from a standard normal for every parameter."""

@@ -100,6 +100,10 @@ class PSGLDKernel(Kernel):
     correction: bool
     temperature: jax.Array | Schedule
 
+    @property
+    def differentiates_gradients(self) -> bool:
+        return self.correction
+
     def init(self, normals, position):
         zeros = jax.tree.map(lambda leaf: jnp.zeros_like(_wide(leaf)), position)
         return PSGLDState(position, zeros, zeros if self.correction else None)
