@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,8 +19,18 @@ from sghmc.types import PyTree, Schedule, StepInfo
 _SCHEDULE_POINTS = 1 << 20
 
 
+class Traits(NamedTuple):
+    """What cannot be measured of a sampler, for the table "which sampler when"."""
+
+    bias: str
+    tuning: str
+    use: str
+
+
 class Sampler(eqx.Module):
     """The settings of a sampler, checked on construction; `prepare` makes the kernel that runs."""
+
+    traits: ClassVar[Traits]
 
     @property
     def subtracts_gradient_noise(self) -> bool:

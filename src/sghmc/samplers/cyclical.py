@@ -1,12 +1,12 @@
 """Any sampler in cycles: large steps find modes, small ones sample them."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.samplers.base import Kernel, Sampler, value_at
+from sghmc.samplers.base import Kernel, Sampler, Traits, value_at
 from sghmc.types import PyTree
 
 
@@ -37,6 +37,12 @@ class Cyclical(Sampler):
     >>> [round(float(cyclical.step_size(t)), 3) for t in (0, 50, 99, 100)]
     [0.1, 0.05, 0.0, 0.1]
     """
+
+    traits: ClassVar[Traits] = Traits(
+        "no law",
+        "that of its sampler, L",
+        "finding modes, not their weights",
+    )
 
     sampler: Any
     cycle_length: int

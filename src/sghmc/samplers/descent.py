@@ -1,7 +1,7 @@
 """The baselines of the paper's experiments: gradient descent, with and without momentum."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from sghmc import tree
 from sghmc.samplers.base import (
     Kernel,
     Sampler,
+    Traits,
     array_setting,
     check_setting,
     rescale,
@@ -29,6 +30,8 @@ class SGD(Sampler):
     >>> sghmc.SGD(1e-5)
     SGD(learning_rate=1e-05)
     """
+
+    traits: ClassVar[Traits] = Traits("no law", "η", "a mode, nothing more")
 
     learning_rate: float | Schedule
 
@@ -72,6 +75,8 @@ class Momentum(Sampler):
     >>> sghmc.Momentum(1e-5, 0.01)
     Momentum(learning_rate=1e-05, momentum_decay=0.01)
     """
+
+    traits: ClassVar[Traits] = Traits("no law", "η, α", "a mode, nothing more")
 
     learning_rate: float | Schedule
     momentum_decay: float | Schedule

@@ -1,7 +1,7 @@
 """Hamiltonian Monte Carlo; with a stochastic gradient, the naive variant of the paper's §3.1."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from sghmc import matrices, random, tree
 from sghmc.samplers.base import (
     Kernel,
     Sampler,
+    Traits,
     array_setting,
     check_setting,
     rescale,
@@ -48,6 +49,12 @@ class HMC(Sampler):
     >>> sghmc.HMC(0.1, num_steps=20).metropolis
     True
     """
+
+    traits: ClassVar[Traits] = Traits(
+        "0 (without accept step ε²)",
+        "ε, m",
+        "exact gradients: the yardstick",
+    )
 
     step_size: float | Schedule
     num_steps: int

@@ -1,7 +1,7 @@
 """Langevin dynamics with the preconditioner of RMSprop."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from sghmc import random, tree
 from sghmc.samplers.base import (
     Kernel,
     Sampler,
+    Traits,
     array_setting,
     check_setting,
     rescale,
@@ -51,6 +52,12 @@ class PSGLD(Sampler):
     >>> sghmc.PSGLD(0.01).decay
     0.99
     """
+
+    traits: ClassVar[Traits] = Traits(
+        "ε, and the lag of its squares",
+        "ε, λ, β",
+        "scales of parameters that differ and change; a Hessian product more a step",
+    )
 
     step_size: float | Schedule
     decay: float = 0.99

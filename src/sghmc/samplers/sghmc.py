@@ -9,7 +9,7 @@ import numpy as np
 
 from sghmc import matrices, random, tree
 from sghmc.noise import EmpiricalFisher
-from sghmc.samplers.base import check_setting, value_at
+from sghmc.samplers.base import Traits, check_setting, value_at
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
 from sghmc.types import PyTree, Schedule, StepInfo
 
@@ -47,6 +47,11 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
     1.0
     """
 
+    traits: ClassVar[Traits] = Traits(
+        "ε²",
+        "ε, C",
+        "stochastic gradients; what `tune` chooses",
+    )
     largest_decay: ClassVar[float] = 2.0
 
     resample_every: int | None = None

@@ -1,7 +1,7 @@
 """Stochastic gradient Langevin dynamics."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from sghmc.samplers.base import (
     NoiseEstimate,
     NoiseRoom,
     Sampler,
+    Traits,
     array_setting,
     check_gradient_noise,
     check_setting,
@@ -49,6 +50,12 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
     >>> sghmc.SGLD(0.01, gradient_noise=4.0).temperature
     1.0
     """
+
+    traits: ClassVar[Traits] = Traits(
+        "ε",
+        "ε",
+        "the simplest; few numbers a chain",
+    )
 
     step_size: float | Schedule
     preconditioner: PyTree = 1.0

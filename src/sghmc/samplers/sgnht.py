@@ -1,7 +1,7 @@
 """Stochastic gradient Nosé–Hoover thermostats: friction that finds the gradient noise by itself."""
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from sghmc import matrices, random, tree
 from sghmc.samplers.base import (
     Kernel,
     Sampler,
+    Traits,
     array_setting,
     check_setting,
     rescale,
@@ -45,7 +46,7 @@ in place of rᵀM⁻¹r/d |
     Law: gradient noise V need not be known. In the limit ε → 0 at fixed εV the density is
     exp(−(U + ½rᵀM⁻¹r + ½dμ(ξ − ξ̄)²)/τ) with ξ̄ = A + ½εV/(τM), for noise in proportion to M
     ("scalar") or diagonal ("diagonal", without the d); other noise leaves what ξ cannot see.
-    Bias of order ε, on exact gradients ε² ("symmetric").
+    Bias of order ε², or ε where the scheme is literal (proven by test with exact gradients).
 
     Ding, Fang, Babbush, Chen, Skeel & Neven, NeurIPS 2014; the splitting is that of Leimkuhler &
     Shang, SIAM Journal on Scientific Computing 2016.
@@ -54,6 +55,12 @@ in place of rᵀM⁻¹r/d |
     >>> sghmc.SGNHT(0.1, friction=1.0, thermostat="diagonal").thermostat_mass
     1.0
     """
+
+    traits: ClassVar[Traits] = Traits(
+        "ε² (literal: ε)",
+        "ε, A",
+        "gradient noise that nobody knows",
+    )
 
     step_size: float | Schedule
     friction: float | Schedule = 1.0

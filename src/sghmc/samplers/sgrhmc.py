@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,6 +12,7 @@ from sghmc import matrices, random, tree
 from sghmc.samplers.base import (
     Kernel,
     Sampler,
+    Traits,
     array_setting,
     check_setting,
     rescale,
@@ -55,6 +56,12 @@ parameter only: Γ then costs one derivative instead of d |
     >>> sampler.temperature
     1.0
     """
+
+    traits: ClassVar[Traits] = Traits(
+        "ε²",
+        "ε, C, G(θ)",
+        "scales that depend on the position",
+    )
 
     step_size: float | Schedule
     metric: Callable

@@ -1,9 +1,11 @@
 """Splitting integrators: the friction solved exactly, between kicks and drifts."""
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 
 from sghmc import random, tree
-from sghmc.samplers.base import value_at
+from sghmc.samplers.base import Traits, value_at
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
 from sghmc.types import PyTree, StepInfo
 
@@ -42,6 +44,12 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
     [0.5, 0.25]
     """
 
+    traits: ClassVar[Traits] = Traits(
+        "ε², on a Gaussian 0",
+        "ε, C",
+        "in place of SGHMC, at the same cost: gradients with little noise, or noise that is known",
+    )
+
     def prepare(self, like: PyTree, num_steps: int = 1) -> "BAOABKernel":
         parts = self._prepared(like, num_steps)
         return BAOABKernel(**parts, subtracts=self.subtracts_gradient_noise)
@@ -69,6 +77,8 @@ class OBABO(FrictionSampler):
     >>> theory.stationary_law(sampler, precision=1.0).covariance.round(9).tolist()  # 1/(1 − ¼ε²)
     [[1.333333333]]
     """
+
+    traits: ClassVar[Traits] = Traits("ε²", "ε, C", "comparison; `BAOAB` is better")
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "OBABOKernel":
         parts = self._prepared(like, num_steps)

@@ -1,14 +1,14 @@
 """Any sampler in other coordinates."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sghmc import matrices, tree
-from sghmc.samplers.base import Kernel, Sampler
+from sghmc.samplers.base import Kernel, Sampler, Traits
 from sghmc.types import PyTree
 
 
@@ -32,6 +32,12 @@ class Whitened(Sampler):
     >>> sampler.rescaled(0.5).sampler.step_size
     0.125
     """
+
+    traits: ClassVar[Traits] = Traits(
+        "that of its sampler",
+        "θ̂, L (`tune` finds them)",
+        "correlated parameters",
+    )
 
     sampler: Sampler
     center: PyTree

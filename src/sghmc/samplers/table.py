@@ -1,0 +1,91 @@
+"""The table "which sampler when": `python -m sghmc.samplers.table` prints it.
+
+What can be measured is: gradients a step, by counting them in a step that runs, and numbers in the
+state, from its shapes. What cannot is in the `traits` of each sampler's class.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from sghmc import tree
+from sghmc.gradients import Oracle
+from sghmc.samplers.base import Sampler
+from sghmc.samplers.cyclical import Cyclical
+from sghmc.samplers.descent import SGD, Momentum
+from sghmc.samplers.hmc import HMC
+from sghmc.samplers.psgld import PSGLD
+from sghmc.samplers.sghmc import SGHMC
+from sghmc.samplers.sgld import SGLD
+from sghmc.samplers.sgnht import SGNHT
+from sghmc.samplers.sgrhmc import SGRHMC
+from sghmc.samplers.splitting import BAOAB, OBABO
+from sghmc.samplers.whitened import Whitened
+from sghmc.types import Evaluation
+
+_SIZE = 3
+
+EXAMPLES = {
+    "`SGHMC`": SGHMC(0.1, friction=1.0),
+    "`BAOAB`": BAOAB(0.1, friction=1.0),
+    "`OBABO`": OBABO(0.1, friction=1.0),
+    "`SGNHT`": SGNHT(0.1),
+    '`SGNHT(thermostat="diagonal")`': SGNHT(0.1, thermostat="diagonal"),
+    "`SGRHMC`": SGRHMC(0.1, metric=lambda theta: 1 + theta**2),
+    "`SGLD`": SGLD(0.1),
+    "`PSGLD`": PSGLD(0.1),
+    "`HMC`, m leapfrog steps": HMC(0.1, num_steps=4),
+    "`Cyclical`": Cyclical(SGHMC(0.1, friction=1.0), cycle_length=10),
+    "`Whitened`": Whitened(SGHMC(0.1, friction=1.0), jnp.zeros(_SIZE), 1.0),
+    "`SGD`": SGD(0.1),
+    "`Momentum`": Momentum(0.1, 0.1),
+}
+
+
+def num_gradients(sampler: Sampler) -> int:
+    """How many gradients a step asks for, counted in one that runs."""
+    asked = []
+
+    def evaluate(i, position):
+        jax.debug.callback(lambda: asked.append(i))  # when it runs, not when it is traced
+        return Evaluation(jnp.sum(position**2) / 2, position)
+
+    position = jnp.ones(_SIZE)
+    kernel = sampler.prepare(position)
+    oracle = Oracle(evaluate, lambda position: jnp.sum(position**2) / 2, is_exact=True)
+    state = kernel.init([jnp.zeros(_SIZE)], position)
+    noise = kernel.draw(jnp.zeros(2, jnp.uint32), 0, 1, position)
+    with jax.disable_jit():  # so that loops are run, not traced once
+        kernel.step(0, noise, state, oracle)
+    jax.effects_barrier()
+    return len(asked)
+
+
+def state_size(sampler: Sampler) -> str:
+    """How many numbers a chain carries, in terms of the number of parameters d."""
+    like = jax.ShapeDtypeStruct((_SIZE,), jnp.float32)
+    kernel = sampler.prepare(like)
+    state = jax.eval_shape(lambda: kernel.init([jnp.zeros(_SIZE)], jnp.zeros(_SIZE)))
+    copies, more = divmod(tree.size(state), _SIZE)
+    return f"{copies if copies > 1 else ''}d" + (f" + {more}" if more else "")
+
+
+def _gradients(sampler: Sampler) -> str:
+    count = num_gradients(sampler)
+    return f"m + {count - sampler.num_steps}" if isinstance(sampler, HMC) else str(count)
+
+
+def markdown() -> str:
+    """The table."""
+    lines = [
+        "| sampler | bias | gradients a step | state | to tune | when |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, sampler in EXAMPLES.items():
+        bias, tuning, use = sampler.traits
+        cells = (name, bias, _gradients(sampler), state_size(sampler), tuning, use)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown())

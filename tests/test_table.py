@@ -1,0 +1,36 @@
+"""The table "which sampler when": a row for every sampler, measured, and the same in the README."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import sghmc
+from sghmc.samplers.base import Sampler
+from sghmc.samplers.table import EXAMPLES, markdown, num_gradients, state_size
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_every_sampler_has_a_row():
+    public = (getattr(sghmc, name) for name in sghmc.__all__)
+    samplers = {kind for kind in public if inspect.isclass(kind) and issubclass(kind, Sampler)}
+    assert {type(example) for example in EXAMPLES.values()} == samplers
+
+
+@pytest.mark.parametrize(
+    ("sampler", "gradients", "size"),
+    [
+        (sghmc.HMC(0.1, num_steps=7), 8, "2d"),
+        (sghmc.SGNHT(0.1), 1, "2d + 1"),
+        (sghmc.SGLD(0.1), 1, "d"),
+    ],
+)
+def test_counts_are_right_where_they_are_known(sampler, gradients, size):
+    assert num_gradients(sampler) == gradients
+    assert state_size(sampler) == size
+
+
+def test_readme_has_the_table():
+    """Write it there with `python -m sghmc.samplers.table`."""
+    assert markdown() in README.read_text(encoding="utf-8")
