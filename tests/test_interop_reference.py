@@ -56,6 +56,42 @@ def test_draws_have_the_moments_of_the_posterior(backend):
     assert len(samples.summary()) == 3
 
 
+@pytest.mark.slow
+def test_adaptive_hmc_agrees_with_nuts():
+    """Logistic regression with rows of unequal scales; means and standard deviations, by chains.
+
+    |t| > 6 with 15 degrees of freedom, the fewest there are, has probability 2.4e-5: eight times.
+    """
+    rng = np.random.default_rng(0)
+    rows = (rng.normal(size=(200, 4)) * [0.1, 1.0, 3.0, 30.0]).astype(np.float32)
+    labels = rng.uniform(size=200) < 1 / (1 + np.exp(-rows @ [5.0, -1.0, 0.3, 0.02]))
+    signs = np.where(labels, 1.0, -1.0).astype(np.float32)
+    posterior = sghmc.Posterior(
+        lambda theta, row: -jnp.logaddexp(0.0, -row[1] * jnp.dot(row[0], theta)),
+        lambda theta: -jnp.sum(theta**2) / 200,
+        (jnp.asarray(rows), jnp.asarray(signs)),
+    )
+    theirs = nuts(
+        jax.random.key(0), posterior, jnp.zeros(4), num_samples=500, num_burnin=500, num_chains=16
+    )
+    ours = sghmc.sample(
+        jax.random.key(1),
+        posterior,
+        sghmc.HMC(0.01, 8, jitter=0.3),
+        jnp.zeros(4),
+        num_samples=500,
+        num_burnin=500,
+        num_chains=16,
+        adapt=sghmc.AdaptHMC(until=500),
+        progress=False,
+    )
+    for of_chain in (np.mean, np.std):
+        one, other = (of_chain(samples.positions, axis=1) for samples in (ours, theirs))
+        error = np.sqrt((one.var(0, ddof=1) + other.var(0, ddof=1)) / 16)
+        assert np.all(np.abs(one.mean(0) - other.mean(0)) < 6 * error)
+    assert np.all(np.abs(ours.positions.std((0, 1)) / theirs.positions.std((0, 1)) - 1) < 0.1)
+
+
 def test_what_cannot_be_is_refused():
     target = sghmc.Potential(lambda x: jnp.sum(x**2))
     start = jnp.zeros(1)
