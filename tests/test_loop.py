@@ -46,7 +46,7 @@ def test_the_loop_of_a_small_model_is_one_kernel():
     program = two_dimensional_program()
     carry = loop.start(program, jnp.zeros((1, 2)))
     one = np.int32(1)
-    compiled = loop.advance.lower(program, carry, one, one, capacity=100).compile()
+    compiled = loop.compiled().lower(program, carry, one, one, capacity=100).compile()
     assert "xla_cpu_small_call" in compiled.compiled.as_text()
 
 

@@ -10,14 +10,15 @@ from jax import lax
 import sghmc
 from sghmc import tree
 from sghmc.layout import Layout
+from sghmc.loop import compiler_options
 from sghmc.program import NUM_STREAMS, Program
 from sghmc.samplers.base import Sampler
 from workloads import timing
 
 
-def jitted(function: Callable) -> Callable:
-    """Data are arguments of what is compiled, functions are not."""
-    return eqx.filter_jit(function)
+def jitted(function: Callable, *, as_ours: bool = True) -> Callable:
+    """Data are arguments of what is compiled, functions are not; `as_ours`: with our options."""
+    return eqx.filter_jit(function, compiler_options=compiler_options() if as_ours else None)
 
 
 def scans(

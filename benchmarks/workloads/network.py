@@ -37,6 +37,7 @@ def table(options: Options, posterior: sghmc.Posterior) -> Table:
     num_steps = options.scaled(1_000)
     programs: dict[str, Program] = {
         "optax momentum": momentum(posterior, 1, num_steps),
+        "the same, compiled as ours": momentum(posterior, 1, num_steps, as_ours=True),
         "sghmc.sample": ours(posterior, 1, num_steps),
         **parts(posterior, num_steps),
         "NumPy": numpy_loop(posterior, options.scaled(100)),
@@ -93,7 +94,9 @@ def ours(posterior: sghmc.Posterior, num_chains: int, num_steps: int) -> Program
     return run
 
 
-def momentum(posterior: sghmc.Posterior, num_chains: int, num_steps: int) -> Program:
+def momentum(
+    posterior: sghmc.Posterior, num_chains: int, num_steps: int, *, as_ours: bool = False
+) -> Program:
     """The limit: the same batches by the same generator, the same gradient, optax's update."""
     optimizer = optax.sgd(images.LEARNING_RATE, momentum=1 - images.MOMENTUM_DECAY)
     keys = jax.random.bits(jax.random.key(0), (num_chains, 2), jnp.uint32)
@@ -110,7 +113,7 @@ def momentum(posterior: sghmc.Posterior, num_chains: int, num_steps: int) -> Pro
         return lax.scan(step, start, jnp.arange(num_steps))[0]
 
     of_all = jax.vmap(chain, (None, None, 0)) if num_chains > 1 else chain
-    run = bare.jitted(of_all)
+    run = bare.jitted(of_all, as_ours=as_ours)
     key = keys if num_chains > 1 else keys[0]
     start = MODEL.init(jax.random.key(1))
     return clocked(lambda: jax.block_until_ready(run(posterior, start, key)), num_steps)

@@ -321,8 +321,9 @@ def _kept_draws(sampler: Sampler, num_burnin: int, num_samples: int, thinning: i
     while True:
         is_kept = np.empty(num_draws, bool)
         for first in range(0, num_draws, _CHUNK):  # step numbers of all draws would be large
-            numbers = np.arange(first, min(first + _CHUNK, num_draws))
-            is_kept[first : first + len(numbers)] = sampler.is_kept((numbers + 1) * thinning - 1)
+            stop = min(first + _CHUNK, num_draws)
+            steps = np.arange((first + 1) * thinning - 1, stop * thinning, thinning)
+            is_kept[first:stop] = sampler.is_kept(steps)
         is_kept[:num_burnin] = False
         num_kept = np.count_nonzero(is_kept)
         if num_kept == num_samples and is_kept[-1]:
