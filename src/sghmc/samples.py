@@ -2,6 +2,8 @@
 
 import dataclasses
 import html
+import os
+import pathlib
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,8 @@ import numpy as np
 
 from sghmc import diagnostics
 from sghmc.health import Health, HealthWarning, Origin, assess
+from sghmc.report import page
+from sghmc.report.run import run_page
 from sghmc.types import PyTree
 
 if TYPE_CHECKING:
@@ -141,6 +145,41 @@ class Samples:
     def plot(self, kind: str = "trace", names: Sequence[str] | None = None, **options):
         """A picture through arviz: "trace", "rank", "autocorrelation" or "pair"; its axes."""
         return diagnostics.plot(self.to_arviz(), kind, names, **options)
+
+    def report(self, path: str | os.PathLike[str], title: str = "Run report") -> pathlib.Path:
+        """One page of HTML that needs nothing beside it; where it was written.
+
+        The verdict of `health`, what to do, settings and speed, every number with its effective
+        size and R-hat, and pictures of the numbers that mix worst.
+        """
+        table = diagnostics.summary(self.to_arviz())
+        statistics = {
+            "potential": self.info.potential,
+            "kinetic temperature": self.info.kinetic_temperature,
+            "acceptance": self.info.acceptance,
+        }
+        content = run_page(
+            title,
+            self._health(table, _TOLERANCE),
+            table,
+            self._settings(),
+            diagnostics.named_leaves(self.positions, self.hyper),
+            {name: values for name, values in statistics.items() if values is not None},
+            None if self.tuning is None else str(self.tuning),
+        )
+        return page.write(path, content)
+
+    def _settings(self) -> dict[str, object]:
+        sampling = max(self.seconds - self.startup_seconds, 1e-9)
+        named: dict[str, object] = {
+            "draws": f"{_count(self.num_chains, 'chain')} × {_count(self.num_draws, 'draw')}",
+            "steps of each chain": f"{self.num_steps:,}",
+            "seconds": f"{self.seconds:.1f}, {self.startup_seconds:.1f} of them to the first draw",
+            "steps a second, all chains": f"{self.num_steps * self.num_chains / sampling:,.0f}",
+        }
+        if self.origin is not None:
+            named |= {"sampler": repr(self.origin.sampler), "gradient": repr(self.origin.gradient)}
+        return named
 
     def __repr__(self) -> str:
         return f"Samples({'; '.join(self._overview())})"
