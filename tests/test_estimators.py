@@ -26,7 +26,7 @@ from sghmc.estimators import (
     ModelFileError,
 )
 from sghmc.estimators.curvature import activate, largest_curvatures
-from sghmc.estimators.mlp import _likeliest_sharpness, _parts
+from sghmc.estimators.held_out import HeldOut, clearly_likeliest, random_parts
 from sghmc.estimators.network import rescaled
 from sghmc.estimators.rows import Rows, Scaling, padded_size
 
@@ -179,7 +179,7 @@ def test_the_spread_of_predictions_is_that_of_new_observations():
     assert abs(model.log_likelihood(x[1::2], y[1::2]).mean() + expected.mean()) < 0.05
 
 
-def test_sharpness_is_as_held_out_labels_ask_for():
+def test_power_and_sharpness_are_as_held_out_labels_ask_for():
     settings: dict[str, Any] = TINY | {"num_steps": 1000, "random_state": 0}
     clear = BayesianMLPClassifier(**settings).fit(*blobs(0.5))
     assert clear.sharpness_ > 1.1
@@ -187,7 +187,7 @@ def test_sharpness_is_as_held_out_labels_ask_for():
     noise = generator.normal(size=(600, 3)), generator.integers(0, 3, 600)
     # Whatever the rows say about such labels is wrong.
     model = BayesianMLPClassifier(**settings).fit(*noise)
-    assert model.sharpness_ < 0.5
+    assert model.sharpness_ < 0.7
     p = model.predict_proba(noise[0])
     np.testing.assert_allclose(p.sum(1), 1)
     model.sharpness_ = 1.0
@@ -204,18 +204,71 @@ def test_the_likeliest_sharpness_undoes_a_wrong_one():
     generator = np.random.default_rng(0)
     p = generator.dirichlet(np.ones(3), 4000)
     y = (p.cumsum(1) < generator.random((4000, 1))).sum(1)
-    found = _likeliest_sharpness(2 * np.log(p), y, np.ones(4000))
+    found = HeldOut(2 * np.log(p), y, np.ones(4000)).likeliest_sharpness()
     assert found == pytest.approx(0.5, abs=0.08)
-    sure = np.log([[0.9, 0.1]] * 10)
-    assert 1 < _likeliest_sharpness(sure, np.zeros(10, int), np.ones(10)) < np.exp(2)
+    sure = HeldOut(np.log([[0.9, 0.1]] * 10), np.zeros(10, int), np.ones(10))
+    assert 1 < sure.likeliest_sharpness() < np.e
+
+
+def test_an_unusual_power_must_be_clearly_better():
+    usual, errors = np.zeros(100), np.tile([1.0, -1.0], 50)
+
+    def chosen(low, high):
+        return clearly_likeliest({3.0: low, 30.0: usual, 300.0: high}, 30.0)
+
+    assert chosen(usual - 1, 0.3 + errors) == 300
+    # One standard error; then many, but only 2 in all.
+    assert chosen(usual - 1, 0.1 + errors) == 30
+    assert chosen(usual - 1, 0.02 + 0.001 * errors) == 30
+    assert chosen(usual + 0.4, 0.3 + errors) == 3
+
+
+def test_powers_are_tried_in_turn_and_can_be_given(monkeypatch):
+    model = BayesianMLPClassifier(**TINY)
+    tried = []
+
+    def run(key, rows, power, plan):
+        tried.append(power)
+        assert (rows.weight == 0).sum(1).tolist() == [15, 15]
+
+    def held_out(rows, is_held):
+        right = likely[tried[-1]]
+        return HeldOut(np.log([[right, 1 - right]] * 60), np.zeros(60, int), np.ones(60))
+
+    monkeypatch.setattr(model, "_run_classes", run)
+    monkeypatch.setattr(model, "_held_out", held_out)
+    x, y = blobs()
+    rows, key = Rows(x, y, np.ones(len(x))), jax.random.key(0)
+    model.set_params(sharpness=1.0)
+    likely = {3: 0.6, 30: 0.7, 300: 0.8}
+    assert model._choice(key, rows) == (300, 1)
+    assert tried == [3, 30, 300]
+    tried.clear()
+    likely = {3: 0.8, 30: 0.7}
+    assert model._choice(key, rows) == (3, 1)
+    assert tried == [3, 30]
+    tried.clear()
+    assert model.set_params(likelihood_power=3, sharpness="auto")._choice(key, rows)[0] == 3
+    assert tried == [3]
+    assert model.set_params(sharpness=0.5)._choice(key, rows) == (3, 0.5)
+    assert tried == [3]
 
 
 def test_every_class_is_in_every_part():
     y = np.repeat([0, 1, 2], [8, 40, 13])
-    part = _parts(y, 4)
+    part = random_parts(y, 4)
     for label in range(3):
         counts = np.bincount(part[y == label], minlength=4)
         assert counts.max() - counts.min() <= 1
+
+
+@pytest.mark.parametrize("precision", [2.5, None])
+def test_precisions_are_learned_only_where_asked_for(precision):
+    settings: dict[str, Any] = TINY | {"likelihood_power": 1, "sharpness": 1, "num_draws": 4}
+    model = BayesianMLPClassifier(prior_precision=precision, **settings).fit(*blobs())
+    drawn = model.sample_posterior()["precision.0.weight"]
+    assert (np.ptp(drawn) > 0) == (precision is None)
+    assert precision in (None, drawn[0])
 
 
 LABELS = {
@@ -461,7 +514,10 @@ def test_bad_input_is_explained():
         {"hidden_layer_sizes": (0,)},
         {"num_draws": 0},
         {"num_chains": 1.5},
+        {"prior_precision": "auto"},
+        {"prior_precision": 0.0},
         {"likelihood_power": "high"},
+        {"likelihood_power": None},
         {"likelihood_power": 0.0},
         {"sharpness": "high"},
         {"sharpness": 0.0},

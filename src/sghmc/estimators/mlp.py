@@ -4,16 +4,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from sghmc.estimators.base import BayesianClassifier, BayesianEstimator, BayesianRegressor, softmax
 from sghmc.estimators.curvature import activate
+from sghmc.estimators.held_out import HeldOut, clearly_likeliest, random_parts
 from sghmc.estimators.network import ACTIVATIONS, Network, Plan, rescaled
 from sghmc.estimators.rows import Rows, Scaling
 
 _FULL_BATCH, _BATCH = 2048, 1024
 _FEWEST_PARTS, _MOST_HELD_OUT = 4, 512
 """A chain leaves out a quarter of the rows at most, and at most 512: enough for one number."""
+_POWERS = (3.0, 30.0, 300.0)
+"""For labels that are partly chance, that were measured, that people agreed on."""
+_USUAL_POWER = 30.0
+_FAR = 3.0
+"""Standard deviations up to which inputs are taken nearly as they are."""
 _PRECISION = "precision."
 _UNSCALED = Scaling(np.zeros(()), np.ones(()))
 
@@ -57,15 +62,20 @@ class _MLP(BayesianEstimator):
         assert self._rows is not None
         return self._rows._replace(x=self._scaled(self._rows.x))
 
-    def _run(self, key, rows: Rows, num_outputs: int, target: Scaling) -> None:
+    def _fixed_precision(self) -> float | None:
+        """Of the weights' priors; None where it is learned."""
+        return None
+
+    def _run(self, key, rows: Rows, num_outputs: int, target: Scaling, plan: Plan) -> None:
         """Go on with the chains, or start them.
 
         `rows.weight` is the same for all chains, or has a leading axis of chains.
         """
         weight = np.broadcast_to(rows.weight, (self.num_chains, len(rows.x)))
         rows = rows._replace(weight=weight)
-        network = Network(rows, self._hidden(), num_outputs, self.activation)
-        plan = self._plan(len(rows.x))
+        network = Network(
+            rows, self._hidden(), num_outputs, self.activation, self._fixed_precision()
+        )
         start_key, run_key = jax.random.split(key)
         scalings = (self.input_scaling_, target)
         if self._chains is None:
@@ -108,7 +118,7 @@ def _named(positions, hyper, num_inputs: int) -> dict[str, np.ndarray]:
 class BayesianMLPClassifier(_MLP, BayesianClassifier):
     """A network whose class probabilities average over its posterior.
 
-        P(y | x) ∝ E[softmax(f(x))]^s,  weights ~ N(0, λ⁻¹), λ ~ Gamma(1, 1) for each layer
+        P(y | x) ∝ E[softmax(f(x))]^s,  weights ~ N(0, λ⁻¹)
 
     for inputs standardized inside. Chains of SGHMC set their own step sizes; nothing need be tuned.
 
@@ -116,8 +126,9 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
     | --- | --- |
     | `hidden_layer_sizes` | units of each hidden layer; () is a linear model |
     | `activation` | "relu" or "tanh" |
-    | `likelihood_power` | how many observations a label counts for |
-    | `sharpness` | exponent of the averaged probabilities; "auto": from held-out rows |
+    | `prior_precision` | λ, for inputs of size 1; None: learned, λ ~ Gamma(1, 1) for each layer |
+    | `likelihood_power` | how many observations a label counts for; "auto": from held-out rows |
+    | `sharpness` | s, exponent of the averaged probabilities; "auto": from held-out rows |
     | `num_draws` | posterior draws kept, of all chains together |
     | `num_chains` | independent chains |
     | `num_steps` | steps of each chain, half of them warm-up |
@@ -125,16 +136,18 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
     | `random_state` | seed: an integer gives the same draws every time |
     | `progress` | show a progress bar |
 
-    Inputs, once standardized, are taken as arcsinh(x): those far out count by their logarithm, so
-    that no single odd value decides alone.
+    Inputs, once standardized, are taken as 3 arcsinh(x/3): nearly as they are up to three standard
+    deviations, and by their logarithm further out, so that no single odd value decides alone.
 
     Labels of curated data are surer than one draw from softmax(f): several people agreed on each,
     or doubtful ones were left out. `likelihood_power` says so, by counting each label that many
     times. How sure predictions may then be is read off rows that were not seen: the averaged
-    probabilities p become p^s / Σ p^s with the sharpness s that makes held-out labels likeliest.
-    Each chain first leaves out a part of the rows for that, then takes it in; when partial_fit has
-    doubled the rows, s is chosen anew. `sharpness_` tells it. `likelihood_power=1, sharpness=1` is
-    the posterior in the strict sense.
+    probabilities p become p^s / Σ p^s, with the s that makes held-out labels likeliest. For that
+    each chain leaves out a part of the rows, and later takes it in. The power is 30, unless 3 or
+    300 make held-out labels clearly likelier, by two standard errors and a ratio of 20. When
+    partial_fit has doubled the rows, both are chosen anew.
+    `likelihood_power_` and `sharpness_` tell it. `BayesianMLPClassifier(prior_precision=None,
+    likelihood_power=1, sharpness=1)` samples the posterior in the strict sense.
 
     >>> import numpy as np
     >>> x = np.linspace(-2, 2, 40)[:, None]
@@ -147,7 +160,8 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
         self,
         hidden_layer_sizes=(100,),
         activation="relu",
-        likelihood_power=3.0,
+        prior_precision: float | None = 4.0,
+        likelihood_power: float | str = "auto",
         sharpness: float | str = "auto",
         num_draws=200,
         num_chains=4,
@@ -158,6 +172,7 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
     ):
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
+        self.prior_precision = prior_precision
         self.likelihood_power = likelihood_power
         self.sharpness = sharpness
         self.num_draws = num_draws
@@ -169,80 +184,79 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
 
     def _check_settings(self):
         super()._check_settings()
-        power, sharpness = self.likelihood_power, self.sharpness
-        if isinstance(power, str) or not power > 0:
-            raise ValueError(f"likelihood_power must be a positive number, but is {power!r}.")
-        if sharpness != "auto" and (isinstance(sharpness, str) or not sharpness > 0):
-            raise ValueError(
-                f'sharpness must be "auto" or a positive number, but is {sharpness!r}.'
-            )
+        for name, word in (
+            ("prior_precision", None),
+            ("likelihood_power", "auto"),
+            ("sharpness", "auto"),
+        ):
+            value = getattr(self, name)
+            if value != word and (value is None or isinstance(value, str) or not value > 0):
+                allowed = "None" if word is None else f'"{word}"'
+                raise ValueError(
+                    f"{name} must be {allowed} or a positive number, but is {value!r}."
+                )
+
+    def _fixed_precision(self):
+        return self.prior_precision
 
     def _scaled(self, x):
-        return np.arcsinh(super()._scaled(x))
+        return _FAR * np.arcsinh(super()._scaled(x) / _FAR)
 
     def _sample(self, key):
         rows = self._standardized()
         choice_key, key = jax.random.split(key)
-        if self.sharpness != "auto":
-            self.sharpness_ = float(self.sharpness)
-        elif self._num_calls == 1 or len(rows.x) >= 2 * self._num_judged:
+        if self._num_calls == 1 or len(rows.x) >= 2 * self._num_judged:
             self._num_judged = len(rows.x)
-            self.sharpness_ = self._best_sharpness(choice_key, rows)
-        self._run_classes(key, rows)
+            self.likelihood_power_, self.sharpness_ = self._choice(choice_key, rows)
+        self._run_classes(key, rows, self.likelihood_power_, self._plan(len(rows.x)))
 
-    def _run_classes(self, key, rows: Rows) -> None:
-        weighted = rows._replace(weight=self.likelihood_power * rows.weight)
-        self._run(key, weighted, len(self.classes_), _UNSCALED)
+    def _run_classes(self, key, rows: Rows, power: float, plan: Plan) -> None:
+        weighted = rows._replace(weight=power * rows.weight)
+        self._run(key, weighted, len(self.classes_), _UNSCALED, plan)
 
-    def _best_sharpness(self, key, rows: Rows) -> float:
-        """By cross-validation in one run: each chain leaves out a part of its own, by weights of 0.
+    def _choice(self, key, rows: Rows) -> tuple[float, float]:
+        """Power and sharpness by cross-validation: each chain leaves out a part, by weights of 0.
 
-        The chains can then go on with all rows, nearer to their posterior than at the start.
+        From power to power, and then with all rows, the chains go on from where they are. Larger
+        powers are not tried where a smaller one is clearly better.
         """
+        power: Any = self.likelihood_power
+        sharpness: Any = self.sharpness
+        if power != "auto" and sharpness != "auto":
+            return float(power), float(sharpness)
         num_parts = max(self.num_chains, _FEWEST_PARTS, -(-len(rows.x) // _MOST_HELD_OUT))
-        part = _parts(rows.y, num_parts)
+        part = random_parts(rows.y, num_parts)
         is_held = part[None] == np.arange(self.num_chains)[:, None]
+        seen = rows._replace(weight=np.where(is_held, 0.0, rows.weight[None]))
+        plan = self._plan(len(rows.x)).trial()
         # Chains that are there have seen all rows.
         self._chains = None
-        self._run_classes(key, rows._replace(weight=np.where(is_held, 0.0, rows.weight[None])))
-        held = is_held.any(0)
-        logs = self._held_out_logs(rows.x, is_held)
-        return _likeliest_sharpness(logs[held], rows.y[held], rows.weight[held])
+        powers, usual = (_POWERS, _USUAL_POWER) if power == "auto" else ((power,), power)
+        chosen, sharpnesses, logs = usual, {}, {}
+        for number, each in enumerate(powers):
+            self._run_classes(jax.random.fold_in(key, number), seen, each, plan)
+            held_out = self._held_out(rows, is_held)
+            s = held_out.likeliest_sharpness() if sharpness == "auto" else sharpness
+            sharpnesses[each], logs[each] = float(s), held_out.log_likelihoods(s)
+            if usual in logs:
+                chosen = clearly_likeliest(logs, usual)
+            if chosen < each:
+                break
+        return float(chosen), sharpnesses[chosen]
 
-    def _held_out_logs(self, x: np.ndarray, is_held: np.ndarray) -> np.ndarray:
-        """Logarithms of the class probabilities of rows, by the chain that has not seen them."""
-        logs = np.zeros((len(x), len(self.classes_)))
-        for chain, rows in enumerate(is_held):
-            draws = softmax(self._outputs(x[rows]))
+    def _held_out(self, rows: Rows, is_held: np.ndarray) -> HeldOut:
+        """Rows by the chain that has not seen them."""
+        logs = np.zeros((len(rows.x), len(self.classes_)))
+        for chain, places in enumerate(is_held):
+            draws = softmax(self._outputs(rows.x[places]))
             ours = draws.reshape(len(is_held), -1, *draws.shape[1:])[chain]
-            logs[rows] = np.log(np.maximum(ours.mean(0), np.finfo(float).tiny))
-        return logs
+            logs[places] = np.log(np.maximum(ours.mean(0), np.finfo(float).tiny))
+        held = is_held.any(0)
+        return HeldOut(logs[held], rows.y[held], rows.weight[held])
 
     def predict_proba(self, X) -> np.ndarray:
         p = np.maximum(super().predict_proba(X), np.finfo(float).tiny)
         return softmax(self.sharpness_ * np.log(p))
-
-
-def _parts(y: np.ndarray, num_parts: int) -> np.ndarray:
-    """A part for each row, at random, every class spread over all of them."""
-    part = np.empty(len(y), int)
-    order = np.lexsort((np.random.default_rng(0).random(len(y)), y))
-    part[order] = np.arange(len(y)) % num_parts
-    return part
-
-
-def _likeliest_sharpness(logs: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-    """The s with which p^s / Σ p^s makes the labels likeliest, for log s ~ N(0, 1).
-
-    Without a prior, rows that are all right would ask for an infinite s.
-    """
-
-    def potential(log_s: float) -> float:
-        p = softmax(np.exp(log_s) * logs)[np.arange(len(y)), y]
-        return 0.5 * log_s**2 - float(weight @ np.log(np.maximum(p, np.finfo(float).tiny)))
-
-    found: Any = minimize_scalar(potential, bounds=(-3, 3), method="bounded")
-    return float(np.exp(found.x))
 
 
 class BayesianMLPRegressor(_MLP, BayesianRegressor):
@@ -285,4 +299,4 @@ class BayesianMLPRegressor(_MLP, BayesianRegressor):
         self.target_scaling_ = Scaling.of(self._rows.y, self._rows.weight)
         rows = self._standardized()
         rows = rows._replace(y=self.target_scaling_.apply(rows.y))
-        self._run(key, rows, 0, self.target_scaling_)
+        self._run(key, rows, 0, self.target_scaling_, self._plan(len(rows.x)))

@@ -74,6 +74,10 @@ class Plan:
         warmup = max(1, -(-num_steps // (2 * round_draws * thinning)))
         return cls(round_draws, thinning, warmup, num_rounds, batch_size, progress)
 
+    def trial(self) -> "Plan":
+        """Fewer draws, to judge a setting by."""
+        return dataclasses.replace(self, num_rounds=-(-self.num_rounds // 3))
+
     def settling(self) -> "Plan":
         """For chains that go on with more data: half the warm-up."""
         return dataclasses.replace(self, num_warmup_rounds=-(-self.num_warmup_rounds // 2))
@@ -82,9 +86,20 @@ class Plan:
 class Network:
     """A network's posterior given standardized rows, which each chain may weight in its own way."""
 
-    def __init__(self, rows: Rows, hidden: tuple[int, ...], num_outputs: int, activation: str):
-        """`rows.weight` has the axes (chain, row); `num_outputs` counts classes, 0 for a number."""
+    def __init__(
+        self,
+        rows: Rows,
+        hidden: tuple[int, ...],
+        num_outputs: int,
+        activation: str,
+        precision: float | None = None,
+    ):
+        """`rows.weight` has the axes (chain, row); `num_outputs` counts classes, 0 for a number.
+
+        `precision` is that of the weights' priors; None: learned.
+        """
         self.activation, self.is_classifier = activation, num_outputs > 0
+        self.precision = precision
         self.num_inputs = rows.x.shape[1]
         self.num_chains = len(rows.weight)
         width = padded_size(self.num_inputs, 2)
@@ -110,8 +125,11 @@ class Network:
 
     def start(self, key: jax.Array) -> Chains:
         keys = jax.random.split(key, self.num_chains)
-        positions = jax.vmap(lambda k: self.model.init(k, 1.0))(keys)
-        return Chains(*jax.tree.map(np.asarray, (positions, self.posterior.chains.hyper)))
+        precision = 1.0 if self.precision is None else self.precision
+        positions = jax.vmap(lambda k: self.model.init(k, precision**-0.5))(keys)
+        hyper = dict(self.posterior.chains.hyper)
+        hyper["prior"] = jax.tree.map(lambda ones: precision * ones, hyper["prior"])
+        return Chains(*jax.tree.map(np.asarray, (positions, hyper)))
 
     def run(self, key: jax.Array, chains: Chains, plan: Plan) -> tuple[PyTree, PyTree, Chains]:
         """Draws of positions and precisions, axes (chain, draw, …), and where the chains end.
@@ -143,6 +161,7 @@ class Network:
         friction = jax.tree.map(lambda mass: mass * _MOMENTUM_DECAY / step_size, masses)
         is_full = plan.batch_size >= len(self.rows.x)
         hyper = jax.tree.map(jnp.asarray, chains.hyper)
+        gibbs = self.model.gibbs(every=min(plan.thinning, 20))
         return sample(
             key,
             eqx.tree_at(lambda stack: stack.chains.hyper, self.posterior, hyper),
@@ -154,7 +173,7 @@ class Network:
             num_samples=plan.round_draws,
             thinning=plan.thinning,
             num_chains=self.num_chains,
-            gibbs=self.model.gibbs(every=min(plan.thinning, 20)),
+            gibbs=gibbs if self.precision is None else None,
             progress=plan.progress,
         )
 

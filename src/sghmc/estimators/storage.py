@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MAGIC = b"sghmc model, format "
 _VERSION = 1
-_ATTRIBUTES = ("n_features_in_", "sharpness_", "table_")
+_ATTRIBUTES = ("n_features_in_", "likelihood_power_", "sharpness_", "table_")
 _PLAIN = (str, bool, int, float)
 
 
