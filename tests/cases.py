@@ -57,6 +57,9 @@ SAMPLERS = {
     "sgd": sghmc.SGD(0.01),
     "momentum": sghmc.Momentum(0.01, 0.1),
     "whitened sghmc": Elsewhere(sghmc.SGHMC(0.1, 2.0, mass=1.7, gradient_noise=0.3)),
+    "replicas of sghmc": sghmc.ReplicaExchange(
+        sghmc.SGHMC(0.1, 2.0, mass=1.7, gradient_noise=0.3), [0.8, 4.0], every=3
+    ),
     "whitened hmc": Elsewhere(sghmc.HMC(0.1, 3, mass=1.7, metropolis=False)),
 }
 RANDOM_SAMPLERS = {n: s for n, s in SAMPLERS.items() if not n.startswith(("sgd", "momentum"))}

@@ -24,6 +24,7 @@ def test_every_sampler_has_a_row():
         (sghmc.HMC(0.1, num_steps=7), 8, "2d"),
         (sghmc.SGNHT(0.1), 1, "2d + 1"),
         (sghmc.SGLD(0.1), 1, "d"),
+        (sghmc.ReplicaExchange(sghmc.SGLD(0.1), [1, 2]), 2, "2d + 1"),
     ],
 )
 def test_counts_are_right_where_they_are_known(sampler, gradients, size):

@@ -13,10 +13,12 @@ from sghmc.health import HealthWarning
 from sghmc.noise import EmpiricalFisher
 from sghmc.posterior import Posterior, Potential
 from sghmc.priors import GaussianPrior
+from sghmc.samplers.austerity import Austerity
 from sghmc.samplers.cyclical import Cyclical
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.psgld import PSGLD
+from sghmc.samplers.replicas import ReplicaExchange
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.sgnht import SGNHT
@@ -45,6 +47,7 @@ __all__ = [
     "AdaptHMC",
     "AdaptMass",
     "AdaptScale",
+    "Austerity",
     "Checkpoint",
     "CheckpointError",
     "CheckpointWarning",
@@ -63,6 +66,7 @@ __all__ = [
     "NoisyGradient",
     "Posterior",
     "Potential",
+    "ReplicaExchange",
     "Samples",
     "Tuned",
     "Whitened",

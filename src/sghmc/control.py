@@ -148,7 +148,7 @@ class _ControlEstimator(Estimator):
             )
             return parts
 
-        return Oracle(evaluate, target.potential, False)
+        return Oracle(evaluate, target.potential, False, target.change)
 
     def examples(self, target, noise):
         return self.batches.examples(target, noise)

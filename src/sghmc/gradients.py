@@ -12,7 +12,7 @@ from jax import lax
 
 from sghmc import matrices, random, tree
 from sghmc.posterior import Posterior, Target
-from sghmc.types import Evaluation, PyTree
+from sghmc.types import Change, Evaluation, PyTree
 
 
 class Oracle:
@@ -20,7 +20,8 @@ class Oracle:
 
     `oracle(i, position)` uses the step's i-th batch or gradient noise; `oracle.potential(position)`
     is the exact potential, where there is one: data that only stream by have none. `is_exact` says
-    that both agree.
+    that both agree. `oracle.change(old, new)` is a difference of exact potentials as a sum, for
+    accept steps that look at a part of the data.
     """
 
     def __init__(
@@ -28,9 +29,11 @@ class Oracle:
         evaluate: Callable[..., Evaluation],
         potential: Callable[[PyTree], jax.Array] | None,
         is_exact: bool,
+        change: Callable[[PyTree, PyTree], Change] | None = None,
     ):
         self._evaluate = evaluate
         self._potential = potential
+        self._change = change
         self.is_exact = is_exact
 
     def __call__(self, i, position: PyTree) -> Evaluation:
@@ -44,6 +47,23 @@ class Oracle:
             )
         return self._potential(position)
 
+    def change(self, old: PyTree, new: PyTree) -> Change:
+        if self._change is None:
+            raise ValueError(
+                "The accept step asks for single rows of the data, but this source of data gives "
+                "none: use metropolis=False, or SGHMC without replicas."
+            )
+        return self._change(old, new)
+
+    def from_batch(self, first) -> "Oracle":
+        """The same oracle from the step's batch number `first` on: one of several replicas'."""
+        return Oracle(
+            lambda i, position: self(first + i, position),
+            self.potential,
+            self.is_exact,
+            self.change,
+        )
+
     def through(self, inward: Callable, outward: Callable) -> "Oracle":
         """The same oracle for other coordinates: `inward` of positions, `outward` of gradients."""
 
@@ -54,7 +74,10 @@ class Oracle:
         def exact(position):
             return self.potential(inward(position))
 
-        return Oracle(evaluate, exact, self.is_exact)
+        def change(old, new):
+            return self.change(inward(old), inward(new))
+
+        return Oracle(evaluate, exact, self.is_exact, change)
 
 
 class Gradient(eqx.Module):
@@ -145,7 +168,9 @@ class FullBatch(Gradient):
 
 class _ExactEstimator(Estimator):
     def oracle(self, target, noise, memory=()):
-        return Oracle(lambda i, position: target.evaluate(position), target.potential, True)
+        return Oracle(
+            lambda i, position: target.evaluate(position), target.potential, True, target.change
+        )
 
 
 class Minibatch(Gradient):
@@ -250,7 +275,7 @@ class BatchEstimator(Estimator):
             examples = self.batch(target, noise, i)
             return Evaluation(*jax.value_and_grad(target.estimate)(position, examples))
 
-        return Oracle(evaluate, target.potential, False)
+        return Oracle(evaluate, target.potential, False, target.change)
 
     def examples(self, target, noise):
         return self.batch(target, noise, 0)
@@ -309,4 +334,4 @@ class _NoisyEstimator(Estimator):
             error = self.root.sqrt(1, 0, random.copy_of(noise, i, position))
             return Evaluation(potential, tree.add_scaled(grad, 1, error))
 
-        return Oracle(evaluate, target.potential, False)
+        return Oracle(evaluate, target.potential, False, target.change)

@@ -196,7 +196,7 @@ def heat_fault(heat: np.ndarray, tolerance: float) -> str | None:
 
 def _law(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndarray) -> Law:
     """The law of the settings on a Gaussian with the curvature and noise measured at the draws."""
-    if getattr(theory.moving(origin.sampler), "metropolis", False):
+    if getattr(theory.moving(origin.sampler), "metropolis", False) is True:
         return Law(0.0, 0.0)
     if origin.is_adapted or not theory.moving(origin.sampler).is_affine:
         reason = (

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from sghmc.source import Source
-from sghmc.types import Evaluation, PyTree
+from sghmc.types import Change, Evaluation, PyTree
 
 _CHUNK = 65_536
 """Rows that a full pass over the data looks at at once: bounds its memory."""
@@ -41,6 +41,10 @@ class Potential(eqx.Module):
 
     def evaluate(self, params: PyTree) -> Evaluation:
         return Evaluation(*jax.value_and_grad(self.potential)(params))
+
+    def change(self, old: PyTree, new: PyTree) -> Change:
+        """U(new) − U(old), without terms."""
+        return Change(self.potential(new) - self.potential(old), lambda rows: jnp.zeros(0), 0)
 
 
 class Posterior(eqx.Module):
@@ -160,6 +164,21 @@ class Posterior(eqx.Module):
     def potential(self, params: PyTree) -> jax.Array:
         """U(θ) over all data."""
         return _potential(self, params)
+
+    def change(self, old: PyTree, new: PyTree) -> Change:
+        """U(new) − U(old), of which any rows may be asked for."""
+        if self.source is not None and self.source.is_sequential:
+            raise ValueError(
+                "The accept step asks for rows by their numbers, but this source of data gives "
+                "them in an order of its own: use a source with random access, or no accept step."
+            )
+
+        def terms(rows):
+            examples = self.rows(rows)
+            return self.log_likelihoods(old, examples) - self.log_likelihoods(new, examples)
+
+        known = self.log_prior_at(old) - self.log_prior_at(new)
+        return Change(known, terms, self.num_examples)
 
     def gradient(self, params: PyTree) -> PyTree:
         """∇U(θ) over all data."""

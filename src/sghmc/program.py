@@ -50,6 +50,7 @@ class DrawInfo(NamedTuple):
     potential: jax.Array
     kinetic_temperature: jax.Array | None
     acceptance: jax.Array | None
+    data_share: jax.Array | None
     is_finite: jax.Array
 
 
@@ -164,6 +165,7 @@ class Program(eqx.Module):
             carry.info.potential,
             self.kernel.kinetic_temperature(t, carry.state),
             carry.info.acceptance,
+            carry.info.data_share,
             is_finite,
         )
         if carry.sums is not None:

@@ -84,6 +84,11 @@ def uniforms(
     return _unit(*_bits(key, start, num_steps, width, slot), dtype)
 
 
+def bits(key, start, num_steps: int, width: int, *, slot: int = 0) -> jax.Array:
+    """Random 32-bit words; two of them make a key."""
+    return _bits(key, start, num_steps, width, slot)[0]
+
+
 def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
     """Floats on [0, 1) from two words, as `jax.random.uniform` makes them."""
     if jnp.dtype(dtype) == jnp.float64:

@@ -34,6 +34,7 @@ class Info:
     is_finite: np.ndarray
     kinetic_temperature: np.ndarray | None = None
     acceptance: np.ndarray | None = None
+    data_share: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

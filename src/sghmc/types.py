@@ -17,8 +17,20 @@ class Evaluation(NamedTuple):
     grad: PyTree
 
 
+class Change(NamedTuple):
+    """U(new) − U(old) as a sum: `known`, and a term for each of `num_terms` rows of data.
+
+    `terms` takes row numbers. A target without data has no terms: all of the change is known.
+    """
+
+    known: jax.Array
+    terms: Callable[[jax.Array], jax.Array]
+    num_terms: int | jax.Array
+
+
 class StepInfo(NamedTuple):
-    """What one sampler step reports; `acceptance` is absent for samplers that never reject."""
+    """What one sampler step reports; fields are absent for samplers that have no such thing."""
 
     potential: jax.Array
     acceptance: jax.Array | None = None
+    data_share: jax.Array | None = None

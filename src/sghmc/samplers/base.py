@@ -162,6 +162,13 @@ class Kernel(eqx.Module):
         """Where Gibbs updates look after step t: half a drift back, if the sampler drifts."""
         return self.position(state)
 
+    def reheated(self, t, state: Any, ratio) -> Any:
+        """The state after step t at `ratio` times its temperature: momenta by √ratio."""
+        raise TypeError(
+            f"The momenta of {type(self).__name__} cannot be rescaled: give ReplicaExchange SGHMC, "
+            f"SGLD or a splitting of SGHMC."
+        )
+
     def kinetic_temperature(self, t, state: Any) -> jax.Array | None:
         """An estimate of the temperature from the momenta; None where there are none."""
         return None

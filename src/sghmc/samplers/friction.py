@@ -169,7 +169,7 @@ class FrictionKernel(Kernel):
         heat = 2 * value_at(self.temperature, t) * self._decay(t)
         return self.noise.sqrt(heat, value_at(self.step_size, t) ** 2, normals)
 
-    def _drift(self, t, position, velocity, fraction=1.0):
+    def _drift(self, t, position, velocity, fraction: float | jax.Array = 1.0):
         return tree.add_scaled(
             position, fraction * value_at(self.step_size, t) / self.unit, velocity
         )
@@ -268,3 +268,10 @@ class FrictionKernel(Kernel):
 
     def middle(self, t, state):
         return self._drift(t, state.position, state.velocity, -0.5)
+
+    def reheated(self, t, state, ratio):
+        """Half a drift back, where position and momentum are independent, and forth again."""
+        factor = jnp.sqrt(ratio)
+        position = self._drift(t, state.position, state.velocity, (factor - 1) / 2)
+        velocity = jax.tree.map(lambda v: (factor * v).astype(v.dtype), state.velocity)
+        return SGHMCState(position, velocity)

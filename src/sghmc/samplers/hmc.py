@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from sghmc import matrices, random, tree
+from sghmc.samplers.austerity import Austerity
 from sghmc.samplers.base import (
     Kernel,
     Sampler,
@@ -34,7 +35,7 @@ class HMC(Sampler):
     | `step_size` | ε | a number or a schedule of the trajectory's number |
     | `num_steps` | m | leapfrog steps a trajectory; one sampler step is one trajectory |
     | `mass` | M | a number, a diagonal pytree, a dense matrix |
-    | `metropolis` | | False leaves the accept step out |
+    | `metropolis` | | False leaves the accept step out; `Austerity(…)` tests it on a subset |
     | `jitter` | δ | each trajectory's step size is drawn from ε(1 ± δ): no turn of one length |
 
     With `Minibatch` or `NoisyGradient` every gradient in the trajectory is a fresh estimate: the
@@ -59,10 +60,14 @@ class HMC(Sampler):
     step_size: float | Schedule
     num_steps: int
     mass: PyTree = 1.0
-    metropolis: bool = True
+    metropolis: bool | Austerity = True
     jitter: float = 0.0
 
     def __check_init__(self):
+        if not isinstance(self.metropolis, bool | Austerity):
+            raise TypeError(
+                f"metropolis must be True, False or Austerity(…), but is {self.metropolis!r}."
+            )
         if not 0 <= self.jitter < 1:
             raise ValueError(f"jitter must be from 0 and below 1, but is {self.jitter!r}.")
         check_setting(self.step_size, "step_size", positive=True)
@@ -72,7 +77,7 @@ class HMC(Sampler):
 
     @property
     def is_affine(self) -> bool:
-        return self.jitter == 0
+        return self.jitter == 0 and not isinstance(self.metropolis, Austerity)
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "HMCKernel":
         sizes, dtype = tree.sizes(like), tree.float_type(like)
@@ -100,8 +105,11 @@ class HMCState(NamedTuple):
 
 
 class HMCNoise(NamedTuple):
+    """`order` is the key of a random order of the data, where the accept step asks for one."""
+
     normals: list[jax.Array]
     uniforms: jax.Array
+    order: jax.Array | None
 
 
 class HMCKernel(Kernel):
@@ -109,7 +117,7 @@ class HMCKernel(Kernel):
     num_steps: int
     inverse_mass: matrices.Matrix
     mass: matrices.Pencil
-    metropolis: bool
+    metropolis: bool | Austerity
     jitter: float
 
     @property
@@ -123,10 +131,12 @@ class HMCKernel(Kernel):
 
     def draw(self, key, start, num_steps, like):
         normals = random.normals_like(key, start, num_steps, like)
-        width = 1 if self.jitter == 0 else 2
-        return HMCNoise(
-            normals, random.uniforms(key, start, num_steps, width, slot=tree.size(like))
-        )
+        width, slot = 1 if self.jitter == 0 else 2, tree.size(like)
+        uniforms = random.uniforms(key, start, num_steps, width, slot=slot)
+        order = None
+        if isinstance(self.metropolis, Austerity):
+            order = random.bits(key, start, num_steps, 2, slot=slot + width)
+        return HMCNoise(normals, uniforms, order)
 
     def step(self, t, noise, state, oracle):
         epsilon = value_at(self.step_size, t)
@@ -136,18 +146,26 @@ class HMCKernel(Kernel):
         proposal, start, end = self._trajectory(epsilon, HMCState(state.position, velocity), oracle)
         if not self.metropolis:
             return proposal, StepInfo(end, jnp.ones(()))
-        if not oracle.is_exact:
-            start, end = oracle.potential(state.position), oracle.potential(proposal.position)
-        energy_loss = start + self._kinetic(velocity) - end - self._kinetic(proposal.velocity)
-        # A trajectory that left the finite numbers has no energy to compare: it is refused.
-        acceptance = jnp.where(jnp.isnan(energy_loss), 0, jnp.exp(jnp.minimum(energy_loss, 0)))
-        is_accepted = noise.uniforms[0] < acceptance
+        kinetic_loss = self._kinetic(velocity) - self._kinetic(proposal.velocity)
+        data_share = None
+        if isinstance(self.metropolis, Austerity) and not oracle.is_exact:
+            change = oracle.change(state.position, proposal.position)
+            limit = kinetic_loss - jnp.log(noise.uniforms[0])
+            is_accepted, data_share = self.metropolis.decide(change, limit, noise.order)
+            acceptance = is_accepted.astype(limit.dtype)
+        else:
+            if not oracle.is_exact:
+                start, end = oracle.potential(state.position), oracle.potential(proposal.position)
+            energy_loss = start - end + kinetic_loss
+            # A trajectory that left the finite numbers has no energy to compare: it is refused.
+            acceptance = jnp.where(jnp.isnan(energy_loss), 0, jnp.exp(jnp.minimum(energy_loss, 0)))
+            is_accepted = noise.uniforms[0] < acceptance
         state = jax.tree.map(
             lambda new, old: jnp.where(is_accepted, new, old),
             proposal,
             HMCState(state.position, velocity),
         )
-        return state, StepInfo(jnp.where(is_accepted, end, start), acceptance)
+        return state, StepInfo(jnp.where(is_accepted, end, start), acceptance, data_share)
 
     def _trajectory(self, epsilon, state, oracle):
         """The state after m leapfrog steps, and the potentials seen at both ends."""

@@ -168,6 +168,9 @@ class SGLDKernel(Kernel):
         )
         return kernel, state
 
+    def reheated(self, t, state, ratio):
+        return state
+
     def with_gradient_noise(self, t, gradient_noise, like):
         assert self.estimate is not None
         noise = matrices.from_entries(gradient_noise, tree.sizes(like))

@@ -14,6 +14,7 @@ from sghmc.samplers.cyclical import Cyclical
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.psgld import PSGLD
+from sghmc.samplers.replicas import ReplicaExchange
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.sgnht import SGNHT
@@ -35,6 +36,7 @@ EXAMPLES = {
     "`PSGLD`": PSGLD(0.1),
     "`HMC`, m leapfrog steps": HMC(0.1, num_steps=4),
     "`Cyclical`": Cyclical(SGHMC(0.1, friction=1.0), cycle_length=10),
+    "`ReplicaExchange`, 3 temperatures": ReplicaExchange(SGHMC(0.1, friction=1.0), [1, 3, 9]),
     "`Whitened`": Whitened(SGHMC(0.1, friction=1.0), jnp.zeros(_SIZE), 1.0),
     "`SGD`": SGD(0.1),
     "`Momentum`": Momentum(0.1, 0.1),
@@ -46,7 +48,8 @@ def num_gradients(sampler: Sampler) -> int:
     asked = []
 
     def evaluate(i, position):
-        jax.debug.callback(lambda: asked.append(i))  # when it runs, not when it is traced
+        # When it runs, not when it is traced, and for each of several replicas.
+        jax.debug.callback(asked.append, position)
         return Evaluation(jnp.sum(position**2) / 2, position)
 
     position = jnp.ones(_SIZE)

@@ -1,0 +1,262 @@
+"""A chain with hotter copies of itself that carry it over barriers."""
+
+import dataclasses
+import itertools
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sghmc import random, tree
+from sghmc.samplers.base import Kernel, Sampler, Traits, check_setting
+from sghmc.samplers.subset import estimate
+from sghmc.types import PyTree, StepInfo
+
+_MOST_VARIANCE = 8.0
+"""From here on a swap is refused for its noise more often than more rows would cost."""
+
+
+class ReplicaExchange(Sampler):
+    """Replicas of a chain at rising temperatures; neighbours swap places now and then.
+
+        each replica k: one step of `sampler` at temperature τ_k, batches of its own
+        after every `every`-th step, for neighbours a, b, even and odd pairs taking turns:
+            D̃ = (1/τ_a − 1/τ_b)(Ũ_a − Ũ_b),  σ² its variance, both from the same rows
+            with probability min(1, exp(D̃ − ½σ²)): a and b swap positions and momenta,
+            momenta times √(τ_new/τ_old)
+
+    | field | symbol | meaning |
+    | --- | --- | --- |
+    | `sampler` | | what moves a replica: `SGHMC`, `SGLD` and the like, with temperature 1 |
+    | `temperatures` | τ_k | rising; draws are those of the first |
+    | `every` | | steps from one swap to the next |
+    | `batch_size` | n | rows of a swap; more are looked at while σ² > 8. None: all data, σ² = 0 |
+
+    Law: exp(−U/τ_1), with the bias of `sampler`. A swap with exact potentials is a Metropolis step
+    of the product of all replicas' laws, taken half a drift before the end of a step, where a
+    position and its momentum are independent. A normal error of D̃ with variance σ² is corrected
+    exactly by −½σ²; an estimated σ² leaves an error of order σ⁴/n in the acceptance. Rows are drawn
+    without replacement, new for each pair, and σ² is 0 once all were seen.
+
+    `info.acceptance` is the mean over pairs of the last probability of a swap: 0.2 to 0.6 is a good
+    ladder. The hottest replica must cross all barriers by itself. A step costs as many gradients
+    as there are temperatures.
+
+    Swendsen & Wang, 1986; Ceperley & Dewing, 1999 (the penalty ½σ²); Deng et al., ICML 2020.
+
+    >>> import sghmc
+    >>> sghmc.ReplicaExchange(sghmc.SGHMC(0.1, friction=1.0), [1.0, 3.0, 9.0]).temperatures
+    (1.0, 3.0, 9.0)
+    """
+
+    traits: ClassVar[Traits] = Traits(
+        "that of its sampler",
+        "that of its sampler, τ_k",
+        "several modes, with their weights",
+    )
+
+    sampler: Any
+    temperatures: tuple[float, ...]
+    every: int = 10
+    batch_size: int | None = None
+
+    def __init__(self, sampler, temperatures, every: int = 10, batch_size: int | None = None):
+        self.sampler = sampler
+        self.temperatures = tuple(float(temperature) for temperature in temperatures)
+        self.every = every
+        self.batch_size = batch_size
+
+    def __check_init__(self):
+        is_sampler = isinstance(self.sampler, Sampler)
+        settings = {field.name for field in dataclasses.fields(self.sampler)} if is_sampler else ()
+        if "temperature" not in settings:
+            raise TypeError(
+                f"ReplicaExchange needs a sampler with a temperature, such as SGHMC(…) or SGLD(…), "
+                f"not {self.sampler!r}; Whitened and the like go around it."
+            )
+        own = self.sampler.temperature
+        if callable(own) or float(own) != 1:
+            raise ValueError(
+                f"The sampler's own temperature is {own}, but replicas have theirs from "
+                f"temperatures: leave it at 1."
+            )
+        ladder = self.temperatures
+        for temperature in ladder:
+            check_setting(temperature, "temperatures", positive=True)
+        if len(ladder) < 2 or any(b <= a for a, b in itertools.pairwise(ladder)):
+            raise ValueError(
+                f"temperatures must be two or more, each above the last, not {ladder}."
+            )
+        if not isinstance(self.every, int | np.integer) or self.every < 1:
+            raise ValueError(f"every must be a whole number from 1, but is {self.every!r}.")
+        size = self.batch_size
+        if size is not None and (not isinstance(size, int | np.integer) or size < 10):
+            raise ValueError(
+                f"batch_size must be None, for all data, or a whole number from 10, for means that "
+                f"are nearly normal, but is {size!r}."
+            )
+
+    @property
+    def temperature(self) -> float:
+        """That of the draws."""
+        return self.temperatures[0]
+
+    @property
+    def subtracts_gradient_noise(self) -> bool:
+        return self.sampler.subtracts_gradient_noise
+
+    @property
+    def is_affine(self) -> bool:
+        return False
+
+    def prepare(self, like: PyTree, num_steps: int = 1) -> "ReplicaKernel":
+        # Gradient noise has the least room where it is coldest.
+        coldest = dataclasses.replace(self.sampler, temperature=self.temperature)
+        kernel = coldest.prepare(like, num_steps)
+        if kernel.fisher is not None:
+            raise ValueError(
+                "Replicas at different temperatures cannot share an EmpiricalFisher: give "
+                "gradient_noise as numbers, or 0."
+            )
+        temperatures = jnp.asarray(self.temperatures, tree.float_type(like))
+        return ReplicaKernel(kernel, temperatures, int(self.every), self.batch_size)
+
+    def rescaled(self, factor: float) -> "ReplicaExchange":
+        return dataclasses.replace(self, sampler=self.sampler.rescaled(factor))
+
+
+class ReplicaState(NamedTuple):
+    """The replicas' states on a leading axis, and the last probability of a swap of each pair."""
+
+    replicas: Any
+    acceptance: jax.Array
+
+
+class ReplicaNoise(NamedTuple):
+    """What moves the replicas; a uniform for each, as the colder of a pair; the key of rows."""
+
+    motion: PyTree
+    uniforms: jax.Array
+    order: jax.Array
+
+
+class ReplicaKernel(Kernel):
+    inner: Any
+    temperatures: jax.Array
+    every: int
+    batch_size: int | None
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self.temperatures)
+
+    @property
+    def num_gradients(self) -> int:
+        return self.num_replicas * self.inner.num_gradients
+
+    def init(self, normals, position):
+        # The same normals for all: replicas differ by their noise from the first step on.
+        replicas = jax.vmap(lambda tau: self._at(tau).init(normals, position))(self.temperatures)
+        return ReplicaState(replicas, jnp.zeros_like(self.temperatures[1:]))
+
+    def draw(self, key, start, num_steps, like):
+        count, swaps = self.num_replicas, random.fold(key, self.num_replicas)
+        own = jax.vmap(lambda k: random.fold(key, k))(jnp.arange(count))
+        motion = jax.vmap(lambda key: self.inner.draw(key, start, num_steps, like))(own)
+
+        def by_step(leaf):
+            steps = leaf.reshape(count, num_steps, -1, *leaf.shape[2:])
+            return jnp.swapaxes(steps, 0, 1).reshape(-1, *leaf.shape[2:])
+
+        return ReplicaNoise(
+            jax.tree.map(by_step, motion),
+            random.uniforms(swaps, start, num_steps, count),
+            random.bits(swaps, start, num_steps, 2, slot=count),
+        )
+
+    def step(self, t, noise, state, oracle):
+        def of_replica(k, tau, motion, replica):
+            batches = oracle.from_batch(k * self.inner.num_gradients)
+            return self._at(tau).step(t, motion, replica, batches)
+
+        count = self.num_replicas
+        motion = jax.tree.map(lambda leaf: leaf.reshape(count, -1), noise.motion)
+        replicas, info = jax.vmap(of_replica)(
+            jnp.arange(count), self.temperatures, motion, state.replicas
+        )
+        state = lax.cond(
+            (t + 1) % self.every == 0,
+            lambda state: self.swapped(t, noise, state, oracle),
+            lambda state: state,
+            ReplicaState(replicas, state.acceptance),
+        )
+        # A replica that left the finite numbers is a failure of the chain, whichever it is.
+        potential = info.potential[0] + 0 * jnp.sum(info.potential)
+        return state, StepInfo(potential, jnp.mean(state.acceptance))
+
+    def swapped(self, t, noise: ReplicaNoise, state: ReplicaState, oracle) -> ReplicaState:
+        """The state after every second pair of neighbours was offered a swap."""
+        parity = 0 if self.num_replicas == 2 else (t + 1) // self.every % 2
+        cold = parity + 2 * jnp.arange(self.num_replicas // 2)
+        hot = jnp.minimum(cold + 1, self.num_replicas - 1)  # one left over swaps with itself
+        middles = jax.vmap(lambda replica: self.inner.middle(t, replica))(state.replicas)
+        gain, variance = self._gains(cold, hot, noise.order, middles, oracle)
+        acceptance = swap_probability(gain, variance)
+        is_swapped = noise.uniforms[cold] < acceptance
+        source = jnp.arange(self.num_replicas)
+        source = source.at[cold].set(jnp.where(is_swapped, hot, cold))
+        source = source.at[hot].set(jnp.where(is_swapped, cold, hot))
+        moved = jax.tree.map(lambda leaf: leaf[source], state.replicas)
+        ratio = self.temperatures / self.temperatures[source]
+        return ReplicaState(
+            jax.vmap(lambda replica, ratio: self.inner.reheated(t, replica, ratio))(moved, ratio),
+            state.acceptance.at[cold].set(acceptance.astype(ratio.dtype), mode="drop"),
+        )
+
+    def _gains(self, cold, hot, order, middles, oracle) -> tuple[jax.Array, jax.Array]:
+        """D and its variance for the pairs (cold, hot)."""
+        coldness = 1 / self.temperatures[cold] - 1 / self.temperatures[hot]
+        batch_size = self.batch_size
+        if batch_size is None or oracle.is_exact:
+            potentials = jax.vmap(oracle.potential)(middles)
+            gain = coldness * (potentials[cold] - potentials[hot])
+            return gain, jnp.zeros_like(gain)
+
+        def of_pair(pair, coldness, here, there):
+            seen = estimate(
+                oracle.change(there, here),
+                random.fold(order, pair),  # rows of its own: pairs must not err together
+                batch_size,
+                lambda seen: coldness**2 * seen.variance <= _MOST_VARIANCE,
+            )
+            return coldness * seen.value, coldness**2 * seen.variance
+
+        here, there = (jax.tree.map(lambda leaf, i=i: leaf[i], middles) for i in (cold, hot))
+        return jax.vmap(of_pair)(cold, coldness, here, there)
+
+    def _at(self, temperature: jax.Array) -> Kernel:
+        return dataclasses.replace(self.inner, temperature=temperature)
+
+    def _coldest(self, state: ReplicaState) -> Any:
+        return jax.tree.map(lambda leaf: leaf[0], state.replicas)
+
+    def position(self, state):
+        return self.inner.position(self._coldest(state))
+
+    def observed(self, t, state):
+        return self.inner.observed(t, self._coldest(state))
+
+    def middle(self, t, state):
+        return self.inner.middle(t, self._coldest(state))
+
+    def kinetic_temperature(self, t, state):
+        return self.inner.kinetic_temperature(t, self._coldest(state))
+
+
+def swap_probability(gain: jax.Array, variance: jax.Array) -> jax.Array:
+    """min(1, exp(D̃ − ½σ²)): detailed balance on average over D̃ ~ N(D, σ²)."""
+    exponent = gain - variance / 2
+    # Potentials that are not finite cannot be compared: no swap.
+    return jnp.where(jnp.isnan(exponent), 0, jnp.exp(jnp.minimum(exponent, 0)))
