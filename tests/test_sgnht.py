@@ -109,6 +109,21 @@ def test_a_dense_mass_has_no_thermostat_for_each_parameter():
         sampler.prepare(jnp.zeros(2))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step_size": 0.0}, "step_size must be positive and finite, but is 0"),
+        ({"friction": -2.0}, "friction must be zero or more and finite, but is -2"),
+        ({"thermostat_mass": 0.0}, "thermostat_mass must be positive and finite, but is 0"),
+        ({"thermostat": "dense"}, r'thermostat must be "scalar" or "diagonal", but is .dense.'),
+        ({"scheme": "euler"}, r'scheme must be "symmetric" or "literal", but is .euler.'),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(ValueError, match=message):
+        sghmc.SGNHT(**({"step_size": 0.1} | settings))
+
+
 def test_there_is_no_gaussian_law():
     with pytest.raises(ValueError, match="SGNHT is not affine"):
         theory.stationary_law(sghmc.SGNHT(0.1), 1.0)

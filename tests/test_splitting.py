@@ -124,6 +124,12 @@ def test_float32_keeps_its_noise_at_tiny_steps():
         np.testing.assert_allclose(heat, np.sqrt(2e-8), rtol=1e-4)
 
 
+def test_gradient_noise_without_room_is_refused():
+    """½εV̂ = 1 needs C ≥ 2 at τ = ½."""
+    with pytest.raises(ValueError, match=r"gradient_noise is too large.*Take 2 times the friction"):
+        sghmc.OBABO(0.2, 1.0, gradient_noise=10.0, temperature=0.5).prepare(jnp.zeros(2))
+
+
 def test_any_friction_is_stable():
     law = theory.stationary_law(sghmc.BAOAB(0.5, friction=1e3), 2.0)
     assert law.covariance[0, 0] == pytest.approx(0.5)
