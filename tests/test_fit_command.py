@@ -173,7 +173,16 @@ def test_words_for_people(fitted):
 def test_the_default_model_is_a_network(table, tmp_path, monkeypatch):
     class Quick(estimators.BayesianMLPClassifier):
         def __init__(self, random_state=None, progress=False):
-            super().__init__((4,), "relu", 3.0, 1.0, 8, 2, 20, None, random_state, progress)
+            super().__init__(
+                (4,),
+                likelihood_power=3.0,
+                sharpness=1.0,
+                num_draws=8,
+                num_chains=2,
+                num_steps=20,
+                random_state=random_state,
+                progress=progress,
+            )
 
     monkeypatch.setitem(tabular.KINDS, ("classification", "mlp"), Quick)
     result = tabular.fit_table(tabular_columns(table), "is_dear", ignored=["price", "id"])
