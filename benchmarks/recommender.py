@@ -7,7 +7,8 @@ its own in a fresh process, compilation included, from the call of `fit` to the 
 is the default. myFM (from PyPI, in a virtual environment of its own) is one run, looked at as it
 goes, the time of looking left out; once as `MyFMRegressor(rank=20).fit(X, y)`, and once told which
 columns are users and which items (`group_shapes`), which gives it priors like ours. All predict
-the mean of their draws, not clipped. Prints Markdown; writes result.json.
+the mean of their draws, scored as it is and within the range of the ratings ("clipped"). Prints
+Markdown; writes result.json.
 """
 
 import argparse
@@ -107,13 +108,12 @@ def ours(file: str, num_draws: int) -> dict[str, float]:
     model.fit(tuple(fold[f"train_{name}"] for name in ("user", "item", "rating")))
     seconds = time.perf_counter() - start
     mean, std = model.predict(fold["test_user"], fold["test_item"], return_std=True)
-    error = mean - fold["test_rating"]
     predicting = time.perf_counter() - start - seconds
     return {
         "draws": num_draws,
         "seconds": seconds,
-        "rmse": rmse(error),
-        "coverage_95": float(np.mean(np.abs(error) < 1.96 * std)),
+        **scores(fold, mean),
+        "coverage_95": float(np.mean(np.abs(mean - fold["test_rating"]) < 1.96 * std)),
         "seconds_to_predict": predicting,
         "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
@@ -144,9 +144,9 @@ def myfm(name: str, file: str, num_iterations: int) -> list[dict[str, float]]:
             weights, factors = np.asarray(fm.w), np.asarray(fm.V)
             total += np.sum(factors[user] * factors[item], axis=1)
             total += fm.w0 + weights[user] + weights[item]
-            error = total / (i + 1 - NUM_DROPPED) - fold["test_rating"]
-            point = {"iterations": i + 1, "seconds": began - start - looked, "rmse": rmse(error)}
-            trace.append(point)
+            mean = total / (i + 1 - NUM_DROPPED)
+            point = {"iterations": i + 1, "seconds": began - start - looked}
+            trace.append({**point, **scores(fold, mean)})
         looked += time.perf_counter() - began
         return False, None
 
@@ -161,17 +161,23 @@ def myfm(name: str, file: str, num_iterations: int) -> list[dict[str, float]]:
     return trace
 
 
-def rmse(error: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(error.astype(np.float64) ** 2)))
+def scores(fold: Any, predicted: np.ndarray) -> dict[str, float]:
+    """Errors of predictions as they are, and within the range of the ratings learned from."""
+    ends = fold["train_rating"].min(), fold["train_rating"].max()
+    return {
+        name: float(np.sqrt(np.mean((values - fold["test_rating"]).astype(np.float64) ** 2)))
+        for name, values in (("rmse", predicted), ("clipped", np.clip(predicted, *ends)))
+    }
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = ["| | seconds | RMSE | 95 % coverage | MB |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines = ["| | seconds | RMSE | clipped | 95 % coverage | MB |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
     for row in result["ours"]:
         name = "**ours, the default**" if row["draws"] == DEFAULT_DRAWS else "ours"
         lines.append(
             f"| {name}, {row['draws']} draws | {row['seconds']:.1f} | {row['rmse']:.4f} | "
-            f"{row['coverage_95']:.1%} | {row['megabytes']:.0f} |"
+            f"{row['clipped']:.4f} | {row['coverage_95']:.1%} | {row['megabytes']:.0f} |"
         )
     peers = [name for name in PEERS if name in result]
     for name in peers:
@@ -180,7 +186,7 @@ def table(result: dict[str, Any]) -> str:
             if point["iterations"] in (16, 32, 64, 100, 128, 256, last):
                 lines.append(
                     f"| {name}, {point['iterations']} iterations | {point['seconds']:.1f} | "
-                    f"{point['rmse']:.4f} | | |"
+                    f"{point['rmse']:.4f} | {point['clipped']:.4f} | | |"
                 )
     lines.append("")
     loads = ", ".join(f"{load:.1f}" for load in result["load"])

@@ -9,7 +9,7 @@ NUM_DRAWS, SIZES, WIDTH = 5, {"user": 7, "item": 6}, 4
 
 def handmade() -> tuple[FactorDraws, dict[str, np.ndarray]]:
     generator = np.random.default_rng(0)
-    draws: dict[str, np.ndarray] = {"noise": generator.gamma(3.0, size=NUM_DRAWS)}
+    draws: dict[str, np.ndarray] = {"noise": generator.gamma(3.0, size=(NUM_DRAWS, SIZES["user"]))}
     for side, size in SIZES.items():
         draws[side] = generator.normal(size=(NUM_DRAWS, size, WIDTH)).astype(np.float32)
         draws[f"{side}.mean"] = generator.normal(size=(NUM_DRAWS, WIDTH))
@@ -25,7 +25,7 @@ def test_moments_of_more_pairs_than_fit_at_once():
     ratings = np.sum(user[..., :-1] * item[..., :-1], axis=-1) + user[..., -1] + item[..., -1]
     mean, variance = factors.moments(users, items)
     np.testing.assert_allclose(mean, ratings.mean(0), rtol=1e-4, atol=1e-5)
-    expected = ratings.var(axis=0, ddof=1) + np.mean(1 / draws["noise"])
+    expected = ratings.var(axis=0, ddof=1) + np.mean(1 / draws["noise"], axis=0)[users]
     np.testing.assert_allclose(variance, expected, rtol=1e-4)
 
 
@@ -46,7 +46,7 @@ def test_a_single_draw_has_no_spread_of_its_own():
     _, draws = handmade()
     one = FactorDraws.of({name: values[:1] for name, values in draws.items()})
     _, variance = one.moments(np.array([0]), np.array([0]))
-    np.testing.assert_allclose(variance, 1 / draws["noise"][0], rtol=1e-6)
+    np.testing.assert_allclose(variance, 1 / draws["noise"][0, :1], rtol=1e-6)
 
 
 def test_similarity_is_the_correlation_of_tastes():

@@ -77,7 +77,8 @@ def test_variance_of_strangers_is_that_of_their_draws(model):
             side.mean + generator.normal(size=side.spread.shape) * side.spread**0.5
             for side in (draws.user, draws.item)
         )
-        noise = generator.normal(size=draws.noise.shape) / np.sqrt(draws.noise)
+        somebody = generator.integers(draws.noise.shape[1])
+        noise = generator.normal(size=len(draws.noise)) / np.sqrt(draws.noise[:, somebody])
         product = np.sum(user[:, :-1] * item[:, :-1], axis=1)
         total.append(product + user[:, -1] + item[:, -1] + noise)
     minus = np.array([-1])

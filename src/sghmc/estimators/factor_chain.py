@@ -29,7 +29,7 @@ _ADAPT_EVERY = 10
 _GIBBS_EVERY = 50
 _MOST_ATTEMPTS = 8
 _SMALLEST_BATCH = 40_000
-_MOST_BATCHES = 24
+_MOST_BATCHES = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,9 @@ def run(key: jax.Array, ratings: Ratings, settings: Settings, start: Chain | Non
         "item": rows[:, model.num_users :][:, : ratings.num_items],
     }
     hyper = {name: part for name, part in samples.hyper.items() if name != "counts"}
-    return Chain(position, jax.tree.map(lambda leaf: np.asarray(leaf[0]), hyper))
+    hyper = jax.tree.map(lambda leaf: np.asarray(leaf[0]), hyper)
+    hyper["noise"] = hyper["noise"][:, : ratings.num_users]
+    return Chain(position, hyper)
 
 
 @functools.lru_cache(maxsize=8)
@@ -104,7 +106,7 @@ def _model(
     num_users: int, num_items: int, rank: int, until: int
 ) -> tuple[MatrixFactorization, Adapt]:
     """Model and adaptation: the same objects for the same shapes, so that programs are found."""
-    model = MatrixFactorization(num_users, num_items, rank, prior="dimension")
+    model = MatrixFactorization(num_users, num_items, rank, prior="dimension", noise="user")
     return model, model.adapt(lambda hyper: hyper["counts"], _ADAPT_EVERY, until)
 
 
@@ -136,15 +138,16 @@ def _begin(key: jax.Array, model: MatrixFactorization, start: Chain | None) -> C
         scale = (0.25 / model.rank) ** 0.25
         precision = np.append(np.full(model.rank, scale**-2), 5.0).astype(np.float32)
         prior = {"mean": np.zeros_like(precision), "precision": precision}
-        return Chain(
-            model.init(key, scale), {"noise": np.float32(2.0), "user": prior, "item": prior}
-        )
+        noise = {"noise": np.full(model.num_users, 2.0, np.float32), "noise_rate": np.float32(1.5)}
+        return Chain(model.init(key, scale), {**noise, "user": prior, "item": prior})
     sizes = (model.num_users, model.num_items)
     rows = [
         _extended(of_side, start.position[side], start.hyper[side], size)
         for side, size, of_side in zip(SIDES, sizes, jax.random.split(key), strict=True)
     ]
-    return Chain(jnp.concatenate(rows), start.hyper)
+    noise = start.hyper["noise"]
+    new = np.full(model.num_users - len(noise), noise.mean())
+    return Chain(jnp.concatenate(rows), {**start.hyper, "noise": np.append(noise, new)})
 
 
 def _extended(key: jax.Array, rows: np.ndarray, prior: PyTree, length: int) -> jax.Array:
@@ -172,7 +175,7 @@ def _sample(key, posterior, model, adapt, begin: Chain, settings: Settings, step
     squares = max(float(jnp.max(jnp.mean(rows**2, axis=0))) for rows in sides.values())
     most = max(float(jnp.max(count)) for count in counts.values())
     precision = max(float(np.max(begin.hyper[name]["precision"])) for name in counts)
-    mass = float(begin.hyper["noise"]) * most * max(squares, 1.0) + precision
+    mass = float(np.max(begin.hyper["noise"])) * most * max(squares, 1.0) + precision
     friction = settings.momentum_decay * mass / step_size
     batch_size = _batch_size(settings, posterior)
     return sample(

@@ -33,7 +33,7 @@ class FactorDraws:
 
     user: Side
     item: Side
-    noise: np.ndarray  # (draw,): the rating precision τ
+    noise: np.ndarray  # (draw, user): the precision τ of a user's ratings
 
     @classmethod
     def of(cls, draws: dict[str, np.ndarray]) -> "FactorDraws":
@@ -58,7 +58,7 @@ class FactorDraws:
         mean = total / count
         # Ratings are of order 1: in double precision nothing is lost in this difference.
         variance = np.maximum(squares / count - mean**2, 0.0) * count / max(count - 1, 1)
-        variance += np.mean(1 / self.noise.astype(np.float64))
+        variance += self._noise_variance(users)
         is_new = (users < 0) | (items < 0)
         if is_new.any():
             variance[is_new] += self._prior_variance(users[is_new], items[is_new])
@@ -85,6 +85,11 @@ class FactorDraws:
             scale = np.sqrt(variances * variances[item])
             total += weighted @ items[item] / np.maximum(scale, np.finfo(float).tiny)
         return total / len(self.noise)
+
+    def _noise_variance(self, users: np.ndarray) -> np.ndarray:
+        """Of each user's ratings, draws averaged; a stranger rates as the average user does."""
+        variances = np.mean(1 / self.noise.astype(np.float64), axis=0)
+        return np.where(users < 0, np.mean(variances), variances[users])
 
     def _prior_variance(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """What not knowing the user's, or the item's, own factors and bias adds."""

@@ -21,6 +21,8 @@ from sghmc.models.factorization import SIDES
 _RATINGS = "ratings."
 """Begins the names of the ratings' arrays in a file, where draws have names without a dot first."""
 
+_NOISE = ("noise", "noise_rate")
+
 _QUANTILES = {0.5: 0.674490, 0.8: 1.281552, 0.95: 1.959964}
 """Of the standard normal: half-widths of central intervals."""
 
@@ -36,7 +38,7 @@ class Recommendations(NamedTuple):
 class MatrixFactorization(BaseEstimator):
     """Ratings as products of factors of users and items plus biases, with their posterior.
 
-        r_ij ~ N(m + a_i + b_j + u_i·v_j, 1/τ)
+        r_ij ~ N(m + a_i + b_j + u_i·v_j, 1/τ_i)
 
     | argument | meaning |
     | --- | --- |
@@ -44,14 +46,15 @@ class MatrixFactorization(BaseEstimator):
     | `num_draws` | posterior draws that predictions average; memory and time grow with them |
     | `thinning`, `num_burnin` | steps between draws; steps before the first |
     | `num_update_steps` | steps of a `partial_fit`, its burn-in left out |
-    | `batch_size` | ratings a step looks at; None: 40,000, or 1/24 of them if that is more |
+    | `batch_size` | ratings a step looks at; None: 40,000, or a tenth of them if that is more |
     | `step_size`, `momentum_decay` | ε and α, in units where every row oscillates equally fast |
     | `duplicates` | of a pair rated twice in one table: "error", "last" or "mean" |
     | `clip` | keep predicted means (never their spread) within the ratings seen |
     | `random_state` | seed: the same data and seed give the same model |
 
-    Precisions and the factors' means are drawn by Gibbs steps; masses are matched to how often a
-    row was rated and frozen after burn-in. Unknown users and items have the prior as their law:
+    Every user has a precision τ_i of their own: some rate more consistently than others. Precisions
+    and the factors' means are drawn by Gibbs steps; masses are matched to how often a row was rated
+    and frozen after burn-in. Unknown users and items have the prior as their law:
     predictions then rest on what is known of the other side, and are as uncertain as they should.
 
     >>> from sghmc.data.ratings import synthetic_ratings
@@ -72,11 +75,11 @@ class MatrixFactorization(BaseEstimator):
         *,
         num_draws: int = 100,
         thinning: int = 50,
-        num_burnin: int = 600,
-        num_update_steps: int = 1000,
+        num_burnin: int = 1000,
+        num_update_steps: int = 2000,
         batch_size: int | None = None,
-        step_size: float = 0.09,
-        momentum_decay: float = 0.15,
+        step_size: float = 0.05,
+        momentum_decay: float = 0.0125,
         duplicates: str = "error",
         clip: bool = True,
         random_state: int = 0,
@@ -263,7 +266,7 @@ class MatrixFactorization(BaseEstimator):
         )
         self.ratings_, self.scale_ = table, scale
         self.num_fits_ += 1
-        self.draws_ = {**chain.position, "noise": chain.hyper["noise"]}
+        self.draws_ = {**chain.position, **{name: chain.hyper[name] for name in _NOISE}}
         for side in SIDES:
             for part, values in chain.hyper[side].items():
                 self.draws_[f"{side}.{part}"] = values
@@ -274,7 +277,7 @@ class MatrixFactorization(BaseEstimator):
 
     def _chain(self) -> Chain:
         draws = self.draws_
-        hyper: dict[str, Any] = {"noise": draws["noise"]}
+        hyper: dict[str, Any] = {name: draws[name] for name in _NOISE}
         for side in SIDES:
             hyper[side] = {part: draws[f"{side}.{part}"] for part in ("mean", "precision")}
         return Chain({side: draws[side] for side in SIDES}, hyper)

@@ -1,7 +1,7 @@
 """Bayesian matrix factorization of ratings."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,11 +16,25 @@ from sghmc.types import PyTree
 
 SIDES = ("user", "item")
 
+_NOISE_SHAPE = 3.0
+"""Of the Gamma law of users' rating precisions, whose standard deviation is 1/√3 of their mean."""
+
+
+class _Normals(NamedTuple):
+    """How many centered normal numbers a precision stands behind, their squares, and its prior."""
+
+    count: jax.Array
+    squares: jax.Array
+    shape: jax.Array
+    rate: jax.Array
+
 
 class MatrixFactorization(eqx.Module):
     """Ratings as products of user and item factors, plus biases.
 
-        y_ij ~ N(u_i·v_j + a_i + b_j, 1/τ),  τ ~ Gamma(1, 1)
+        y_ij ~ N(u_i·v_j + a_i + b_j, 1/τ_i)
+        noise="shared":     τ_i = τ, one for all, τ ~ Gamma(1, 1)
+        noise="user":       τ_i ~ Gamma(3, ρ),  ρ ~ Gamma(1, 1)
         prior="shared":     u ~ N(0, 1/λ_U), v ~ N(0, 1/λ_V), a ~ N(0, 1/λ_a), b ~ N(0, 1/λ_b)
         prior="dimension":  u_ik ~ N(μ_k, 1/λ_k), v likewise; (μ_k, λ_k) normal–gamma
 
@@ -28,11 +42,12 @@ class MatrixFactorization(eqx.Module):
     | --- | --- |
     | `num_users`, `num_items`, `rank` | the shapes of the factors |
     | `prior` | "shared", the paper's; "dimension", a mean and a precision for each dimension |
+    | `noise` | "shared", the paper's; "user": some rate more consistently than others |
 
     The parameters are one array with a row for each user, then one for each item: its factors, then
     its bias; `sides` takes them apart. (One array, since on a GPU each costs launches in a step.)
-    All precisions have Gamma(1, 1) priors and are drawn by Gibbs steps, τ from a pass over all
-    ratings. Ratings should be centered and of order 1. With prior="dimension" this is BPMF
+    All other precisions have Gamma(1, 1) priors, and all are drawn by Gibbs steps, τ from a pass
+    over all ratings. Ratings should be centered and of order 1. With prior="dimension" this is BPMF
     (Salakhutdinov & Mnih, ICML 2008) with a diagonal precision.
 
     >>> import jax
@@ -46,6 +61,7 @@ class MatrixFactorization(eqx.Module):
     num_items: int
     rank: int
     prior: Literal["shared", "dimension"] = "shared"
+    noise: Literal["shared", "user"] = "shared"
 
     def __check_init__(self):
         for name in ("num_users", "num_items", "rank"):
@@ -54,6 +70,8 @@ class MatrixFactorization(eqx.Module):
                 raise ValueError(f"{name} must be a whole number from 1, but is {value!r}.")
         if self.prior not in ("shared", "dimension"):
             raise ValueError(f'prior must be "shared" or "dimension", but is {self.prior!r}.')
+        if self.noise not in ("shared", "user"):
+            raise ValueError(f'noise must be "shared" or "user", but is {self.noise!r}.')
 
     def init(self, key: jax.Array, scale: float = 0.03) -> jax.Array:
         """Factors from N(0, scale²), biases 0."""
@@ -71,8 +89,10 @@ class MatrixFactorization(eqx.Module):
         return product + user[..., -1] + item[..., -1]
 
     def log_likelihood(self, params: jax.Array, example: PyTree, hyper: PyTree) -> jax.Array:
-        error = self.predict(params, example["user"], example["item"]) - example["rating"]
-        return 0.5 * jnp.log(hyper["noise"]) - 0.5 * hyper["noise"] * error**2
+        noise = hyper["noise"]
+        if self.noise == "user":
+            noise = _rows(noise, example["user"])
+        return 0.5 * jnp.log(noise) - 0.5 * noise * self._square_error(params, example)
 
     def log_prior(self, params: jax.Array, hyper: PyTree) -> jax.Array:
         user, item = (hyper[side] for side in SIDES)
@@ -88,9 +108,10 @@ class MatrixFactorization(eqx.Module):
     def posterior(self, user, item, rating, **constants: jax.Array) -> Posterior:
         """The posterior given codes of users and items, and their ratings.
 
-        Its hyperparameters are the rating precision "noise" and, for "user" and "item", the "mean"
-        and the "precision" of each column. `constants` join them and never change: the number of a
-        fold, say, where posteriors are stacked.
+        Its hyperparameters are the rating precision "noise" (with noise="user" one for each, and
+        the "noise_rate" ρ of their law) and, for "user" and "item", the "mean" and the "precision"
+        of each column. `constants` join them and never change: the number of a fold, say, where
+        posteriors are stacked.
         """
         data = {
             "user": _codes(user, self.num_users, "user"),
@@ -101,6 +122,8 @@ class MatrixFactorization(eqx.Module):
             raise ValueError("rating holds NaN or infinite numbers: drop those rows.")
         width = self.rank + 1
         hyper = {side: {"mean": jnp.zeros(width), "precision": jnp.ones(width)} for side in SIDES}
+        if self.noise == "user":
+            hyper |= {"noise": jnp.ones(self.num_users), "noise_rate": jnp.array(_NOISE_SHAPE)}
         return Posterior(
             self.log_likelihood, self.log_prior, data, {"noise": 1.0, **hyper, **constants}
         )
@@ -112,12 +135,12 @@ class MatrixFactorization(eqx.Module):
     def adapt(
         self, counts: Callable[[PyTree], PyTree], every: int, until: int, start: int = 0
     ) -> Adapt:
-        """Masses matched to each row: M_i = τ n_i E[v²] + λ, for a user with n_i ratings.
+        """Masses matched to each row: M_i = τ_i n_i E[v²] + λ, for a user with n_i ratings.
 
         E[v²] is the mean square of the items' factors in each dimension, weighted by their ratings;
-        items likewise, and biases with 1 for E[v²]. So all rows have the same frequency, where
-        popular items are a thousand times stiffer than rare ones. `counts(hyper)` gives the numbers
-        of ratings {"user": …, "item": …}.
+        items likewise, with the mean τ of ratings, and biases with 1 for E[v²]. So all rows have
+        the same frequency, where popular items are a thousand times stiffer than rare ones.
+        `counts(hyper)` gives the numbers of ratings {"user": …, "item": …}.
         """
 
         def update(kernel, state, hyper):
@@ -127,19 +150,16 @@ class MatrixFactorization(eqx.Module):
         return Adapt(update, every, until, start)
 
     def _update(self, key: jax.Array, params: jax.Array, posterior: Posterior) -> PyTree:
-        squares = posterior.sum_over_data(
-            lambda rows: (self.predict(params, rows["user"], rows["item"]) - rows["rating"]) ** 2
-        )
-        ratings = jnp.asarray(posterior.num_examples, jnp.float32)
         sides = self.sides(params)
-        spreads = [self._spread(sides[side]) for side in SIDES]
+        normals = [*(self._spread(sides[side]) for side in SIDES), self._errors(params, posterior)]
         of_precisions, of_means = jax.random.split(key)
         # All in one call: every call compiles a rejection sampler of its own.
-        counts = jnp.concatenate([count for count, _ in spreads] + [ratings[None]])
-        totals = jnp.concatenate([total for _, total in spreads] + [squares[None]])
+        count, squares, shape, rate = (
+            jnp.concatenate(parts) for parts in zip(*normals, strict=True)
+        )
         *precisions, noise = jnp.split(
-            draw_precision(of_precisions, 1.0, 1.0, counts, totals),
-            np.cumsum([len(count) for count, _ in spreads]),
+            draw_precision(of_precisions, shape, rate, count, squares),
+            np.cumsum([len(part.count) for part in normals[:-1]]),
         )
         fresh = {
             side: self._with_means(of_side, sides[side], precision[self._groups])
@@ -147,7 +167,45 @@ class MatrixFactorization(eqx.Module):
                 SIDES, precisions, jax.random.split(of_means), strict=True
             )
         }
-        return {**posterior.hyper, **fresh, "noise": noise[0]}
+        return {**posterior.hyper, **fresh, **self._with_rate(noise)}
+
+    def _square_error(self, params: jax.Array, rows: PyTree) -> jax.Array:
+        return (self.predict(params, rows["user"], rows["item"]) - rows["rating"]) ** 2
+
+    def _errors(self, params: jax.Array, posterior: Posterior) -> _Normals:
+        """What rating precisions are drawn from, by a pass over all ratings.
+
+        With one for each user, another number comes last: Gamma(1 + 3 · users, 1), for ρ.
+        """
+        if self.noise == "shared":
+            squares = posterior.sum_over_data(lambda rows: self._square_error(params, rows))
+            count = jnp.asarray(posterior.num_examples, jnp.float32)
+            return _Normals(count[None], squares[None], jnp.ones(1), jnp.ones(1))
+
+        def weighted(weights):
+            def of_rows(rows):
+                error = self._square_error(params, rows)
+                terms = jnp.stack([jnp.ones_like(error), error], axis=-1)
+                return jnp.sum(_rows(weights, rows["user"]) * terms, axis=-1)
+
+            return posterior.sum_over_data(of_rows)
+
+        # The derivative of a weighted sum by a user's weights is the sum over that user's ratings.
+        count, squares = jax.grad(weighted)(jnp.zeros((self.num_users, 2))).T
+        rate = jnp.broadcast_to(posterior.hyper["noise_rate"], count.shape)
+        return _Normals(
+            jnp.append(count, 2 * _NOISE_SHAPE * self.num_users),
+            jnp.append(squares, 0.0),
+            jnp.append(jnp.full_like(count, _NOISE_SHAPE), 1.0),
+            jnp.append(rate, 1.0),
+        )
+
+    def _with_rate(self, noise: jax.Array) -> PyTree:
+        """Rating precisions, and ρ given them: Gamma(1 + 3 · users, 1 + Σ τ_i)."""
+        if self.noise == "shared":
+            return {"noise": noise[0]}
+        noise, unscaled = noise[:-1], noise[-1]
+        return {"noise": noise, "noise_rate": unscaled / (1 + jnp.sum(noise))}
 
     @property
     def _groups(self) -> np.ndarray:
@@ -161,8 +219,8 @@ class MatrixFactorization(eqx.Module):
         """Which columns of a side have a mean of their own: biases have none."""
         return (np.arange(self.rank + 1) < self.rank) & (self.prior == "dimension")
 
-    def _spread(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Numbers of entries and sums of squares that each precision of a side is drawn from.
+    def _spread(self, rows: jax.Array) -> _Normals:
+        """What each precision of a side is drawn from.
 
         With means, λ ~ Gamma(1, 1) and μ | λ ~ N(0, 1/λ): μ is integrated out, which leaves
         Σ(x − x̄)² + n x̄²/(n + 1).
@@ -170,9 +228,9 @@ class MatrixFactorization(eqx.Module):
         count, average = len(rows), jnp.mean(rows, axis=0)
         share = np.where(self._has_mean, count / (count + 1), count).astype(np.float32)
         squares = jnp.sum((rows - average[None]) ** 2, axis=0) + share * average**2
-        counts = count * np.bincount(self._groups)
-        totals = jnp.zeros(len(counts)).at[self._groups].add(squares)
-        return jnp.asarray(counts, jnp.float32), totals
+        counts = jnp.asarray(count * np.bincount(self._groups), jnp.float32)
+        totals = jnp.zeros_like(counts).at[self._groups].add(squares)
+        return _Normals(counts, totals, jnp.ones_like(counts), jnp.ones_like(counts))
 
     def _with_means(self, key: jax.Array, rows: jax.Array, precision: jax.Array) -> PyTree:
         """Precisions, and means given them: μ | λ ~ N(n x̄/(n + 1), 1/(λ(n + 1)))."""
@@ -183,10 +241,13 @@ class MatrixFactorization(eqx.Module):
 
     def _mass(self, params: jax.Array, hyper: PyTree, counts: PyTree) -> jax.Array:
         sides, mass = self.sides(params), []
+        noise = {"user": hyper["noise"], "item": hyper["noise"]}
+        if self.noise == "user":
+            noise["item"] = jnp.average(hyper["noise"], weights=counts["user"])
         for side, other in zip(SIDES, reversed(SIDES), strict=True):
             squares = jnp.average(sides[other] ** 2, axis=0, weights=counts[other])
             squares = squares.at[-1].set(1.0)  # what a bias is multiplied by
-            stiffness = hyper["noise"] * counts[side].astype(jnp.float32)
+            stiffness = noise[side] * counts[side].astype(jnp.float32)
             mass.append(stiffness[:, None] * squares[None] + hyper[side]["precision"][None])
         return jnp.concatenate(mass)
 
