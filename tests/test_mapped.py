@@ -1,13 +1,16 @@
 """Files larger than memory: every row where it belongs, and every bad file refused by name."""
 
 import os
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import sghmc
-from sghmc.data import MemoryMapped, mapped
+from sghmc.data import MemoryMapped, mapped, scattered
 
 N = 1_000
 
@@ -35,9 +38,18 @@ def check_rows(source, arrays):
             np.testing.assert_array_equal(taken[name], array[numbers])
 
 
-@pytest.mark.parametrize("span", [1 << 28, 1_000], ids=["at once", "in spans"])
-def test_rows_of_a_directory(folder, arrays, span, monkeypatch):
-    monkeypatch.setattr(mapped, "_SPAN_BYTES", span)
+@pytest.fixture(params=["at once", "in spans", "scattered"])
+def way(request, monkeypatch):
+    """How rows are read: a matter of the file's size, and of how far apart they are."""
+    if request.param == "in spans":
+        monkeypatch.setattr(mapped, "_SPAN_BYTES", 1_000)
+    if request.param == "scattered":
+        monkeypatch.setattr(mapped, "_FAR_APART", -1)
+        if scattered.available() is None:
+            pytest.skip("the system has no asynchronous input")
+
+
+def test_rows_of_a_directory(folder, arrays, way):
     source = MemoryMapped(folder)
     check_rows(source, arrays)
     assert source.example["x"].shape == (3,)
@@ -51,7 +63,7 @@ def test_any_pytree_of_paths_and_one_path(folder, arrays):
     np.testing.assert_array_equal(alone.take(np.array([5, 2])), arrays["x"][[5, 2]])
 
 
-def test_numbers_in_another_byte_order_and_precision(tmp_path, arrays):
+def test_numbers_in_another_byte_order_and_precision(tmp_path, arrays, way):
     np.save(tmp_path / "x.npy", arrays["x"].astype(">f8"))
     taken = MemoryMapped(tmp_path / "x.npy").take(np.arange(N))
     assert taken.dtype == np.float32
@@ -69,7 +81,7 @@ def write_arrow(path, table, *, opens=pa.ipc.new_file, **options):
 
 
 @pytest.mark.parametrize("opens", [pa.ipc.new_file, pa.ipc.new_stream], ids=["file", "stream"])
-def test_rows_of_arrow_files(tmp_path, arrays, opens):
+def test_rows_of_arrow_files(tmp_path, arrays, opens, way):
     table = table_of(arrays)
     write_arrow(tmp_path / "a.arrow", table.slice(0, 650), opens=opens)
     write_arrow(tmp_path / "b.arrow", table.slice(650), opens=opens)
@@ -182,3 +194,35 @@ def test_rows_with_nan_are_named(folder, arrays):
 def test_large_numbers_are_no_fault(tmp_path):
     np.save(tmp_path / "x.npy", np.full(4, 3e38, np.float32))  # whose sum is not finite
     assert MemoryMapped(tmp_path / "x.npy").take(np.arange(4)).sum(dtype=float) > 1e39
+
+
+def test_scattered_reads_say_what_cannot_be_read(tmp_path):
+    reads = scattered.available()
+    if reads is None:
+        pytest.skip("the system has no asynchronous input")
+    (tmp_path / "x").write_bytes(bytes(range(100)))
+    into = np.zeros((3_000, 4), np.uint8)  # more than go into one call
+    offsets, addresses = np.arange(3_000) % 97, into.ctypes.data + 4 * np.arange(3_000)
+    with open(tmp_path / "x", "rb") as file:
+        reads.read(file.fileno(), offsets, addresses, 4)
+        np.testing.assert_array_equal(into[:, 1], offsets + 1)
+        with pytest.raises(OSError, match="short"):
+            reads.read(file.fileno(), offsets + 1, addresses, 4)
+    with pytest.raises(OSError, match="asynchronous input failed"):
+        reads.read(10_000, offsets, addresses, 4)  # no such file is open
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory otherwise")
+def test_a_file_larger_than_memory(tmp_path):
+    """Sampling and a pass over all data, in a process that may have less than the file's size."""
+    path, limit = tmp_path / "x.npy", 600_000_000
+    with open(path, "wb") as file:  # rows of zeros, which take no space on the disk
+        header = {"descr": "<f4", "fortran_order": False, "shape": (4_000_000, 50)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + 4_000_000 * 200)
+    script = pathlib.Path(__file__).with_name("limited_run.py")
+    done = subprocess.run(
+        [sys.executable, script, path, str(limit)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < limit < path.stat().st_size

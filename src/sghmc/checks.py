@@ -50,6 +50,16 @@ def check_fisher(fisher: EmpiricalFisher | None, gradient: Gradient) -> None:
         )
 
 
+def check_source(program: Program, sampler: Sampler) -> None:
+    source = getattr(program.target, "source", None)
+    if source is not None and not source.is_independent and sampler.subtracts_gradient_noise:
+        raise ValueError(
+            "gradient_noise must not be subtracted where a stream's rows may come in shuffled "
+            "passes: errors cancel over a pass. Take gradient_noise=0, or Stream(…, "
+            "independent=True) if rows are drawn with replacement."
+        )
+
+
 def check_axis(target, posterior_axis: int | None, num_chains: int) -> None:
     is_stacked = isinstance(target, StackedPosterior)
     if posterior_axis not in (None, 0) or (posterior_axis == 0) != is_stacked:

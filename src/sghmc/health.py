@@ -219,6 +219,8 @@ def _law(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndarray
 
 def _points(target: Target, positions: PyTree, is_finite: np.ndarray) -> PyTree | str:
     """Some of the draws, as parameters in double precision with a leading axis."""
+    if isinstance(target, Posterior) and target.source and target.source.is_sequential:
+        return "the law of the settings: a stream's rows cannot be looked at again"
     chains, draws = np.nonzero(is_finite)
     if len(chains) == 0:
         return "no draw is finite"

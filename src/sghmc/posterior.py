@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc.source import Source
+from sghmc.source import DataError, Source
 from sghmc.types import Change, Evaluation, PyTree
 
 _CHUNK = 65_536
@@ -152,6 +152,7 @@ class Posterior(eqx.Module):
 
     def rows(self, indices: jax.Array) -> PyTree:
         if self.source is not None:
+            _check_random_access(self.source)
             return _read(self.source.take, self.source.like(len(indices)), indices)
         return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), self.data)
 
@@ -236,6 +237,7 @@ class Posterior(eqx.Module):
 
     def _over_source(self, source: Source, function: Callable) -> PyTree:
         """The same where the host reads each chunk: no more than one is in memory."""
+        _check_random_access(source)
         count = source.chunk_rows
 
         def of_chunk(k):
@@ -341,6 +343,15 @@ def _padded(posterior: Posterior, num_rows: int) -> Posterior:
 
 
 Target = Potential | Posterior
+
+
+def _check_random_access(source: Source) -> None:
+    if source.is_sequential:
+        raise DataError(
+            "Rows of a stream come by once: a pass over all data, or a look at chosen rows, needs "
+            "arrays or a source such as MemoryMapped. Exact potentials and gradients, accept "
+            "steps, ControlVariate and tune do; Minibatch with SGHMC or SGLD does not."
+        )
 
 
 def _read(function: Callable, like: PyTree, argument) -> PyTree:

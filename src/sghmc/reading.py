@@ -8,9 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.gradients import Estimator
+from sghmc.gradients import BatchEstimator, Estimator
 from sghmc.posterior import Posterior
 from sghmc.program import GRADIENT, Batches, Program
+from sghmc.samplers.base import Sampler
+from sghmc.samples import Growth
+from sghmc.source import DataError
 from sghmc.types import PyTree
 
 _WINDOW_BYTES = 1 << 25
@@ -33,33 +36,44 @@ class Reader:
     Windows lie on a grid of draws that starts with draw 0, each as long as its rows' memory allows
     but at least a draw: so a run that resumes sees the same. A window also has the batch of the
     step after its last, since the potential after a step, and the noise there, are looked at with
-    the next batch.
+    the next batch. A stream is read window after window; to resume, from its start again.
+
+    Where the number of rows grows, it grows from one window to the next, and with it the program's
+    N and the sampler's settings: arguments of the compiled loop all of them.
     """
 
-    def __init__(self, program: Program, num_draws: int):
+    def __init__(self, program: Program, sampler: Sampler, num_draws: int):
         assert isinstance(program.target, Posterior)
         assert program.target.source is not None
         self.program, self.source = program, program.target.source
         num_gradients = program.kernel.num_gradients
         one = _row_numbers(program.estimator, self._keys, 0, 1, num_gradients)
         self.width, self.num_draws = one.shape[1], num_draws
-        draw_bytes = one.size * self.source.row_bytes * program.thinning
-        self.draws = max(1, min(num_draws, _WINDOW_BYTES // draw_bytes))
+        most_rows = _WINDOW_BYTES // self.source.row_bytes
+        most_rows = min(most_rows, self.source.read_ahead or most_rows)
+        self.draws = max(1, min(num_draws, most_rows // (one.size * program.thinning)))
         self.thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-reader")
         self.now: Window | None = None
         self.ahead: tuple[int, concurrent.futures.Future] | None = None
+        self.sampler, self.num_examples = sampler, int(program.target.num_examples)
+        self.growth: list[Growth] = []
+        """When the number of rows changed, in draws, burn-in included."""
+        self.source.start()
 
     @classmethod
-    def of(cls, program: Program, num_draws: int) -> "Reader | None":
+    def of(cls, program: Program, sampler: Sampler, num_draws: int) -> "Reader | None":
         """A reader where the program needs one: batches of data that are not arrays."""
         has_source = isinstance(program.target, Posterior) and program.target.source is not None
-        return cls(program, num_draws) if has_source and program.estimator.takes_rows else None
+        if not has_source or not program.estimator.takes_rows:
+            return None
+        return cls(program, sampler, num_draws)
 
     def program_at(self, draw: int) -> tuple[Program, int]:
         """The program with the batches of this draw, and after which draw they end."""
         number = draw // self.draws
         if self.now is None or self.now.number != number:
             self.now = self._window(number)
+            self._grow(self.now)
         if self.ahead is None and (number + 1) * self.draws < self.num_draws:
             self.ahead = number + 1, self._submit(number + 1, self.now)
         program = eqx.tree_at(
@@ -75,7 +89,34 @@ class Reader:
             window, self.ahead = self.ahead[1].result(), None
             return window
         self.ahead = None
-        return self._submit(number, None).result()
+        window = None
+        for earlier in range(number if self.source.is_sequential else 0):
+            window = self._submit(earlier, window).result()
+        return self._submit(number, window).result()
+
+    def _grow(self, window: Window) -> None:
+        """Have the program follow the number of rows."""
+        before = self.growth[-1].num_examples if self.growth else self.num_examples
+        if window.num_examples == before:
+            return
+        program = self.program
+        if program.adapt is not None or program.kernel.fisher is not None:
+            raise DataError(
+                f"The stream's size changed from {before} to {window.num_examples}, but "
+                f"settings that adapt or estimate V̂ do not follow it: leave out adapt and "
+                f"EmpiricalFisher, or keep the size."
+            )
+        self.growth.append(Growth(window.number * self.draws, before, window.num_examples))
+        sampler = self.sampler.for_growth(window.num_examples / self.num_examples)
+        num_steps = self.num_draws * program.thinning
+        parts = (
+            jnp.asarray(window.num_examples, jnp.int32),
+            with_num_examples(program.estimator, window.num_examples),
+            sampler.prepare(program.layout.like, num_steps),
+        )
+        self.program = eqx.tree_at(
+            lambda p: (p.target.num_real, p.estimator, p.kernel), program, parts
+        )
 
     def _submit(self, number: int, before: Window | None) -> concurrent.futures.Future:
         return self.thread.submit(self._read, number, before)
@@ -85,15 +126,13 @@ class Reader:
         first = number * steps
         left = self.num_draws * self.program.thinning - first
         num_read = min(steps, left) + 1
-        numbers = np.asarray(
-            _row_numbers(
-                self.program.estimator,
-                self._keys,
-                first,
-                steps + 1,
-                self.program.kernel.num_gradients,
-            )
-        ).reshape(-1, steps + 1, self.width)
+        num_examples = self.source.num_rows
+        estimator = self.program.estimator
+        if self.source.is_growing:
+            estimator = with_num_examples(estimator, num_examples)
+        num_gradients = self.program.kernel.num_gradients
+        numbers = _row_numbers(estimator, self._keys, first, steps + 1, num_gradients)
+        numbers = np.asarray(numbers).reshape(-1, steps + 1, self.width)
         skipped = 0 if before is None else 1
         wanted = numbers[:, skipped:num_read]
         rows = self.source.take(wanted.reshape(-1))
@@ -104,12 +143,18 @@ class Reader:
         if self.program.estimator.is_shared:
             whole = jax.tree.map(lambda leaf: leaf[0], whole)
         batches = Batches(jax.device_put(whole), jnp.asarray(first, jnp.int32))
-        return Window(number, batches, self.source.num_rows, last)
+        return Window(number, batches, num_examples, last)
 
     @property
     def _keys(self) -> jax.Array:
         keys = self.program.keys[:, GRADIENT]
         return keys[:1] if self.program.estimator.is_shared else keys
+
+
+def with_num_examples(estimator: Estimator, num_examples: int) -> Estimator:
+    assert isinstance(estimator, BatchEstimator)  # a control variate needs a pass over all data
+    number = jnp.asarray(num_examples, jnp.int32)
+    return eqx.tree_at(lambda e: e.num_examples, estimator, number)
 
 
 def _joined(leaves: Any, length: int) -> np.ndarray:

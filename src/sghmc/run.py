@@ -28,7 +28,7 @@ from sghmc.program import GRADIENT, NEVER, NUM_STREAMS, Carry, DrawInfo, Program
 from sghmc.progress import Bar, Interruption
 from sghmc.reading import Reader
 from sghmc.samplers.base import Sampler
-from sghmc.samples import DivergenceError, GradientNoiseError, Info, Samples
+from sghmc.samples import DivergenceError, GradientNoiseError, Growth, Info, Samples
 from sghmc.source import DataError
 from sghmc.types import PyTree
 
@@ -97,7 +97,8 @@ def run(
         )
         checks.check_fisher(program.kernel.fisher, gradient)
         origin = None if is_stacked else _origin(program, sampler, gradient, num_steps)
-        with _reading(program, len(is_kept)) as reader:
+        checks.check_source(program, sampler)
+        with _reading(program, sampler, len(is_kept)) as reader:
             run = _Run(program, positions, is_kept, origin, folder, reader)
             return run.finish(progress, throw)
 
@@ -114,9 +115,9 @@ def _opened(checkpoint: Checkpoint | None, arguments: dict[str, Any]) -> Iterato
 
 
 @contextlib.contextmanager
-def _reading(program: Program, num_draws: int):
+def _reading(program: Program, sampler: Sampler, num_draws: int):
     """What reads batches for a run, where the data are a source; else None."""
-    reader = Reader.of(program, num_draws)
+    reader = Reader.of(program, sampler, num_draws)
     try:
         yield reader
     finally:
@@ -278,6 +279,13 @@ class _Run:
         is_bad = ~is_finite.all(1)
         return np.where(is_bad, (draw + 1) * self.program.thinning - 1, NEVER)
 
+    def _growth(self) -> tuple[Growth, ...]:
+        """When the data grew, in kept draws."""
+        growth = [] if self.reader is None else self.reader.growth
+        return tuple(
+            each._replace(draw=int(np.count_nonzero(self.is_kept[: each.draw]))) for each in growth
+        )
+
     def _samples(self) -> Samples:
         layout = self.program.layout
         draws = self.store.draws()
@@ -294,6 +302,7 @@ class _Run:
             startup_seconds=self.startup_seconds,
             origin=self.origin,
             clock=draws.clock[0],
+            growth=self._growth(),
         )
 
 

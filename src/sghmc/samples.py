@@ -2,11 +2,12 @@
 
 import dataclasses
 import html
+import math
 import os
 import pathlib
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,14 @@ class Info:
     data_share: np.ndarray | None = None
 
 
+class Growth(NamedTuple):
+    """From the kept draw `draw` on the posterior was over `num_examples` rows."""
+
+    draw: int
+    num_before: int
+    num_examples: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Samples:
     """The draws of a run, on the host.
@@ -54,6 +63,7 @@ class Samples:
     | `clock` | seconds from the start until each draw had come back to the host |
     | `tuning` | the report of `tune`, after `sample(…, "auto", …)` |
     | `origin` | target, sampler and gradient estimator that made the draws |
+    | `growth` | when a stream's number of rows grew, and to what |
     """
 
     positions: PyTree
@@ -67,6 +77,7 @@ class Samples:
     clock: np.ndarray | None = None
     tuning: Any = None
     origin: Origin | None = None
+    growth: tuple[Growth, ...] = ()
 
     def with_tuning(self, report: Any) -> "Samples":
         return dataclasses.replace(self, tuning=report)
@@ -142,6 +153,28 @@ class Samples:
 
     def _health(self, table: "pandas.DataFrame", tolerance: float) -> Health:
         return assess(table, self.origin, self.positions, self.hyper, self.info, tolerance)
+
+    def settling_draws(self, within: float = 0.1) -> float:
+        """How many draws the chains need, after the data last grew, until they have settled.
+
+        From N to N' rows the posterior moves by about √(N'/N − 1) of its new standard deviations;
+        that falls by 1/e in an autocorrelation time (1 + Σρ, of the slowest number kept since), and
+        has settled when `within` standard deviations are left. Zero where nothing grew.
+        """
+        if not self.growth:
+            return 0.0
+        last = self.growth[-1]
+        moved = math.sqrt(abs(last.num_examples / last.num_before - 1))
+        later = min((last.draw + self.num_draws) // 2, self.num_draws - 2)  # on their way before
+        slowest = max(
+            diagnostics.autocorrelation_time(
+                leaf[:, later:].reshape(*leaf[:, later:].shape[:2], -1)
+            )
+            .max()
+            .item()
+            for leaf in diagnostics.named_leaves(self.positions, self.hyper).values()
+        )
+        return slowest * max(0.0, math.log(moved / within))
 
     def plot(self, kind: str = "trace", names: Sequence[str] | None = None, **options):
         """A picture through arviz: "trace", "rank", "autocorrelation" or "pair"; its axes."""

@@ -32,7 +32,11 @@ class Source(abc.ABC):
     is_growing: bool = False
     """Whether `num_rows` may change while a run is on."""
     is_sequential: bool = False
-    """Whether rows come in an order of their own: what was read once does not come again."""
+    """Whether rows come in an order of their own: there is no pass over all of them."""
+    is_independent: bool = True
+    """Whether rows are drawn independently, where the source and not the run draws them."""
+    read_ahead: int | None = None
+    """How many rows a run may read ahead; None: as many as its memory allows."""
 
     @property
     @abc.abstractmethod
@@ -42,6 +46,9 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def take(self, numbers: np.ndarray) -> PyTree:
         """The rows of these numbers, 1-D: a pytree of host arrays with a leading axis."""
+
+    def start(self) -> None:  # noqa: B027 - most sources have nothing to start
+        """A run begins."""
 
     def identity(self) -> dict[str, PyTree]:
         """By what a run that resumes knows its data: their number, and some of the rows."""

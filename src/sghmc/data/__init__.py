@@ -2,5 +2,6 @@
 
 from sghmc.data.mapped import MemoryMapped
 from sghmc.data.parquet import Parquet
+from sghmc.data.stream import Stream
 
-__all__ = ["MemoryMapped", "Parquet"]
+__all__ = ["MemoryMapped", "Parquet", "Stream"]

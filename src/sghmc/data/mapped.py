@@ -5,16 +5,21 @@ import math
 import mmap
 import os
 import pathlib
+import weakref
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
+from sghmc.data import scattered
+from sghmc.data.scattered import Scattered
 from sghmc.source import DataError, NotFinite, Source, check_finite, check_num_rows
 from sghmc.types import PyTree
 
 _SPAN_BYTES = 1 << 28
 """Of the files, how much may be resident at once: a page that was read counts until given back."""
+_FAR_APART = 1 << 15
+"""Bytes from row to row beyond which reading each is quicker than mapping what lies around them."""
 _ARROW = (".arrow", ".feather", ".ipc")
 
 Path = str | os.PathLike
@@ -60,6 +65,7 @@ class MemoryMapped(Source):
             )
         self._num_rows = next(iter(lengths.values()))
         check_num_rows(self._num_rows, self._name)
+        self._row_size = sum(file.size for file in self._files) / self._num_rows
         self.example = jax.tree.unflatten(self._treedef, [c.example for c in self._columns])
 
     @property
@@ -70,34 +76,41 @@ class MemoryMapped(Source):
         for file in self._files:
             file.check()
         leaves = [np.empty((len(numbers), *c.shape), c.example.dtype) for c in self._columns]
-        for part, rows in self._spans(numbers):
-            for column, leaf in zip(self._columns, leaves, strict=True):
-                leaf[part] = column.take(rows)
-            self._release()
+        order = np.argsort(numbers, kind="stable")
+        ordered = numbers[order]
+        if not self._read_scattered(ordered, order, leaves):
+            self._read_mapped(ordered, order, leaves)
         taken = jax.tree.unflatten(self._treedef, leaves)
         if not self._allow_nan:
             self._check_finite(taken, numbers)
         return taken
 
-    def _spans(self, numbers: np.ndarray):
-        """Row numbers in order, and where they belong, for one part of the files at a time.
+    def _read_scattered(self, rows: np.ndarray, order: np.ndarray, leaves: list) -> bool:
+        """Read rows by increasing numbers to their places in `leaves`, where they lie far apart.
 
-        In order, so that a page is read once and a disk's head moves one way.
+        Whether it was done.
         """
-        width = sum(file.size for file in self._files) / self._num_rows
-        rows_per_span = max(1, int(_SPAN_BYTES / width))
-        order = np.argsort(numbers, kind="stable")
-        ordered = numbers[order]
-        edges = np.arange(rows_per_span, self._num_rows, rows_per_span)
-        cuts = [0, *np.searchsorted(ordered, edges), len(ordered)]
-        for start, stop in itertools.pairwise(cuts):
-            if stop > start:
-                yield order[start:stop], ordered[start:stop]
+        reads = scattered.available()
+        apart = (int(rows[-1]) - int(rows[0])) * self._row_size / len(rows)
+        if reads is None or apart < _FAR_APART:
+            return False
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column.read(reads, rows, order, leaf)
+        return True
 
-    def _release(self) -> None:
-        if sum(file.size for file in self._files) > _SPAN_BYTES:
-            for file in self._files:
-                file.release()
+    def _read_mapped(self, rows: np.ndarray, order: np.ndarray, leaves: list) -> None:
+        """The same through the mapped pages, giving them back from time to time."""
+        rows_per_span = max(1, int(_SPAN_BYTES / self._row_size))
+        edges = np.arange(rows_per_span, self._num_rows, rows_per_span)
+        cuts = [0, *np.searchsorted(rows, edges), len(rows)]
+        for start, stop in itertools.pairwise(cuts):
+            if start == stop:
+                continue
+            for column, leaf in zip(self._columns, leaves, strict=True):
+                leaf[order[start:stop]] = column.take(rows[start:stop])
+            if rows_per_span < self._num_rows:
+                for file in self._files:
+                    file.release()
 
     def _check_finite(self, taken: PyTree, numbers: np.ndarray) -> None:
         try:
@@ -116,15 +129,21 @@ class _File:
     def __init__(self, path: Path):
         self.path = pathlib.Path(path)
         try:
-            with open(path, "rb") as file:
-                self.seen = _stamp(os.fstat(file.fileno()))
-                self.size = self.seen[0]
-                if self.size == 0:
-                    raise DataError(f"{path} is empty.")
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.file = open(path, "rb")  # noqa: SIM115 - open as long as it may be read
+            weakref.finalize(self, self.file.close)
+            self.seen = _stamp(os.fstat(self.file.fileno()))
+            self.size = self.seen[0]
+            if self.size == 0:
+                raise DataError(f"{path} is empty.")
+            self.map = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}.") from error
         self._advise("MADV_RANDOM")
+
+    @property
+    def address(self) -> int:
+        """Where in memory the file is mapped."""
+        return np.frombuffer(self.map, np.uint8).ctypes.data
 
     def check(self) -> None:
         """A file that shrank would end the process, one that changed its rows spoil the run."""
@@ -154,24 +173,44 @@ def _stamp(stat: os.stat_result) -> tuple[int, ...]:
 class _Column:
     """An array cut into pieces along its rows, each a view of a mapped file."""
 
-    def __init__(self, name: str, files: Sequence[_File], pieces: Sequence[np.ndarray]):
-        self.name, self.files, self.pieces = name, files, pieces
-        self.ends = np.cumsum([len(piece) for piece in pieces])
-        self.num_rows = int(self.ends[-1]) if len(pieces) else 0
-        self.shape = pieces[0].shape[1:]
-        dtype = pieces[0].dtype.newbyteorder("=")
+    def __init__(self, name: str, pieces: Sequence[tuple[_File, np.ndarray]]):
+        self.name = name
+        self.files, self.pieces = zip(*pieces, strict=True)
+        self.ends = np.cumsum([len(piece) for piece in self.pieces])
+        self.num_rows = int(self.ends[-1])
+        self.shape = self.pieces[0].shape[1:]
+        dtype = self.pieces[0].dtype.newbyteorder("=")
         self.example = jax.ShapeDtypeStruct(self.shape, jax.dtypes.canonicalize_dtype(dtype))
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Rows by increasing numbers."""
-        if len(self.pieces) == 1:
-            return self.pieces[0].take(rows, axis=0)
-        place = np.searchsorted(self.ends, rows, side="right")
-        parts = []
-        for i in np.unique(place):
-            first = self.ends[i] - len(self.pieces[i])
-            parts.append(self.pieces[i].take(rows[place == i] - first, axis=0))
-        return np.concatenate(parts)
+        parts = [self.pieces[i].take(inside, axis=0) for i, inside, _ in self._cut(rows)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def read(self, reads: Scattered, rows: np.ndarray, order: np.ndarray, leaf: np.ndarray) -> None:
+        """The same to the rows `order` of an array, past the mapped pages."""
+        piece = self.pieces[0]
+        raw = leaf if leaf.dtype == piece.dtype else np.empty(leaf.shape, piece.dtype)
+        size = piece.dtype.itemsize * math.prod(self.shape)
+        for i, inside, part in self._cut(rows):
+            start = self.pieces[i].ctypes.data - self.files[i].address
+            places = raw.ctypes.data + size * order[part]
+            try:
+                reads.read(self.files[i].file.fileno(), start + size * inside, places, size)
+            except OSError as error:
+                raise DataError(f"{self.files[i].path} cannot be read: {error}.") from error
+        if raw is not leaf:
+            leaf[...] = raw
+
+    def _cut(self, rows: np.ndarray):
+        """Which pieces these rows lie in: number, rows inside of it, and which of `rows`."""
+        cuts = np.searchsorted(rows, self.ends)
+        first = 0
+        for i in range(len(self.pieces)):
+            if cuts[i] > first:
+                start = self.ends[i] - len(self.pieces[i])
+                yield i, rows[first : cuts[i]].astype(np.int64) - start, slice(first, cuts[i])
+            first = cuts[i]
 
 
 def _open(files: PyTree) -> PyTree:
@@ -223,7 +262,7 @@ def _npy_column(path: Path) -> _Column:
             f"{needed}: it is truncated or damaged."
         )
     array = np.frombuffer(file.map, dtype, offset=start).reshape(shape)
-    return _Column(str(path), [file], [array])
+    return _Column(str(path), [(file, array)])
 
 
 def _check_dtype(name: object, dtype: np.dtype) -> None:
@@ -233,7 +272,7 @@ def _check_dtype(name: object, dtype: np.dtype) -> None:
 
 def _arrow_columns(paths: Sequence[pathlib.Path]) -> dict[str, _Column]:
     files = [_File(path) for path in paths]
-    pieces: dict[str, list[np.ndarray]] = {}
+    pieces: dict[str, list[tuple[_File, np.ndarray]]] = {}
     schema = None
     for file in files:
         found, batches = _arrow_batches(file)
@@ -246,10 +285,10 @@ def _arrow_columns(paths: Sequence[pathlib.Path]) -> dict[str, _Column]:
             )
         for batch in batches:
             for name, array in zip(schema.names, batch.columns, strict=True):
-                pieces.setdefault(name, []).append(_arrow_array(file, name, array))
+                pieces.setdefault(name, []).append((file, _arrow_array(file, name, array)))
     if not pieces:
         raise DataError(f"{files[0].path} has no rows: give at least one.")
-    return {name: _Column(f"{files[0].path}: {name}", files, each) for name, each in pieces.items()}
+    return {name: _Column(f"{files[0].path}: {name}", each) for name, each in pieces.items()}
 
 
 def _arrow_batches(file: _File):
@@ -292,9 +331,7 @@ def _arrow_array(file: _File, name: str, array) -> np.ndarray:
             f"lists of numbers of one fixed size."
         ) from error
     _check_dtype(where, view.dtype)
-    start = np.frombuffer(file.map, np.uint8).__array_interface__["data"][0]
-    place = view.__array_interface__["data"][0] - start
-    if not 0 <= place < file.size:
+    if not 0 <= view.ctypes.data - file.address < file.size:
         raise DataError(f"{where} is compressed: write the file without compression.")
     return view
 

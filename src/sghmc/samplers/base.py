@@ -63,6 +63,15 @@ class Sampler(eqx.Module):
     def rescaled(self, factor: float) -> "Sampler":
         """The same sampler with `factor` times the step size, at equal mass and friction."""
 
+    def for_growth(self, factor: float) -> "Sampler":
+        """The same sampler for `factor` times as many rows: a potential as many times as steep.
+
+        It makes as many steps for an independent draw as before.
+        """
+        raise TypeError(
+            f"{type(self).__name__} has no rule to follow data that grow: use SGHMC or SGLD."
+        )
+
 
 class NoiseRoom(NamedTuple):
     """How large V̂ is, along its worst direction, and how large it may be.
@@ -212,6 +221,13 @@ def values_over(setting: float | Schedule, num_steps: int, name: str) -> np.ndar
             f"{values[bad][0]:g} at step {points[bad][0]}."
         )
     return values
+
+
+def scaled(setting: PyTree | Schedule, factor: float) -> PyTree | Schedule:
+    """A setting times a factor: a number, a schedule, or a matrix in any of its forms."""
+    if callable(setting):
+        return rescale(setting, factor)
+    return jax.tree.map(lambda leaf: factor * leaf, setting)
 
 
 def rescale(setting: float | Schedule, factor: float) -> float | Schedule:

@@ -22,6 +22,7 @@ from sghmc.samplers.base import (
     is_nonzero,
     parse_gradient_noise,
     rescale,
+    scaled,
     value_at,
     values_over,
 )
@@ -54,6 +55,19 @@ class FrictionSampler(Sampler):
 
     def rescaled(self, factor: float) -> Self:
         return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
+
+    def for_growth(self, factor: float) -> Self:
+        """Mass and friction in proportion to N: η = ε²M⁻¹ ∝ 1/N at the same decay εCM⁻¹.
+
+        V̂ of a batch grows with N².
+        """
+        noise = self.gradient_noise
+        return dataclasses.replace(
+            self,
+            mass=scaled(self.mass, factor),
+            friction=scaled(self.friction, factor),
+            gradient_noise=noise if given_fisher(noise) else scaled(noise, factor**2),
+        )
 
     def _largest_step(self, num_steps: int) -> float:
         return float(values_over(self.step_size, num_steps, "step_size").max())

@@ -22,6 +22,7 @@ from sghmc.samplers.base import (
     is_nonzero,
     parse_gradient_noise,
     rescale,
+    scaled,
     value_at,
     values_over,
 )
@@ -111,6 +112,14 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
 
     def rescaled(self, factor: float) -> "SGLD":
         return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
+
+    def for_growth(self, factor: float) -> "SGLD":
+        """A step size in proportion to 1/N; V̂ of a batch grows with N²."""
+        noise = self.gradient_noise
+        return dataclasses.replace(
+            self.rescaled(1 / factor),
+            gradient_noise=noise if given_fisher(noise) else scaled(noise, factor**2),
+        )
 
 
 class SGLDState(NamedTuple):

@@ -1,0 +1,175 @@
+"""Streams: rows in their order or shuffled, faults named, and a posterior that follows its data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sghmc
+from sghmc.data import Stream
+
+ROWS = np.arange(10.0, dtype=np.float32)
+
+
+def in_threes():
+    return iter([{"x": ROWS[i : i + 3], "y": [int(i)] * len(ROWS[i : i + 3])} for i in (0, 3, 6)])
+
+
+def test_rows_come_in_order_whatever_the_batches_and_begin_again():
+    stream = Stream(in_threes, size=9)
+    assert stream.example["x"].shape == ()
+    taken = [stream.take(np.zeros(count, int))["x"] for count in (2, 5, 4)]
+    np.testing.assert_array_equal(np.concatenate(taken), [*range(9), 0, 1])
+    stream.start()
+    np.testing.assert_array_equal(stream.take(np.zeros(1, int))["y"], [0])
+
+
+def test_what_loaders_yield():
+    pairs = [[ROWS[:4].reshape(2, 2), np.array([1, 2])]]  # a list of arrays, as of a DataLoader
+    x, y = Stream(pairs, size=2).take(np.zeros(2, int))
+    np.testing.assert_array_equal(x, [[0, 1], [2, 3]])
+    np.testing.assert_array_equal(y, [1, 2])
+    columns = [{"x": [[0.5, 1.5], [2.5, 3.5]]}]  # lists of numbers, as of a dataset
+    assert Stream(columns, size=2).example["x"].shape == (2,)
+
+
+def test_the_buffer_shuffles_as_one_row_at_a_time_would():
+    stream, size = Stream(lambda: iter([ROWS]), size=10, buffer=4), 4
+    numbers = np.random.default_rng(0).integers(0, 10, 40)
+    plain, buffer, position, expected = np.tile(ROWS, 6), list(ROWS[:size]), size, []
+    for number in numbers:
+        slot = number * size // 10
+        expected.append(buffer[slot])
+        buffer[slot] = plain[position]
+        position += 1
+    taken = [stream.take(part) for part in np.split(numbers, [7, 8, 30])]
+    np.testing.assert_array_equal(np.concatenate(taken), expected)
+
+
+def failing():
+    yield ROWS
+    raise OSError("connection lost")
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (iter([ROWS]), "ended early, after 5 rows"),
+        (failing(), "raised after 5 rows: OSError: connection lost"),
+        ([ROWS, ROWS[:0]], "empty batch after 5 rows"),
+        ([ROWS, ROWS.astype(np.int32)], r"rows of int32\[\] in its array, but the first had float"),
+        ([ROWS, {"x": ROWS}], "but the first PyTreeDef"),
+        ([ROWS, np.full(3, np.nan)], "has nan in row 0, its array"),
+        ([ROWS, np.array(["one"])], "must hold numbers"),
+        ([ROWS, [[1.0], [1.0, 2.0]]], "ragged"),
+    ],
+    ids=["ends", "raises", "empty", "dtype", "structure", "nan", "words", "ragged"],
+)
+def test_streams_that_fail(batches, message):
+    stream = Stream(batches, size=10)
+    stream.take(np.zeros(5, int))
+    with pytest.raises(sghmc.DataError, match=message):
+        stream.take(np.zeros(15, int))
+
+
+def test_streams_that_cannot_be():
+    with pytest.raises(sghmc.DataError, match=r"its rows are \{\"\['x'\]\": 10, \"\['y'\]\": 2\}"):
+        Stream([{"x": ROWS, "y": ROWS[:2]}], size=10)
+    with pytest.raises(sghmc.DataError, match="yielded nothing"):
+        Stream([], size=10)
+    with pytest.raises(sghmc.DataError, match="no rows"):
+        Stream([ROWS], size=0)
+    with pytest.raises(TypeError, match="iterator of batches"):
+        Stream(3, size=10)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="buffer must be a whole number"):
+        Stream([ROWS], size=10, buffer=-1)
+
+
+def gaussian(data):
+    """x ~ N(θ, 1), θ ~ N(0, 1): the posterior is N(Σx/(N + 1), 1/(N + 1))."""
+    return sghmc.Posterior(
+        lambda theta, x: -0.5 * (x - theta) ** 2, lambda theta: -0.5 * theta**2, data
+    )
+
+
+def test_what_needs_all_rows_is_refused():
+    posterior = gaussian(Stream([ROWS], size=10))
+    with pytest.raises(sghmc.DataError, match="come by once"):
+        posterior.gradient(jnp.zeros(()))
+    sampler = sghmc.SGHMC(0.1, friction=1.0, gradient_noise=0.1)
+    with pytest.raises(ValueError, match="independent=True"):
+        sghmc.sample(
+            jax.random.key(0), posterior, sampler, jnp.zeros(()), gradient=sghmc.Minibatch(2)
+        )
+
+
+NUM_SMALL, NUM_LARGE, BATCH = 100, 1_600, 400
+
+
+class Online:
+    """Random rows of all data so far, which become sixteen times as many after some were read."""
+
+    def __init__(self, num_before: int):
+        rng = np.random.default_rng(0)
+        early, late = rng.normal(size=NUM_SMALL), rng.normal(size=NUM_LARGE - NUM_SMALL)
+        parts = [1 + (early - early.mean()) / early.std(), 1.3 + (late - late.mean()) / late.std()]
+        self.rows = np.concatenate(parts).astype(np.float32)
+        self.num_before, self.num_read = num_before, 0
+
+    def __call__(self):
+        rng = np.random.default_rng(1)
+        while True:
+            self.num_read += 20_000
+            yield self.rows[rng.integers(0, self.size(), 20_000)]
+
+    def size(self):
+        return NUM_SMALL if self.num_read < self.num_before else NUM_LARGE
+
+
+def check_law(draws, rows):
+    """Mean and variance against the exact posterior's, by the scatter of 16 chains.
+
+    At 4 standard errors chance fails one of the two in 0.2 % (Student's t, 15 degrees).
+    """
+    mean, variance = rows.sum() / (len(rows) + 1), 1 / (len(rows) + 1)
+    for values, exact, unit in (
+        (draws, mean, variance**0.5),
+        ((draws - mean) ** 2, variance, variance),
+    ):
+        of_chains = values.mean(1, dtype=float)
+        error = of_chains.std(ddof=1) / len(of_chains) ** 0.5
+        assert error < 0.1 * unit, "too few draws to judge"
+        assert abs(of_chains.mean() - exact) < 4 * error
+
+
+def test_the_posterior_follows_growing_data():
+    """Before and after, in one compiled program; V̂, the batches' own noise, follows too."""
+    online, traced_at = Online(num_before=16 * BATCH * 700), set()
+
+    def log_likelihood(theta, x):
+        traced_at.add(online.size())
+        return -0.5 * (x - theta) ** 2
+
+    stream = Stream(online, size=online.size, independent=True, read_ahead=200_000)
+    posterior = sghmc.Posterior(log_likelihood, lambda theta: -0.5 * theta**2, stream)
+    # α = εC/M = 0.2 and ηh = ε²(N + 1)/M = 0.05 at the first N, and so at the second.
+    noise = NUM_SMALL**2 / BATCH
+    sampler = sghmc.SGHMC(0.1, friction=40.0, mass=20.0, gradient_noise=noise, observe="middle")
+    samples = sghmc.sample(
+        jax.random.key(3),
+        posterior,
+        sampler,
+        jnp.zeros(()),
+        gradient=sghmc.Minibatch(BATCH),
+        num_samples=1_500,
+        num_chains=16,
+        progress=False,
+    )
+    (grown,) = samples.growth
+    assert grown.num_examples == NUM_LARGE
+    # Rows of the last windows before were read when there were more of them already.
+    check_law(samples.positions[:, 100 : grown.draw - 70], online.rows[:NUM_SMALL])
+    check_law(samples.positions[:, grown.draw + 100 :], online.rows)
+    assert traced_at == {NUM_SMALL}
+    # By theory 1 + Σρ is 4.4 steps, of which log(√15 / 0.1) are needed.
+    assert samples.settling_draws() == pytest.approx(16, rel=0.5)
