@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from sghmc.source import DataError, Source
 from sghmc.types import Change, Evaluation, PyTree
@@ -356,7 +357,7 @@ def _check_random_access(source: Source) -> None:
 
 def _read(function: Callable, like: PyTree, argument) -> PyTree:
     """What the host answers: at once, or from within a compiled program."""
-    if isinstance(argument, jax.core.Tracer):
+    if isinstance(argument, Tracer):
         return jax.pure_callback(function, like, argument)
     return jax.tree.map(jnp.asarray, function(np.asarray(argument)))
 

@@ -117,8 +117,8 @@ def _checked(paths: list[str], columns: Sequence[str] | None):
     """The schema that all files share, and the number of rows of all."""
     import pyarrow as pa
 
-    schema, num_rows = None, 0
-    for path in paths:
+    schema, num_rows = pa.schema([]), 0
+    for i, path in enumerate(paths):
         with _opened(path) as file:
             found = file.schema_arrow
             missing = [name for name in columns or () if name not in found.names]
@@ -126,7 +126,7 @@ def _checked(paths: list[str], columns: Sequence[str] | None):
                 raise DataError(f"{path} has no column {missing[0]!r}, but {found.names}.")
             if columns is not None:
                 found = pa.schema([found.field(name) for name in columns])
-            schema = found if schema is None else schema
+            schema = found if i == 0 else schema
             _check_same(schema, found, paths[0], path)
             num_rows += file.metadata.num_rows
     return schema, num_rows
@@ -154,7 +154,8 @@ def _opened(path: Any):
         if "://" in path:
             import fsspec
 
-            path = fsspec.open(path, "rb").open()
+            filesystem, place = fsspec.core.url_to_fs(path)
+            path = filesystem.open(place, "rb")
         return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error

@@ -223,10 +223,10 @@ def values_over(setting: float | Schedule, num_steps: int, name: str) -> np.ndar
     return values
 
 
-def scaled(setting: PyTree | Schedule, factor: float) -> PyTree | Schedule:
+def scaled(setting: PyTree, factor: float) -> PyTree:
     """A setting times a factor: a number, a schedule, or a matrix in any of its forms."""
     if callable(setting):
-        return rescale(setting, factor)
+        return lambda t: factor * setting(t)
     return jax.tree.map(lambda leaf: factor * leaf, setting)
 
 
