@@ -223,10 +223,10 @@ def values_over(setting: float | Schedule, num_steps: int, name: str) -> np.ndar
     return values
 
 
-def scaled(setting: PyTree, factor: float) -> PyTree:
+def scaled(setting: Any, factor: float) -> Any:
     """A setting times a factor: a number, a schedule, or a matrix in any of its forms."""
     if callable(setting):
-        return lambda t: factor * setting(t)
+        return rescale(setting, factor)
     return jax.tree.map(lambda leaf: factor * leaf, setting)
 
 
