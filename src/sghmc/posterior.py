@@ -358,7 +358,7 @@ def _check_random_access(source: Source) -> None:
 def _read(function: Callable, like: PyTree, argument) -> PyTree:
     """What the host answers: at once, or from within a compiled program."""
     if isinstance(argument, Tracer):
-        return jax.pure_callback(function, like, argument)
+        return jax.pure_callback(function, like, argument, vmap_method="sequential")
     return jax.tree.map(jnp.asarray, function(np.asarray(argument)))
 
 

@@ -226,7 +226,7 @@ def values_over(setting: float | Schedule, num_steps: int, name: str) -> np.ndar
 def scaled(setting: Any, factor: float) -> Any:
     """A setting times a factor: a number, a schedule, or a matrix in any of its forms."""
     if callable(setting):
-        return rescale(setting, factor)
+        return rescale(cast(Schedule, setting), factor)
     return jax.tree.map(lambda leaf: factor * leaf, setting)
 
 
