@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import equinox as eqx
 import jax
@@ -59,9 +59,9 @@ class Sampler(eqx.Module):
         `num_steps` is how far schedules will be followed.
         """
 
-    @abc.abstractmethod
-    def rescaled(self, factor: float) -> "Sampler":
+    def rescaled(self, factor: float) -> Self:
         """The same sampler with `factor` times the step size, at equal mass and friction."""
+        return dataclasses.replace(self, step_size=rescale(self.step_size, factor))  # pyright: ignore[reportAttributeAccessIssue]
 
     def for_growth(self, factor: float) -> "Sampler":
         """The same sampler for `factor` times as many rows: a potential as many times as steep.

@@ -21,7 +21,6 @@ from sghmc.samplers.base import (
     given_fisher,
     is_nonzero,
     parse_gradient_noise,
-    rescale,
     scaled,
     value_at,
     values_over,
@@ -52,9 +51,6 @@ class FrictionSampler(Sampler):
     @property
     def subtracts_gradient_noise(self) -> bool:
         return is_nonzero(self.gradient_noise)
-
-    def rescaled(self, factor: float) -> Self:
-        return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
 
     def for_growth(self, factor: float) -> Self:
         """Mass and friction in proportion to N: η = ε²M⁻¹ ∝ 1/N at the same decay εCM⁻¹.

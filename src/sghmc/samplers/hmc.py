@@ -16,7 +16,6 @@ from sghmc.samplers.base import (
     Traits,
     array_setting,
     check_setting,
-    rescale,
     value_at,
     values_over,
 )
@@ -92,9 +91,6 @@ class HMC(Sampler):
             self.metropolis,
             float(self.jitter),
         )
-
-    def rescaled(self, factor: float) -> "HMC":
-        return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
 
 
 class HMCState(NamedTuple):

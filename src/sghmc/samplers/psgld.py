@@ -1,6 +1,5 @@
 """Langevin dynamics with the preconditioner of RMSprop."""
 
-import dataclasses
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -13,7 +12,6 @@ from sghmc.samplers.base import (
     Traits,
     array_setting,
     check_setting,
-    rescale,
     value_at,
     values_over,
 )
@@ -87,9 +85,6 @@ class PSGLD(Sampler):
             self.correction,
             array_setting(self.temperature, dtype),
         )
-
-    def rescaled(self, factor: float) -> "PSGLD":
-        return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
 
 
 class PSGLDState(NamedTuple):

@@ -21,7 +21,6 @@ from sghmc.samplers.base import (
     given_fisher,
     is_nonzero,
     parse_gradient_noise,
-    rescale,
     scaled,
     value_at,
     values_over,
@@ -109,9 +108,6 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
             array_setting(self.temperature, dtype),
             None if fisher is None else NoiseEstimate(fisher, pencil),
         )
-
-    def rescaled(self, factor: float) -> "SGLD":
-        return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
 
     def for_growth(self, factor: float) -> "SGLD":
         """A step size in proportion to 1/N; V̂ of a batch grows with N²."""

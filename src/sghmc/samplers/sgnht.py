@@ -1,6 +1,5 @@
 """Stochastic gradient Nosé–Hoover thermostats: friction that finds the gradient noise by itself."""
 
-import dataclasses
 from typing import ClassVar, Literal, NamedTuple
 
 import jax
@@ -13,7 +12,6 @@ from sghmc.samplers.base import (
     Traits,
     array_setting,
     check_setting,
-    rescale,
     value_at,
     values_over,
 )
@@ -109,9 +107,6 @@ in place of rᵀM⁻¹r/d |
             thermostat=self.thermostat,
             scheme=self.scheme,
         )
-
-    def rescaled(self, factor: float) -> "SGNHT":
-        return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
 
 
 class SGNHTState(NamedTuple):

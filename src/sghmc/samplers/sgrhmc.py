@@ -1,6 +1,5 @@
 """Stochastic gradient Riemannian Hamiltonian Monte Carlo: a metric that depends on the position."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,7 +14,6 @@ from sghmc.samplers.base import (
     Traits,
     array_setting,
     check_setting,
-    rescale,
     value_at,
     values_over,
 )
@@ -99,9 +97,6 @@ parameter only: Γ then costs one derivative instead of d |
             metric=Metric(self.metric, shapes, _is_dense(self.metric, shapes)),
             is_separable=self.is_separable,
         )
-
-    def rescaled(self, factor: float) -> "SGRHMC":
-        return dataclasses.replace(self, step_size=rescale(self.step_size, factor))
 
 
 def _is_dense(metric: Callable, like: PyTree) -> bool:
