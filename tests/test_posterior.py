@@ -135,3 +135,12 @@ def test_a_pass_over_data_is_not_traced_again():
     moved = target.potential(THETA + 1), target.gradient(THETA + 1)
     assert len(calls) == once > 0
     assert moved[0] != target.potential(THETA)
+
+
+def test_a_pass_over_data_does_not_copy_them():
+    data = jnp.zeros((200_000, 16))
+    target = sghmc.Posterior(
+        lambda theta, x: -jax.nn.softplus(x @ theta), lambda theta: -jnp.sum(theta**2), data
+    )
+    compiled = module._gradient.lower(target, jnp.zeros(16)).compile().compiled
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.7 * data.nbytes

@@ -34,7 +34,8 @@ def table(options: Options, num_chains: int) -> Table:
     if options.gpu:
         programs["jax by hand"] = by_hand(num_chains, 2_000)
         return Table(title, "ns", "jax by hand", take_turns(programs, options.repeats))
-    bare = native.compiled("gaussian.c", 8_000_000 // num_chains, num_chains)
+    num_steps = (2_000_000 if options.quick else 8_000_000) // num_chains
+    bare = native.compiled("gaussian.c", num_steps, num_chains)
     if bare is not None:
         programs["bare C, one core"] = bare
     programs["jax by hand"] = by_hand(num_chains, options.scaled(100_000) // num_chains**0.5)
@@ -56,7 +57,8 @@ def table(options: Options, num_chains: int) -> Table:
 
 
 def ours(num_chains: int, options: Options) -> Program:
-    num_steps = max(512, (100_000 if options.gpu else 8_000_000) // num_chains)
+    wanted = 100_000 if options.gpu else 2_000_000 if options.quick else 8_000_000
+    num_steps = max(512, wanted // num_chains)
 
     def run():
         return sghmc.sample(

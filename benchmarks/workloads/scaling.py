@@ -49,15 +49,18 @@ HEADER = """| against | size: µs a step | exponent, largest three | expected |
 def curves(options: Options) -> list[Curve]:
     return [
         _curve(options, "parameters", _parameters(options), of_parameters, 1),
-        _curve(options, "rows in a batch", (100, 1_000, 10_000, 100_000), of_batch, 1),
+        _curve(options, "rows in a batch", _powers(2, 4 if options.quick else 5), of_batch, 1),
         _curve(options, "chains", _chains(options), of_chains, 1),
-        _curve(options, "rows of data", (1_000, 10_000, 100_000, 1_000_000), of_rows, 0),
+        _curve(options, "rows of data", _powers(3, 5 if options.quick else 6), of_rows, 0),
     ]
 
 
 def _parameters(options: Options) -> list[int]:
-    largest = 8 if options.gpu else 7
-    return [10**power for power in range(2, largest + (not options.quick))]
+    return _powers(2, (8 if options.gpu else 7) - options.quick)
+
+
+def _powers(first: int, last: int) -> list[int]:
+    return [10**power for power in range(first, last + 1)]
 
 
 def _chains(options: Options) -> list[int]:

@@ -225,12 +225,14 @@ class Posterior(eqx.Module):
         table = (self.data, weights)
         if chunks == 0:
             return function(*table)
-        whole = jax.tree.map(
-            lambda leaf: leaf[: chunks * size].reshape(chunks, size, *leaf.shape[1:]), table
-        )
-        total = jax.tree.map(
-            lambda part: jnp.sum(part, 0), lax.map(lambda chunk: function(*chunk), whole)
-        )
+
+        def of_chunk(i):
+            rows = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, i * size, size), table)
+            return function(*rows)
+
+        # By number: chunks of a reshaped array would be a copy of the data.
+        parts = lax.map(of_chunk, jnp.arange(chunks))
+        total = jax.tree.map(lambda part: jnp.sum(part, 0), parts)
         if rest:
             last = function(*jax.tree.map(lambda leaf: leaf[chunks * size :], table))
             total = jax.tree.map(jnp.add, total, last)
