@@ -19,8 +19,6 @@ import sghmc
 from sghmc.checkpoint import Folder
 from sghmc.draws import Files
 
-_PAIRS = 3
-
 
 def logistic():
     """10,000 rows, 100 weights, batches of 500: the step of a small model."""
@@ -95,7 +93,7 @@ def draw(model, num_samples: int, folder: pathlib.Path | None) -> float:
     return time.perf_counter() - start
 
 
-def compare(make, clock: Clock, seconds: float) -> None:
+def compare(make, clock: Clock, seconds: float, num_pairs: int) -> None:
     """Runs with and without a checkpoint in turn, and what the checkpoint itself took of a run.
 
     The second says more on a machine that others use too.
@@ -113,7 +111,7 @@ def compare(make, clock: Clock, seconds: float) -> None:
         count = max(1, round(rate * seconds))
         draw(model, count, None)
         pairs, shares = [], []
-        for _ in range(_PAIRS):
+        for _ in range(num_pairs):
             shutil.rmtree(folder)
             clock.seconds = 0.0
             saved = draw(model, count, folder)
@@ -184,6 +182,7 @@ if __name__ == "__main__":
     parser.add_argument("--draws", type=int, default=1_000_000)
     parser.add_argument("--size", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=60, help="length of a run to compare")
+    parser.add_argument("--pairs", type=int, default=3, help="of runs to compare")
     parser.add_argument("--folder", help="where there is room for the draws")
     given = parser.parse_args()
     if given.memory:
@@ -191,4 +190,4 @@ if __name__ == "__main__":
     else:
         clock = Clock((Folder, "enter"), (Folder, "save"), (Folder, "resume"), (Files, "append"))
         for make in (logistic, network):
-            compare(make, clock, given.seconds)
+            compare(make, clock, given.seconds, given.pairs)
