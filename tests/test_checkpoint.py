@@ -169,6 +169,29 @@ def test_a_posterior_for_each_chain(kill_at, tmp_path):
     check_resumes(tmp_path, kill_at, stack, posterior_axis=0, num_chains=2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mapped", "stream"])
+def test_data_from_files_and_streams(kind, kill_at, tmp_path):
+    """A stream that begins anew is read again up to where the run was."""
+    np.save(tmp_path / "x.npy", DATA)
+
+    def rows():
+        return iter(np.array_split(DATA, 3))
+
+    def target():
+        source: Any = sghmc.data.MemoryMapped(tmp_path / "x.npy")
+        if kind == "stream":
+            source = sghmc.data.Stream(rows, size=len(DATA), buffer=4, read_ahead=9)
+        return sghmc.Posterior(log_likelihood, log_prior, source)
+
+    whole = sample(None, target())
+    kill_at(5)
+    with pytest.raises(Killed):
+        sample(tmp_path / "run", target())
+    kill_at(None)
+    same(sample(tmp_path / "run", target()), whole)
+
+
 def test_auto_tunes_once(kill_at, tmp_path, monkeypatch):
     tunings = []
     factor = np.array([[0.5, 0.0], [0.1, 0.4]])
