@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sghmc.estimators.base import BayesianEstimator
 
 _MAGIC = b"sghmc model, format "
-_VERSION = 1
+_VERSION = 2
 _ATTRIBUTES = ("n_features_in_", "likelihood_power_", "sharpness_", "table_")
 _PLAIN = (str, bool, int, float)
 
