@@ -7,8 +7,10 @@ import pytest
 
 import sghmc
 from sghmc import random
+from sghmc.gradients import Oracle
 from sghmc.samplers.subset import estimate
-from sghmc.types import Change
+from sghmc.source import Source
+from sghmc.types import Change, Evaluation
 
 TERMS = jnp.asarray(np.random.default_rng(0).normal(0.3, 2.0, size=30), jnp.float32)
 
@@ -75,3 +77,24 @@ def test_a_change_of_potential_is_the_sum_of_its_terms():
         assert num_terms == (5 if source is posterior else 0)
         total = known + jnp.sum(terms(jnp.arange(num_terms)))
         np.testing.assert_allclose(total, expected, rtol=1e-6)
+
+
+class Stream(Source):
+    example = jax.ShapeDtypeStruct((), jnp.float32)
+    is_sequential = True
+
+    @property
+    def num_rows(self):
+        return 5
+
+    def take(self, numbers):
+        return np.zeros(len(numbers), np.float32)
+
+
+def test_data_that_only_stream_by_have_no_rows_to_ask_for():
+    posterior = sghmc.Posterior(lambda theta, x: theta * x, lambda theta: theta, Stream())
+    with pytest.raises(ValueError, match="an order of its own: use a source with random access"):
+        posterior.change(jnp.zeros(()), jnp.zeros(()))
+    oracle = Oracle(lambda i, position: Evaluation(position, position), None, is_exact=False)
+    with pytest.raises(ValueError, match="asks for single rows"):
+        oracle.change(jnp.zeros(()), jnp.zeros(()))
