@@ -95,6 +95,23 @@ def test_a_file_that_fails_leaves_the_draws_before(posteriors, monkeypatch):
     np.testing.assert_array_equal(flagged.positions, kept)
 
 
+def test_a_pass_that_fails_leaves_the_draws_before(posteriors, monkeypatch):
+    """Inside the compiled loop: every step of an exact gradient reads all rows."""
+    mapped, take, num_calls = posteriors[1], type(posteriors[1].data).take, 0
+
+    def failing(self, numbers):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 60:
+            raise sghmc.DataError("x.npy is gone")
+        return take(self, numbers)
+
+    monkeypatch.setattr(type(mapped.data), "take", failing)
+    with pytest.raises(sghmc.DataError, match="is gone") as caught:
+        run(mapped, sghmc.FullBatch(), num_samples=1_000, num_burnin=0)
+    assert 0 < caught.value.samples.num_draws < 20
+
+
 def test_a_stack_takes_no_source(posteriors):
     with pytest.raises(TypeError, match="takes arrays only"):
         sghmc.Posterior.stack(posteriors)

@@ -103,6 +103,40 @@ def test_what_needs_all_rows_is_refused():
         )
 
 
+def test_a_stream_that_broke_off_is_resumed_bit_for_bit(tmp_path):
+    """From its start, through the same shuffle buffer."""
+    fails = True
+
+    def batches():
+        rng = np.random.default_rng(0)
+        for i in range(100):
+            if fails and i == 30:
+                raise OSError("connection lost")
+            yield rng.normal(size=10)
+
+    posterior = gaussian(Stream(batches, size=50, buffer=20, read_ahead=30))
+
+    def run(**options):
+        return sghmc.sample(
+            jax.random.key(0),
+            posterior,
+            sghmc.SGLD(0.001),
+            jnp.zeros(()),
+            gradient=sghmc.Minibatch(10),
+            num_samples=40,
+            progress=False,
+            **options,
+        )
+
+    checkpoint = sghmc.Checkpoint(tmp_path / "run", every=5)
+    with pytest.raises(sghmc.DataError, match="connection lost") as caught:
+        run(checkpoint=checkpoint)
+    assert 0 < caught.value.samples.num_draws < 40
+    fails = False
+    resumed = run(checkpoint=checkpoint)
+    np.testing.assert_array_equal(resumed.positions, run().positions)
+
+
 NUM_SMALL, NUM_LARGE, BATCH = 100, 1_600, 400
 
 

@@ -85,14 +85,17 @@ class Reader:
         self.thread.shutdown(wait=True, cancel_futures=True)
 
     def _window(self, number: int) -> Window:
-        if self.ahead is not None and self.ahead[0] == number:
-            window, self.ahead = self.ahead[1].result(), None
+        window, ahead, self.ahead = self.now, self.ahead, None
+        if ahead is not None and (self.source.is_sequential or ahead[0] == number):
+            window = ahead[1].result()
+        if window is not None and window.number == number:
             return window
-        self.ahead = None
-        window = None
-        for earlier in range(number if self.source.is_sequential else 0):
-            window = self._submit(earlier, window).result()
-        return self._submit(number, window).result()
+        if not self.source.is_sequential:
+            return self._submit(number, None).result()
+        for each in range(0 if window is None else window.number + 1, number + 1):
+            window = self._submit(each, window).result()
+        assert window is not None
+        return window
 
     def _grow(self, window: Window) -> None:
         """Have the program follow the number of rows."""

@@ -197,12 +197,11 @@ class _Run:
             while self.done < self.total and not interruption.happened:
                 is_kept = bool(self.is_kept[self.done])
                 try:
-                    most = self._left(is_kept)
+                    with pace[is_kept].timing(self._left(is_kept)) as count:
+                        failed_at = self._advance(count, is_kept)
                 except DataError as error:
                     fault = error
                     break
-                with pace[is_kept].timing(most) as count:
-                    failed_at = self._advance(count, is_kept)
                 self.startup_seconds = startup + sum(p.first_seconds for p in pace.values())
                 bar.update(self.done * thinning, failed_at)
                 if throw and (failed_at < NEVER).any():
@@ -254,14 +253,20 @@ class _Run:
 
     def _advance(self, count: int, is_kept: bool) -> np.ndarray:
         """Make `count` draws, gather them, and tell at which step each chain failed."""
-        self.carry, records = loop.advance(
-            self.program,
-            self.carry,
-            np.int32(self.done),
-            np.int32(count),
-            capacity=self.capacity if is_kept else 0,
-        )
-        failed_at = np.atleast_1d(self.carry.failed_at)
+        try:
+            self.carry, records = loop.advance(
+                self.program,
+                self.carry,
+                np.int32(self.done),
+                np.int32(count),
+                capacity=self.capacity if is_kept else 0,
+            )
+            failed_at = np.atleast_1d(self.carry.failed_at)
+        except Exception as error:  # by what name a callback's error comes differs
+            fault = self._fault()
+            if fault is None:
+                raise
+            raise fault from error
         if is_kept:
             rows: Record = jax.tree.map(lambda leaf: leaf[:, :count], self._outward(records))
             clock = np.full((1, count), time.perf_counter() - self.started)
@@ -269,6 +274,14 @@ class _Run:
             failed_at = np.minimum(failed_at, self._first_bad(np.asarray(rows.info.is_finite)))
         self.done += count
         return failed_at
+
+    def _fault(self) -> DataError | None:
+        """What went wrong with the data inside the compiled loop, and took the state with it."""
+        source = getattr(self.program.target, "source", None)
+        if source is None or source.fault is None:
+            return None
+        self.carry, self.saved = self.carry._replace(sums=None), self.done
+        return source.fault
 
     def _first_bad(self, is_finite: np.ndarray) -> np.ndarray:
         """The step of each chain's first new draw that is not finite.

@@ -35,6 +35,8 @@ class Source(abc.ABC):
     """Whether rows come in an order of their own: there is no pass over all of them."""
     is_independent: bool = True
     """Whether rows are drawn independently, where the source and not the run draws them."""
+    fault: DataError | None = None
+    """What went wrong in a pass over all rows: a compiled program says it in its own words."""
     read_ahead: int | None = None
     """How many rows a run may read ahead; None: as many as its memory allows."""
 
@@ -70,7 +72,12 @@ class Source(abc.ABC):
         """The k-th chunk of a full pass; the last is filled up with its last row."""
         first = int(k) * self.chunk_rows
         numbers = np.arange(first, first + self.chunk_rows)
-        return self.take(np.minimum(numbers, self.num_rows - 1))
+        self.fault = None
+        try:
+            return self.take(np.minimum(numbers, self.num_rows - 1))
+        except DataError as error:
+            self.fault = error
+            raise
 
     def like(self, *leading: int) -> PyTree:
         """Rows by shapes and dtypes alone, under these leading axes."""

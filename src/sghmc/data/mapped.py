@@ -18,7 +18,7 @@ from sghmc.types import PyTree
 
 _SPAN_BYTES = 1 << 28
 """Of the files, how much may be resident at once: a page that was read counts until given back."""
-_FAR_APART = 1 << 15
+_FAR_APART = 1 << 13
 """Bytes from row to row beyond which reading each is quicker than mapping what lies around them."""
 _ARROW = (".arrow", ".feather", ".ipc")
 
