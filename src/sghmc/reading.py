@@ -47,7 +47,7 @@ class Reader:
         assert program.target.source is not None
         self.program, self.source = program, program.target.source
         num_gradients = program.kernel.num_gradients
-        one = _row_numbers(program.estimator, self._keys, 0, 1, num_gradients)
+        one = _row_numbers(program.estimator, self._keys, np.int32(0), 1, num_gradients)
         self.width, self.num_draws = one.shape[1], num_draws
         most_rows = _WINDOW_BYTES // self.source.row_bytes
         most_rows = min(most_rows, self.source.read_ahead or most_rows)
@@ -134,7 +134,7 @@ class Reader:
         if self.source.is_growing:
             estimator = with_num_examples(estimator, num_examples)
         num_gradients = self.program.kernel.num_gradients
-        numbers = _row_numbers(estimator, self._keys, first, steps + 1, num_gradients)
+        numbers = _row_numbers(estimator, self._keys, np.int32(first), steps + 1, num_gradients)
         numbers = np.asarray(numbers).reshape(-1, steps + 1, self.width)
         skipped = 0 if before is None else 1
         wanted = numbers[:, skipped:num_read]
