@@ -7,11 +7,12 @@ variance; a logistic regression of 100,000 rows in batches of 500. Each sampler 
 several sizes, x in units of the stiffest direction's time scale, and is ranked by its best: others
 than the reader cannot know that x beforehand, so this flatters all of them alike. Friction is
 twice the slowest frequency, or what the gradient noise needs if that is more; V̂ is handed to those
-that subtract one. HMC pays for all data.
+that subtract one. HMC pays for all data; the rows that replicas' swaps look at are not counted.
 
 error: root mean square, over chains, of errors of means and standard deviations, in standard
 deviations: what one chain of this cost gives. bias: the same of all chains together, with its own
-Monte Carlo error. A fifth of the gradients are burn-in.
+Monte Carlo error. A fifth of the gradients are burn-in. Sixty-four chains know an error of one
+parameter to about 6 %: samplers that differ by less than a tenth are tied.
 """
 
 import argparse
@@ -191,6 +192,11 @@ def samplers(target: Target) -> dict[str, Callable]:
         "SGLD": lambda x: sghmc.SGLD(x**2 / target.stiffest, **with_noise),
         "PSGLD": lambda x: sghmc.PSGLD(step(x**2), damping=math.sqrt(target.stiffest)),
         "HMC": lambda x: sghmc.HMC(step(x), trajectory(x), jitter=0.2),
+        "ReplicaExchange SGHMC": lambda x: sghmc.ReplicaExchange(
+            sghmc.SGHMC(step(x), friction(x), **with_noise),
+            (1.0, 2.0, 4.0),
+            batch_size=None if target.cost == 1 else 500,
+        ),
         "Cyclical SGHMC": lambda x: sghmc.Cyclical(sghmc.SGHMC(step(x), friction(x)), 100),
     }
     if size > 1:
