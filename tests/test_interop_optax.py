@@ -23,7 +23,7 @@ KERNELS_OF_OTHERS = ("sghmc learning rate", "sgrhmc")
 CASES = {
     name: sampler
     for name, sampler in SAMPLERS.items()
-    if "hmc" not in name.split() and "resampling" not in name and name not in KERNELS_OF_OTHERS
+    if not {"hmc", "resampling", "replicas"} & set(name.split()) and name not in KERNELS_OF_OTHERS
 } | {
     "psgld": dataclasses.replace(SAMPLERS["psgld"], correction=False),
     "sgd": sghmc.SGD(halving(0.01)),
@@ -152,6 +152,7 @@ def test_another_step_does_not_retrace():
     [
         (SAMPLERS["hmc"], "HMC takes 4: run it with"),
         (SAMPLERS["whitened hmc"], "takes 4: run it with"),
+        (SAMPLERS["replicas of sghmc"], "takes 2: run it with"),
         (sghmc.PSGLD(0.1), "PSGLD takes a product with the Hessian"),
         (sghmc.SGHMC(0.1, 2.0, gradient_noise=sghmc.EmpiricalFisher()), "of single examples"),
         (SAMPLERS["sghmc resampling"], "SGHMC with resample_every"),
