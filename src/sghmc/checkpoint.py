@@ -38,7 +38,7 @@ _MAGIC = "sghmc checkpoint, format 1"
 _MANIFEST, _STATE = "manifest.json", "state"
 _LARGEST_MANIFEST = 1 << 26
 _UNFINISHED = "unfinished"
-_DEFAULT_SECONDS = 30.0
+_DEFAULT_SECONDS = 60.0
 _WITHOUT_EFFECT = ("checkpoint", "progress", "throw")
 """Arguments on which draws do not depend."""
 
@@ -55,7 +55,7 @@ class Checkpoint:
     | --- | --- |
     | `path` | a folder for this run alone; it is made where there is none |
     | `every` | save after so many draws, burn-in included |
-    | `seconds` | or after so many seconds; without either, after 30 |
+    | `seconds` | or after so many seconds; without either, after 60 |
     | `num_saves` | how many of the last saves stay |
 
     Called again with the same arguments, `sample` goes on where it was stopped, and returns bit for

@@ -1,5 +1,6 @@
 """Where a run's draws gather: in memory, or in files that grow by what is new."""
 
+import concurrent.futures
 import contextlib
 import hashlib
 import io
@@ -79,7 +80,7 @@ class Files:
     """Draws in a folder, a `.npy` file for each array, memory-mapped when they are looked at.
 
     Files have axes (draw, chain, …) and the header of a whole run from the start. They are only
-    ever appended to; `extent` says how far they go and what the bytes until there hash to.
+    ever appended to, by a thread, while the next draws are made; `extent` says what they hash to.
     """
 
     def __init__(self, folder: pathlib.Path, nothing: PyTree, num_draws: int):
@@ -90,6 +91,8 @@ class Files:
             for i, (path, leaf) in enumerate(leaves)
         ]
         self.num_kept = 0
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-draws")
+        self._pending: concurrent.futures.Future | None = None
 
     def begin(self) -> None:
         with writing(self.folder):
@@ -109,24 +112,37 @@ class Files:
         self.num_kept = num_kept
 
     def append(self, rows: PyTree) -> None:
-        with writing(self.folder):
-            for column, leaf in zip(self._columns, jax.tree.leaves(rows), strict=True):
-                column.append(leaf)
+        self._wait()  # so that no more than these rows are held
+        self._pending = self._thread.submit(self._write, jax.tree.leaves(rows))
         self.num_kept += _length(rows)
+
+    def _write(self, leaves: list[np.ndarray]) -> None:
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column.append(leaf)
+
+    def _wait(self) -> None:
+        """Until all that was appended is written; raises what went wrong there."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with writing(self.folder):
+                pending.result()
 
     def extent(self) -> dict[str, Any]:
         """The hash of each file so far, once all of it has reached the disk."""
+        self._wait()
         with writing(self.folder):
             for column in self._columns:
                 os.fsync(column.file.fileno())
         return {column.path.name: column.hash.hexdigest() for column in self._columns}
 
     def draws(self) -> PyTree:
+        self._wait()
         return jax.tree.unflatten(
             self._treedef, [column.draws(self.num_kept) for column in self._columns]
         )
 
     def close(self) -> None:
+        self._thread.shutdown()
         for column in self._columns:
             column.close()
 
