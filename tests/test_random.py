@@ -194,7 +194,10 @@ def program_of(sampler, gradient, monkeypatch):
 
 @pytest.mark.parametrize(
     ("sampler", "gradient"),
-    [(sampler, "noisy") for sampler in ("sghmc", "sghmc resampling", "sgld", "momentum")]
+    [
+        (name, "noisy")
+        for name in ("sghmc", "sghmc resampling", "baoab", "sgld", "psgld", "momentum")
+    ]
     + [("hmc", gradient) for gradient in GRADIENTS],
 )
 def test_no_counter_is_used_twice(sampler, gradient, monkeypatch):

@@ -17,7 +17,7 @@ class Peer:
 
     def __init__(self, name: str, folder: pathlib.Path, *workload: object):
         python = environment(name, folder)
-        command = [python, "-m", f"workloads.peer_{name}", *map(str, workload)]
+        command = [python, "-W", "ignore", "-m", f"workloads.peer_{name}", *map(str, workload)]
         self.process = subprocess.Popen(
             command, cwd=_FOLDER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
