@@ -347,8 +347,8 @@ def test_damaged_files_are_refused(fitted, tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(ModelFileError):
             estimators.load(path)
-    path.write_bytes(whole.replace(b"format 1", b"format 2", 1))
-    with pytest.raises(ModelFileError, match="format '2', but this version"):
+    path.write_bytes(whole.replace(b"format 2", b"format 3", 1))
+    with pytest.raises(ModelFileError, match="format '3', but this version"):
         estimators.load(path)
 
 
