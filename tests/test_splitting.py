@@ -82,6 +82,22 @@ def test_order_of_the_bias_that_gradient_noise_leaves():
     laws.judge_order(sghmc.OBABO(0.5, *MATRICES["dense"], temperature=1.7), PRECISION, order=2)
 
 
+@pytest.mark.parametrize("kind", ORDERS)
+def test_what_much_gradient_noise_leaves_in_a_slow_direction(kind):
+    """The share ¼ε²V tanh(½εC/M)/(τM) of the variance, 23 % here; SGHMC leaves none."""
+    friction, mass, temperature = 1.7, 1.7 / 2, 0.6
+    noise = 2 * temperature * friction / 0.5  # all there is room for, at εC/M = 1
+    settings = (0.5, friction, mass, noise, temperature)
+    seen, exact = (
+        theory.stationary_law(sampler(*settings), 1e-6, noise).effective_temperature / temperature
+        for sampler in (kind, sghmc.SGHMC)
+    )
+    share = 0.5**2 * noise / mass * np.tanh(0.5 / 2 * friction / mass) / (4 * temperature)
+    assert seen == pytest.approx(1 + share, rel=1e-5)
+    assert exact == pytest.approx(1, rel=1e-5)
+    assert share > 0.2
+
+
 def test_bias_at_equal_cost_on_a_target_that_is_not_gaussian():
     """Every one of these takes one gradient a step, and all are of second order: BAOAB's is least.
 
