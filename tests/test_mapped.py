@@ -215,11 +215,11 @@ def test_scattered_reads_say_what_cannot_be_read(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory otherwise")
 def test_a_file_larger_than_memory(tmp_path):
     """Sampling and a pass over all data, in a process that may have less than the file's size."""
-    path, limit = tmp_path / "x.npy", 600_000_000
+    path, limit = tmp_path / "x.npy", 1_000_000_000
     with open(path, "wb") as file:  # rows of zeros, which take no space on the disk
-        header = {"descr": "<f4", "fortran_order": False, "shape": (4_000_000, 50)}
+        header = {"descr": "<f4", "fortran_order": False, "shape": (6_000_000, 50)}
         np.lib.format.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + 4_000_000 * 200)
+        file.truncate(file.tell() + 6_000_000 * 200)
     script = pathlib.Path(__file__).with_name("limited_run.py")
     done = subprocess.run(
         [sys.executable, script, path, str(limit)], capture_output=True, text=True, check=False
