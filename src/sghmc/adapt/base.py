@@ -70,7 +70,11 @@ class Adapt(Adaptation):
     update: Callable[[Any, Any, PyTree], tuple[Any, Any]]
     every: int
     until: int
-    start: int = 0
+    start: int
+
+    # Written out for readers of types, who put the fields of the base class first.
+    def __init__(self, update: Callable, every: int, until: int, start: int = 0):
+        self.update, self.every, self.until, self.start = update, every, until, start
 
     def __check_init__(self):
         if not callable(self.update):
