@@ -68,7 +68,7 @@ class Scattered:
             np.array_split(addresses, self._num_threads),
             strict=True,
         )
-        for _ in self._threads.map(lambda part: self._read(file, *part, size), parts):
+        for _ in self._threads.map(lambda part: self._read(file, part[0], part[1], size), parts):
             pass
 
     def _read(self, file: int, offsets: np.ndarray, addresses: np.ndarray, size: int) -> None:
