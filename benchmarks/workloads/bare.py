@@ -1,6 +1,7 @@
 """The step that `sghmc.sample` makes, in a loop with nothing around it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,7 +19,8 @@ from workloads import timing
 
 def jitted(function: Callable, *, as_ours: bool = True) -> Callable:
     """Data are arguments of what is compiled, functions are not; `as_ours`: with our options."""
-    return eqx.filter_jit(function, compiler_options=compiler_options() if as_ours else None)
+    settings: dict[str, Any] = {"compiler_options": compiler_options() if as_ours else None}
+    return eqx.filter_jit(function, **settings)
 
 
 def scans(

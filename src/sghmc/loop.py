@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -96,8 +96,9 @@ def advance(program: Program, carry: Carry, first, count, *, capacity: int):
 
 
 @functools.cache
-def compiled():
-    return eqx.filter_jit(_advance, donate="all-except-first", compiler_options=compiler_options())
+def compiled() -> Any:
+    settings: dict[str, Any] = {"compiler_options": compiler_options()}
+    return eqx.filter_jit(_advance, donate="all-except-first", **settings)
 
 
 def _advance(program: Program, carry: Carry, first, count, *, capacity: int):
