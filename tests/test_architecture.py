@@ -90,11 +90,14 @@ def test_importing_sghmc_imports_nothing_heavy():
 def with_examples():
     """Modules whose docstrings have examples."""
     names = [path.relative_to(ROOT.parent).with_suffix("") for path in FILES]
-    return [
+    modules = [
         ".".join(name.parts).removesuffix(".__init__")
         for name, path in zip(names, FILES, strict=True)
         if ">>> " in path.read_text()
     ]
+    # Estimators compile a program for every shape of data.
+    slow = [[pytest.mark.slow] if "estimators" in module else [] for module in modules]
+    return [pytest.param(*each, marks=marks) for *each, marks in zip(modules, slow, strict=True)]
 
 
 @pytest.mark.parametrize("module", with_examples())

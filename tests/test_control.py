@@ -183,6 +183,7 @@ def test_memory_is_renewed_when_hyperparameters_or_the_center_change(every, num_
     judge_memory(whole(renew_every=every), gibbs=GIBBS, num_chains=num_chains)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stale", ["renew", "follow"])
 def test_memory_that_is_not_renewed_is_seen(stale, monkeypatch):
     kind = control._ControlEstimator

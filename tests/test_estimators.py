@@ -34,15 +34,17 @@ SMALL: dict[str, Any] = {"num_draws": 20, "num_chains": 2}
 TINY: dict[str, Any] = {"hidden_layer_sizes": (8,), "num_steps": 200, **SMALL}
 
 
-@parametrize_with_checks([BayesianLinearRegression(**SMALL), BayesianLogisticRegression(**SMALL)])
+@parametrize_with_checks([BayesianLogisticRegression(**SMALL)])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
 
 # Every shape of data compiles a program of its own: two minutes of processor time a network.
 @pytest.mark.slow
-@parametrize_with_checks([BayesianMLPClassifier(**TINY), BayesianMLPRegressor(**TINY)])
-def test_scikit_learns_own_checks_of_networks(estimator, check):
+@parametrize_with_checks(
+    [BayesianLinearRegression(**SMALL), BayesianMLPClassifier(**TINY), BayesianMLPRegressor(**TINY)]
+)
+def test_scikit_learns_own_checks_of_the_others(estimator, check):
     check(estimator)
 
 

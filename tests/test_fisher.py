@@ -350,6 +350,7 @@ def wrong_scatter(fault):
     return scatter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["N/n for N²/n", "not centered", "divisor n"])
 def test_a_wrong_estimate_is_seen_in_the_law(fault, monkeypatch):
     if fault == "N/n for N²/n":

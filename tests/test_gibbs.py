@@ -83,6 +83,7 @@ def test_bias_of_the_second_moments_is_of_second_order():
     assert 0 < small < large / 3
 
 
+@pytest.mark.slow
 def test_updates_at_the_end_of_a_step_are_seen(monkeypatch):
     """The planted fault of truth.md 11: a bias of order ε."""
     monkeypatch.setattr(SGHMCKernel, "middle", lambda self, t, state: state.position)

@@ -53,7 +53,12 @@ def assert_close(tree, other, rtol=1e-5):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-5 * np.max(np.abs(y)))
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("correlated", "local simplex", "network", "horseshoe")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES]
+)
 def test_densities_are_numpyros_in_full_and_in_batches(name):
     model, args, kwargs = CASES[name]
     target = case(name)

@@ -51,7 +51,7 @@ FULL, HALF = sghmc.FullBatch(), sghmc.Minibatch(30, replacement=False)
 @pytest.mark.parametrize(
     ("name", "gradient", "step_size"),
     [
-        ("eight schools", FULL, 0.1),
+        pytest.param("eight schools", FULL, 0.1, marks=pytest.mark.slow),
         ("logistic", HALF, 0.05),
         pytest.param("poisson", HALF, 0.05, marks=pytest.mark.slow),
         pytest.param("student", FULL, 0.1, marks=pytest.mark.slow),

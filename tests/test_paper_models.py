@@ -91,6 +91,7 @@ def small_table1(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 def test_table1_beats_the_mean_and_covers(small_table1):
     out, results = small_table1
     assert (out / "table1" / "table1.png").exists()

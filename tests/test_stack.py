@@ -47,10 +47,10 @@ def run(target, gradient, **settings):
 @pytest.mark.parametrize(
     "gradient",
     [
-        sghmc.FullBatch(),
         sghmc.Minibatch(3),
-        sghmc.Minibatch(3, replacement=False),
-        sghmc.Minibatch(3, replacement="epochs"),
+        pytest.param(sghmc.FullBatch(), marks=pytest.mark.slow),
+        pytest.param(sghmc.Minibatch(3, replacement=False), marks=pytest.mark.slow),
+        pytest.param(sghmc.Minibatch(3, replacement="epochs"), marks=pytest.mark.slow),
     ],
 )
 def test_a_stacked_chain_is_the_chain_of_its_own_posterior(gradient):

@@ -203,6 +203,7 @@ def test_a_tolerance_out_of_reach_is_said():
     assert any("batches of about" in note for note in tuned.report.notes)
 
 
+@pytest.mark.slow
 def test_more_parameters_than_a_matrix_is_kept_for():
     rng = np.random.default_rng(0)
     scales = np.geomspace(0.1, 10, 600).astype(np.float32)
