@@ -61,7 +61,12 @@ SAMPLERS = {
         sghmc.SGHMC(0.1, 2.0, mass=1.7, gradient_noise=0.3), [0.8, 4.0], every=3
     ),
     "whitened hmc": Elsewhere(sghmc.HMC(0.1, 3, mass=1.7, metropolis=False)),
+    "obabo": sghmc.OBABO(halving(0.1), 2.0, mass=1.7, gradient_noise=0.3, temperature=0.8),
+    "cycles of sghmc": sghmc.Cyclical(sghmc.SGHMC(0.2, 2.0, mass=1.7), cycle_length=4),
+    "hmc with austerity": sghmc.HMC(0.1, 3, mass=1.7, metropolis=sghmc.Austerity(0.1, 10)),
 }
+SLOW_SAMPLERS = ("obabo", "cycles of sghmc", "hmc with austerity")
+"""Whose steps are those of others, or have tests of their own: their contract tests are slow."""
 RANDOM_SAMPLERS = {n: s for n, s in SAMPLERS.items() if not n.startswith(("sgd", "momentum"))}
 
 

@@ -18,7 +18,7 @@ from sghmc.run import chain_keys
 
 NUM_STEPS = 12
 DENSE = np.diag(np.linspace(0.5, 2.0, 9)) + 0.1
-KERNELS_OF_OTHERS = ("sghmc learning rate", "sgrhmc")
+KERNELS_OF_OTHERS = ("sghmc learning rate", "sgrhmc", "cycles of sghmc")
 """Whose gradients are taken where those of another case are."""
 CASES = {
     name: sampler
