@@ -71,9 +71,22 @@ def test_a_control_variate_and_an_accept_step_stream_over_all_data(posteriors):
     assert there.info.acceptance.min() < 1
 
 
+def fail_after(num_reads, message, posterior, monkeypatch):
+    """Reads of a posterior's rows raise after so many."""
+    kind, reads = type(posterior.data), iter(range(num_reads))
+    take = kind.take
+
+    def failing(self, numbers):
+        if next(reads, None) is None:
+            raise sghmc.DataError(message)
+        return take(self, numbers)
+
+    monkeypatch.setattr(kind, "take", failing)
+
+
 def test_a_file_that_fails_leaves_the_draws_before(posteriors, monkeypatch):
     """Rows spoiled after some draws: the error has these draws, and names the row."""
-    mapped, take = posteriors[1], type(posteriors[1].data).take
+    mapped = posteriors[1]
     draw, num_traces = BatchEstimator.draw, 0
 
     def counted(self, *args):
@@ -84,22 +97,14 @@ def test_a_file_that_fails_leaves_the_draws_before(posteriors, monkeypatch):
     monkeypatch.setattr(BatchEstimator, "draw", counted)
     whole = run(mapped, sghmc.Minibatch(10))
     assert num_traces <= 2  # of one step, and of a window: not of every window
-    num_calls = 0
-
-    def failing(self, numbers):
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls > 2:
-            raise sghmc.DataError("x.npy has changed")
-        return take(self, numbers)
-
-    monkeypatch.setattr(type(mapped.data), "take", failing)
-    with pytest.raises(sghmc.DataError, match="has changed") as caught:
-        run(mapped, sghmc.Minibatch(10))
+    with monkeypatch.context() as patch:
+        fail_after(2, "x.npy has changed", mapped, patch)
+        with pytest.raises(sghmc.DataError, match="has changed") as caught:
+            run(mapped, sghmc.Minibatch(10))
     kept = caught.value.samples.positions
     assert 0 < kept.shape[1] < 12
     np.testing.assert_array_equal(kept, whole.positions[:, : kept.shape[1]])
-    num_calls = 0
+    fail_after(2, "x.npy has changed", mapped, monkeypatch)
     with pytest.warns(UserWarning, match=r"has changed The run ended after \d+ of 15 draws"):
         flagged = run(mapped, sghmc.Minibatch(10), throw=False)
     np.testing.assert_array_equal(flagged.positions, kept)
@@ -107,16 +112,8 @@ def test_a_file_that_fails_leaves_the_draws_before(posteriors, monkeypatch):
 
 def test_a_pass_that_fails_leaves_the_draws_before(posteriors, monkeypatch):
     """Inside the compiled loop: every step of an exact gradient reads all rows."""
-    mapped, take, num_calls = posteriors[1], type(posteriors[1].data).take, 0
-
-    def failing(self, numbers):
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls > 60:
-            raise sghmc.DataError("x.npy is gone")
-        return take(self, numbers)
-
-    monkeypatch.setattr(type(mapped.data), "take", failing)
+    mapped = posteriors[1]
+    fail_after(60, "x.npy is gone", mapped, monkeypatch)
     with pytest.raises(sghmc.DataError, match="is gone") as caught:
         run(mapped, sghmc.FullBatch(), num_samples=1_000, num_burnin=0)
     assert 0 < caught.value.samples.num_draws < 20

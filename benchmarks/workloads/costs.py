@@ -54,55 +54,39 @@ def _gaussian() -> float:
 
 
 def _network() -> float:
-    import jax
-
-    import sghmc
     from workloads import images, network
 
-    posterior = network.MODEL.posterior(*images.make())
-    gibbs, start = network.MODEL.gibbs(10), network.MODEL.init(jax.random.key(1))
-
-    def run():
-        sghmc.sample(
-            jax.random.key(0),
-            posterior,
-            network.SAMPLER,
-            start,
-            gradient=sghmc.Minibatch(images.BATCH),
-            num_samples=2,
-            thinning=10,
-            gibbs=gibbs,
-            keep=network.nothing,
-            progress=False,
-        )
-
-    return _first(run)
+    data = images.make()
+    return _first_sample(network, network.MODEL.posterior(*data), images.BATCH, True)
 
 
 def _factors() -> float:
+    from workloads import factors
+
+    data = factors.made_up_ratings()
+    return _first_sample(factors, factors.MODEL.posterior(*data), factors.BATCH, "epochs")
+
+
+def _first_sample(workload, posterior, batch_size: int, replacement: Any) -> float:
     import jax
 
     import sghmc
-    from workloads import factors
 
-    posterior = factors.MODEL.posterior(*factors.made_up_ratings())
-    gibbs, start = factors.MODEL.gibbs(10), factors.MODEL.init(jax.random.key(1))
-
-    def run():
-        sghmc.sample(
+    gibbs, start = workload.MODEL.gibbs(10), workload.MODEL.init(jax.random.key(1))
+    return _first(
+        lambda: sghmc.sample(
             jax.random.key(0),
             posterior,
-            factors.SAMPLER,
+            workload.SAMPLER,
             start,
-            gradient=sghmc.Minibatch(factors.BATCH, replacement="epochs"),
+            gradient=sghmc.Minibatch(batch_size, replacement),
             num_samples=2,
             thinning=10,
             gibbs=gibbs,
-            keep=factors.nothing,
+            keep=workload.nothing,
             progress=False,
         )
-
-    return _first(run)
+    )
 
 
 MODELS = {
