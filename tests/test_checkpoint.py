@@ -297,7 +297,7 @@ def test_damage_to_any_file_of_a_save_is_seen(finished, tmp_path):
             copy = shutil.copytree(place, tmp_path / "copy")
             harm(copy / name)
             with pytest.raises(checkpoint.DamagedError):
-                checkpoint._check_files(copy, checkpoint._read_manifest(copy)["files"])
+                checkpoint._check_files(copy, checkpoint.read_manifest(copy)["files"])
             shutil.rmtree(copy)
 
 
@@ -332,7 +332,7 @@ def test_a_crafted_number_of_draws_makes_no_room(folder, whole):
 
     place = newest_manifest(folder).parent
     for number in (10**15, -1, "9"):
-        manifest = checkpoint._read_manifest(place)
+        manifest = checkpoint.read_manifest(place)
         manifest["content"]["num_kept"] = number
         checkpoint._write_manifest(place, manifest)
         with pytest.warns(sghmc.CheckpointWarning, match=f"speaks of {number} draws"):
@@ -343,7 +343,7 @@ def test_crafted_arrays_are_refused_before_they_are_read(folder, whole, monkeypa
     from sghmc import checkpoint
 
     place = newest_manifest(folder).parent
-    manifest = checkpoint._read_manifest(place)
+    manifest = checkpoint.read_manifest(place)
     shutil.rmtree(place / "state")
     checkpoint._write_arrays(place / "state", {"0000": np.zeros(10_000, np.float32)})
     names = [name for name in checkpoint._files_in(place) if name != "manifest.json"]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import sghmc
 from sghmc import cli, demo, experiments
+from sghmc.cli import session
 
 runner = CliRunner()
 TINY = demo.Config(
@@ -22,7 +23,7 @@ TINY = demo.Config(
 @pytest.fixture(autouse=True)
 def no_compiled_programs_on_disk(monkeypatch):
     """jax's cache folder belongs to the process: one test must not choose it for the others."""
-    monkeypatch.setattr(cli, "_keep_compiled_programs", lambda: None)
+    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_a_quick_experiment_writes_its_files_and_prints_its_table(tmp_path):
     assert result.exit_code == 0, result.output
     assert max(map(len, _table_lines(result.output))) <= 80
     written = {file.name for file in (tmp_path / "figure2").iterdir()}
-    assert written == {"config.json", "result.json", "figure2.png"}
+    assert written == {"config.json", "result.json", "figure2.png", "report.html"}
 
 
 def _table_lines(output: str) -> list[str]:
@@ -95,6 +96,29 @@ def test_all_means_every_experiment_once(monkeypatch, tmp_path):
     assert invoke("reproduce", *arguments, "--quiet").output == ""
     assert [name for name, _ in recorded.calls] == list(experiments.EXPERIMENTS)
     assert recorded.calls[0][1] == {"quick": True, "seed": 3, "progress": False}
+
+
+def test_missing_data_do_not_stop_the_others(monkeypatch, tmp_path):
+    reproduce = experiments.reproduce
+
+    def some(name, out, **options):
+        if name != "figure2":
+            raise FileNotFoundError(f"no <b>data</b> for {name}")
+        return reproduce(name, out, num_steps=100, num_chains=2, **options)
+
+    monkeypatch.setattr(experiments, "reproduce", some)
+    result = invoke("reproduce", "all", "--quick", "--out", tmp_path, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert set(found) == set(experiments.EXPERIMENTS)
+    assert found["table1"] == {"missing": "no <b>data</b> for table1"}
+    assert "sghmc: figure1: no <b>data</b> for figure1" in result.stderr
+    contents = (tmp_path / "report.html").read_text("utf-8")
+    assert "not reproduced here: no &lt;b&gt;data&lt;/b&gt; for table1" in contents
+    assert 'href="figure2/report.html"' in contents
+    assert (tmp_path / "figure2" / "report.html").exists()
+    alone = invoke("reproduce", "table1", "--quick", "--out", tmp_path)
+    assert (alone.exit_code, alone.stderr) == (1, "sghmc: no <b>data</b> for table1\n")
 
 
 def test_json_is_all_that_is_printed(monkeypatch, tmp_path):
@@ -143,7 +167,7 @@ def test_demo_writes_and_prints(monkeypatch, tmp_path, tiny_result):
     assert max(map(len, lines)) <= 80
     assert "exact HMC" in result.output
     written = {file.name for file in (tmp_path / "demo").iterdir()}
-    assert written == {"config.json", "result.json", "demo.png"}
+    assert written == {"config.json", "result.json", "demo.png", "report.html"}
     assert json.loads((tmp_path / "demo" / "result.json").read_text()) == tiny_result
     assert invoke("demo", "--quiet", "--out", tmp_path / "demo").output == ""
     assert json.loads(invoke("demo", "--json", "--out", tmp_path / "demo").stdout) == tiny_result
@@ -192,7 +216,7 @@ def test_the_demo_at_full_size_agrees():
 
 def test_the_command_is_installed_and_compiled_programs_are_kept_where_possible(tmp_path):
     code = (
-        "import jax; from sghmc import cli; cli._keep_compiled_programs(); "
+        "import jax; from sghmc.cli import session; session.keep_compiled_programs(); "
         "print(jax.config.values['jax_compilation_cache_dir'])"
     )
 

@@ -33,7 +33,7 @@ def results(tmp_path_factory):
 def test_files_are_written_and_hold_the_result(results, name):
     result, folder = results(name)
     written = {path.name for path in folder.iterdir()}
-    assert written == {"config.json", "result.json", f"{name}.png"}
+    assert written == {"config.json", "result.json", f"{name}.png", "report.html"}
     assert json.loads((folder / "result.json").read_text()) == result
     config = json.loads((folder / "config.json").read_text())
     assert config["experiment"] == name

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sghmc import cli, estimators
+from sghmc.cli import session
 from sghmc.estimators import tabular
 
 runner = CliRunner()
@@ -17,7 +18,7 @@ runner = CliRunner()
 
 @pytest.fixture(autouse=True)
 def no_compiled_programs_on_disk(monkeypatch):
-    monkeypatch.setattr(cli, "_keep_compiled_programs", lambda: None)
+    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
 
 
 def invoke(*arguments):
@@ -65,7 +66,13 @@ def test_fit_judges_and_writes(fitted):
         assert 0 <= result["ece"] < 0.35
         assert result["inputs"] == ["size", "town=A", "town=B", "town=C"]
         written = {file.name for file in (folder / target).iterdir()}
-        assert written == {"result.json", "predictions.csv", "reliability.png", "model.sghmc"}
+        assert written == {
+            "result.json",
+            "predictions.csv",
+            "reliability.png",
+            "report.html",
+            "model.sghmc",
+        }
         assert json.loads((folder / target / "result.json").read_text()) == result
         assert len(pd.read_csv(folder / target / "predictions.csv")) == result["num_test"] == 24
 

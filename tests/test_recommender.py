@@ -296,6 +296,7 @@ def test_commands_fit_and_recommend(table, tmp_path):
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == [
         "config.json",
         "model.sghmc",
+        "report.html",
         "result.json",
     ]
     answer = call("recommend", tmp_path / "m", "--user", "user3", "-k", 3, "--json")

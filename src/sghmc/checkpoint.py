@@ -4,6 +4,7 @@
     draws/              a .npy file for each array, appended to: `draws.Files`
     saves/<draws>/      the state after so many draws, through orbax, and a manifest
     tuning/             what "auto" chose, likewise
+    report.html         the page of `sghmc report`, if it was asked for
 
 A save is written beside the others, flushed to the disk, and renamed into its place. Its manifest
 has the checksum of every file and of the draws until then. Files are read without pickle, only
@@ -32,8 +33,8 @@ from sghmc import fingerprint
 from sghmc.draws import CheckpointError, DamagedError, Files, writing
 from sghmc.types import PyTree
 
-_MARKER = "sghmc-checkpoint"
-_NAMES = {_MARKER, "draws", "saves", "tuning"}
+MARKER = "sghmc-checkpoint"
+_NAMES = {MARKER, "draws", "saves", "tuning", "report.html"}
 _MAGIC = "sghmc checkpoint, format 1"
 _MANIFEST, _STATE = "manifest.json", "state"
 _LARGEST_MANIFEST = 1 << 26
@@ -125,14 +126,14 @@ class Folder:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         names = set(os.listdir(self.path))
-        if names and (_MARKER not in names or names - _NAMES):
+        if names and (MARKER not in names or names - _NAMES):
             other = sorted(names - _NAMES or names)[0]
             raise CheckpointError(
                 f"{self.path} holds {other!r}, which is no part of a checkpoint: give the run a "
                 f"folder of its own."
             )
         with writing(self.path):
-            self.lock = _locked(self.path / _MARKER)
+            self.lock = _locked(self.path / MARKER)
             for name in ("draws", "saves"):
                 (self.path / name).mkdir(exist_ok=True)
         for place in (self.path, self.path / "saves"):
@@ -150,7 +151,7 @@ class Folder:
         """Refuse other arguments than the saved ones, before any work is done."""
         for place in reversed(self._places()):
             with contextlib.suppress(DamagedError):
-                return self._check_arguments(_read_manifest(place)["arguments"])
+                return self._check_arguments(read_manifest(place)["arguments"])
 
     def store(self, nothing: PyTree, num_draws: int) -> Files:
         """Where the draws go; `nothing` is what no draws look like."""
@@ -190,7 +191,7 @@ class Folder:
 
     def _resume_from(self, place: pathlib.Path, like: PyTree) -> Save:
         assert self.files is not None
-        manifest = _read_manifest(place)
+        manifest = read_manifest(place)
         self._check_arguments(manifest["arguments"])
         state = manifest["content"]
         arrays = _read_arrays(place, manifest, _named(like))
@@ -212,6 +213,7 @@ class Folder:
             "startup_seconds": save.startup_seconds,
             "num_kept": self.files.num_kept,
             "draws": self.files.extent(),
+            "names": self.files.content(),
         }
         saves = self.path / "saves"
         arrays = _named(jax.device_get(save.carry))
@@ -240,7 +242,7 @@ class Folder:
         if not place.is_dir():
             return None
         try:
-            manifest = _read_manifest(place)
+            manifest = read_manifest(place)
             self._check_arguments(manifest["arguments"])
             return manifest["content"], _read_arrays(place, manifest, None, largest)
         except DamagedError as fault:
@@ -259,12 +261,7 @@ class Folder:
     # Both
 
     def _places(self) -> list[pathlib.Path]:
-        """The folders of saves, oldest first."""
-        entries = os.scandir(self.path / "saves")
-        names = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
-        return [
-            self.path / "saves" / name for name in sorted(names) if re.fullmatch(r"\d{12}", name)
-        ]
+        return saves_in(self.path)
 
     def _check_arguments(self, then: Mapping[str, str]) -> None:
         found = fingerprint.differences(then, self.arguments)
@@ -293,6 +290,13 @@ class Folder:
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
+
+
+def saves_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folders of saves, oldest first."""
+    entries = os.scandir(folder / "saves")
+    names = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
+    return [folder / "saves" / name for name in sorted(names) if re.fullmatch(r"\d{12}", name)]
 
 
 def _named(tree: PyTree) -> dict[str, Any]:
@@ -356,7 +360,7 @@ def _write_manifest(folder: pathlib.Path, manifest: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / _MANIFEST
     try:
         if path.is_symlink() or path.stat().st_size > _LARGEST_MANIFEST:

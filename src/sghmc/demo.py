@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import diagnostics
-from sghmc.experiments import pictures
+from sghmc.experiments import pages, pictures
 from sghmc.gradients import FullBatch, Gradient, Minibatch
 from sghmc.posterior import Posterior
+from sghmc.report import page as html
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.sghmc import SGHMC
@@ -212,6 +213,22 @@ def verdict(result: dict[str, Any]) -> str:
         f"It took {minibatch['seconds']:.1f} s, HMC {exact['seconds']:.1f} s; an effective draw "
         f"costs it {cost:.2g} times what it costs HMC on so few rows. Minibatches pay where a pass "
         f"over the data is slow."
+    )
+
+
+def page(config: dict[str, Any], result: dict[str, Any]) -> str:
+    """The report as HTML."""
+    agrees = result["agrees"]
+    words = "minibatch SGHMC " + ("agrees" if agrees else "does not agree") + " with exact HMC"
+    return html.page(
+        "Demonstration: a posterior from minibatches",
+        [
+            html.verdict(words, agrees),
+            html.paragraph(verdict(result)),
+            html.section("Both posteriors", pages.drawing(plot(result), "all coefficients")),
+            html.section("Some coefficients", pages.rich_table(table(result))),
+            html.section("Settings", html.facts(config)),
+        ],
     )
 
 

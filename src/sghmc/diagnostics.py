@@ -5,6 +5,7 @@ imported where it is used.
 """
 
 import contextlib
+import math
 import os
 import tempfile
 import warnings
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     import pandas
 
 
+_NOTHING = (
+    "The run kept nothing of its draws, so there is nothing to convert: give sample(…) a keep "
+    "function that returns arrays, or none to keep the positions."
+)
+
+
 def named_leaves(positions: PyTree, hyper: PyTree = None) -> dict[str, np.ndarray]:
     """Every array of the draws under the name of its path.
 
@@ -35,17 +42,18 @@ def named_leaves(positions: PyTree, hyper: PyTree = None) -> dict[str, np.ndarra
     """
     named: dict[str, np.ndarray] = {}
     for path, leaf in jax.tree.leaves_with_path(positions):
-        name = _join("", path)
+        name = path_name("", path)
         named["position" + name if name.startswith("[") or not name else name] = leaf
     for path, leaf in jax.tree.leaves_with_path(hyper):
-        name = _join("hyper", path)
+        name = path_name("hyper", path)
         if name in named:
             raise ValueError(f"{name!r} names both a parameter and a hyperparameter: rename one.")
         named[name] = leaf
     return named
 
 
-def _join(root: str, path: tuple[Any, ...]) -> str:
+def path_name(root: str, path: tuple[Any, ...]) -> str:
+    """`root` and the entries of a path in a pytree, joined as `named_leaves` says."""
     for entry in path:
         if isinstance(entry, jax.tree_util.SequenceKey | jax.tree_util.FlattenedIndexKey):
             root += jax.tree_util.keystr((entry,))
@@ -53,6 +61,24 @@ def _join(root: str, path: tuple[Any, ...]) -> str:
             word = jax.tree_util.keystr((entry,), simple=True)
             root = f"{root}.{word}" if root else word
     return root
+
+
+def numbers(variables: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
+    """The single numbers of the variables by name, axes (chain, draw): `most`, evenly spaced.
+
+    >>> import numpy as np
+    >>> list(numbers({"level": np.zeros((4, 10)), "weights": np.zeros((4, 10, 2))}, most=100))
+    ['level', 'weights[0]', 'weights[1]']
+    """
+    ends = np.cumsum([0] + [math.prod(leaf.shape[2:]) for leaf in variables.values()])
+    chosen = np.unique(np.linspace(0, ends[-1] - 1, min(most, ends[-1])).astype(int))
+    found = {}
+    for (name, leaf), first, end in zip(variables.items(), ends, ends[1:], strict=False):
+        for place in chosen[(first <= chosen) & (chosen < end)] - first:
+            at = np.unravel_index(place, leaf.shape[2:]) if leaf.ndim > 2 else ()
+            label = f"{name}[{', '.join(map(str, map(int, at)))}]" if at else name
+            found[label] = leaf[(slice(None), slice(None), *at)]
+    return found
 
 
 def autocorrelation_time(draws: np.ndarray) -> np.ndarray:
@@ -77,11 +103,13 @@ def autocorrelation_time(draws: np.ndarray) -> np.ndarray:
 def to_arviz(variables: dict[str, np.ndarray], statistics: dict[str, np.ndarray]):
     """An `arviz.InferenceData` with the groups posterior and sample_stats."""
     if not variables:
-        raise ValueError(
-            "The run kept nothing of its draws, so there is nothing to convert: give sample(…) a "
-            "keep function that returns arrays, or none to keep the positions."
-        )
+        raise ValueError(_NOTHING)
     arviz = _import_arviz()
+    # numpy has no name for bfloat16 and its like, and xarray no use.
+    variables = {
+        name: leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
+        for name, leaf in variables.items()
+    }
     # arviz takes every array with more draws than chains for granted, and warns about the others;
     # short pilot runs of many chains are no mistake here.
     with warnings.catch_warnings():
@@ -98,6 +126,16 @@ def summary(data: "arviz.InferenceData", names: Sequence[str] | None = None) -> 
             data, var_names=None if names is None else list(names), round_to="none"
         )
     return table  # pyright: ignore[reportReturnType]
+
+
+def summary_of(found: dict[str, np.ndarray]) -> "pandas.DataFrame":
+    """A row for each of `numbers`, as `summary` has them."""
+    if not found:
+        raise ValueError(_NOTHING)
+    stacked = np.stack(list(found.values()), axis=2)
+    table = summary(to_arviz({"number": stacked}, {}))
+    table.index = list(found)
+    return table
 
 
 _PLOTS = {

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from sghmc.diagnostics import path_name
 from sghmc.types import PyTree
 
 _CHUNK = 1 << 22
@@ -90,6 +91,7 @@ class Files:
             _Column(folder / _file_name(i, path), leaf, num_draws)
             for i, (path, leaf) in enumerate(leaves)
         ]
+        self._names = [path_name("", path) for path, _ in leaves]
         self.num_kept = 0
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-draws")
         self._pending: concurrent.futures.Future | None = None
@@ -134,6 +136,11 @@ class Files:
             for column in self._columns:
                 os.fsync(column.file.fileno())
         return {column.path.name: column.hash.hexdigest() for column in self._columns}
+
+    def content(self) -> dict[str, tuple[str, str]]:
+        """What each file holds, and the type of its numbers: for who has no run at hand."""
+        pairs = zip(self._columns, self._names, strict=True)
+        return {column.path.name: (name, str(column.dtype)) for column, name in pairs}
 
     def draws(self) -> PyTree:
         self._wait()

@@ -47,6 +47,14 @@ class Origin:
 
 
 @dataclasses.dataclass(frozen=True)
+class Record:
+    """What made the draws of a run that is read from its folder, in words."""
+
+    arguments: dict[str, str]
+    temperature: float | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Health:
     """The verdict on a run; `print` it.
 
@@ -104,17 +112,24 @@ class Law:
 
 
 def assess(
-    table, origin: Origin | None, positions: PyTree, hyper: PyTree, info, tolerance: float
+    table,
+    origin: Origin | Record | None,
+    positions: PyTree,
+    hyper: PyTree,
+    info,
+    tolerance: float,
 ) -> Health:
     """`table` is a summary with r_hat, ess_bulk and ess_tail; `info` has the draws' diagnostics."""
     r_hat = float(table["r_hat"].max())
     effective = float(table[["ess_bulk", "ess_tail"]].min().min())
     law = Law(skipped="the run does not say what made it")
-    heat = None
-    if origin is not None:
+    if isinstance(origin, Record):
+        law = Law(skipped="the law of the settings: the run's folder does not hold its target")
+    elif origin is not None:
         law = _law(origin, positions, hyper, info.is_finite)
-        heat = info.kinetic_temperature
-        heat = None if heat is None or origin.temperature == 0 else heat / origin.temperature
+    heat = info.kinetic_temperature
+    if heat is not None:
+        heat = heat / origin.temperature if origin is not None and origin.temperature else None
     reasons = [
         *_lost(info.is_finite),
         *_disagreeing(r_hat),
@@ -154,9 +169,9 @@ def _few(effective: float, r_hat: float) -> list[str]:
     return [f"only {effective:.0f} effective draws: run longer, or let tune choose the settings"]
 
 
-def _biased(law: Law, origin: Origin | None, tolerance: float) -> list[str]:
+def _biased(law: Law, origin: Origin | Record | None, tolerance: float) -> list[str]:
     error = law.predicted_error
-    if error is None or origin is None or abs(error) <= tolerance:
+    if error is None or not isinstance(origin, Origin) or abs(error) <= tolerance:
         return []
     text = f"standard deviations may be {abs(error):.0%} too {'wide' if error > 0 else 'narrow'}: "
     share = law.noise_share or 0.0

@@ -6,15 +6,15 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from sghmc import diagnostics
-from sghmc.health import Health, HealthWarning, Origin, assess
+from sghmc.health import Health, HealthWarning, Origin, Record, assess
 from sghmc.report import page
-from sghmc.report.run import run_page
+from sghmc.report.run import Check, run_page
 from sghmc.types import PyTree
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 0.05
 """The relative error of a standard deviation that is nothing to speak of."""
+_MOST_REPORTED = 2_000
+"""Numbers that a report looks at: arviz takes milliseconds for each."""
 _NUM_SHOWN = 6
 """Variables that a printed overview names."""
 
@@ -76,7 +78,7 @@ class Samples:
     startup_seconds: float
     clock: np.ndarray | None = None
     tuning: Any = None
-    origin: Origin | None = None
+    origin: Origin | Record | None = None
     growth: tuple[Growth, ...] = ()
 
     def with_tuning(self, report: Any) -> "Samples":
@@ -180,25 +182,57 @@ class Samples:
         """A picture through arviz: "trace", "rank", "autocorrelation" or "pair"; its axes."""
         return diagnostics.plot(self.to_arviz(), kind, names, **options)
 
-    def report(self, path: str | os.PathLike[str], title: str = "Run report") -> pathlib.Path:
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        title: str = "Run report",
+        *,
+        predictive: Mapping[str, tuple[Any, Any]] | None = None,
+    ) -> pathlib.Path:
         """One page of HTML that needs nothing beside it; where it was written.
 
-        The verdict of `health`, what to do, settings and speed, every number with its effective
-        size and R-hat, and pictures of the numbers that mix worst.
+        The verdict of `health`, what to do, settings and speed, every number (of very many, some,
+        evenly spaced) with its effective size and R-hat, and pictures of those that mix worst.
+
+        `predictive` has predictive checks by name: a number that sums up the observed data, and the
+        same number for data sets that the model made, one for each draw or some.
+
+        >>> import tempfile
+        >>> import jax, jax.numpy as jnp, numpy as np, sghmc
+        >>> data = np.random.default_rng(0).normal(size=100)
+        >>> posterior = sghmc.Posterior(
+        ...     lambda mean, y: -0.5 * (y - mean) ** 2, lambda mean: -0.5 * mean**2, data
+        ... )
+        >>> samples = sghmc.sample(
+        ...     jax.random.key(0), posterior, sghmc.SGHMC(0.05, friction=10.0), jnp.zeros(()),
+        ...     num_samples=100, num_chains=4, progress=False,
+        ... )
+        >>> noise = np.random.default_rng(1).normal(size=(4, 100, len(data)))
+        >>> replicated = samples.positions[..., None] + noise
+        >>> checks = {"largest": (data.max(), replicated.max(axis=-1))}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     samples.report(folder, predictive=checks).name
+        'report.html'
         """
-        table = diagnostics.summary(self.to_arviz())
+        checks = [Check.of(str(name), pair) for name, pair in (predictive or {}).items()]
+        variables = diagnostics.named_leaves(self.positions, self.hyper)
+        numbers = diagnostics.numbers(variables, _MOST_REPORTED)
+        table = diagnostics.summary_of(numbers)
+        temperature = None if self.origin is None else self.origin.temperature
         statistics = {
-            "potential": self.info.potential,
-            "kinetic temperature": self.info.kinetic_temperature,
-            "acceptance": self.info.acceptance,
+            "potential": (self.info.potential, None),
+            "kinetic temperature": (self.info.kinetic_temperature, temperature),
+            "acceptance": (self.info.acceptance, None),
         }
         content = run_page(
             title,
             self._health(table, _TOLERANCE),
             table,
+            numbers,
+            sum(math.prod(leaf.shape[2:]) for leaf in variables.values()),
             self._settings(),
-            diagnostics.named_leaves(self.positions, self.hyper),
-            {name: values for name, values in statistics.items() if values is not None},
+            {name: shown for name, shown in statistics.items() if shown[0] is not None},
+            checks,
             None if self.tuning is None else str(self.tuning),
         )
         return page.write(path, content)
@@ -211,6 +245,8 @@ class Samples:
             "seconds": f"{self.seconds:.1f}, {self.startup_seconds:.1f} of them to the first draw",
             "steps a second, all chains": f"{self.num_steps * self.num_chains / sampling:,.0f}",
         }
+        if isinstance(self.origin, Record):
+            return named | self.origin.arguments
         if self.origin is not None:
             named |= {"sampler": repr(self.origin.sampler), "gradient": repr(self.origin.gradient)}
         return named

@@ -2,19 +2,24 @@
 
 Every experiment is a module with `Config` (and `Config.quick()`, a run of seconds), `run(config,
 key, progress=…)` → plain numbers, `plot(result)` → a matplotlib Figure, `table(result)` → a rich
-Table of what was measured against what was expected.
+Table of what was measured against what was expected, `claims(config, result)` → what the paper says
+beside what came out.
 """
 
 import dataclasses
 import importlib
+import os
 import pathlib
+import platform
 import time
+from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from sghmc.experiments import files
+from sghmc.experiments import files, pages
+from sghmc.report.page import write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,10 +50,10 @@ def reproduce(
     progress: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
-    """Run an experiment, write `config.json`, `result.json` and `<name>.png` to `out/<name>`.
+    """Run an experiment; `config.json`, `result.json`, `<name>.png`, a report in `out/<name>`.
 
-    `options` replace fields of the experiment's Config. The three files appear together, whole, or
-    not at all.
+    `options` replace fields of the experiment's Config. The files appear together, whole, or not at
+    all.
     """
     experiment = load(name)
     config = _configure(name, experiment, quick, options)
@@ -60,14 +65,44 @@ def reproduce(
         "seed": seed,
         "seconds": round(time.perf_counter() - started, 2),
         "jax": jax.__version__,
+        "python": platform.python_version(),
         "device": jax.devices()[0].device_kind,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         **dataclasses.asdict(config),
     }
     with files.staged(pathlib.Path(out) / name) as stage:
         files.write_json(stage / "config.json", settings)
         files.write_json(stage / "result.json", result)
         experiment.plot(result).savefig(stage / f"{name}.png", dpi=150)
+        write(stage / pages.FILE, page(name, settings, result))
     return result
+
+
+def page(name: str, config: dict[str, Any], result: dict[str, Any]) -> str:
+    """The report of an experiment as HTML."""
+    experiment = load(name)
+    claims = experiment.claims(config, result)
+    table, figure = experiment.table(result), experiment.plot(result)
+    return pages.experiment_page(name, _title(name), claims, figure, table, config)
+
+
+def contents(out: pathlib.Path, missing: Mapping[str, str] | None = None) -> str:
+    """A page that leads to the reports in `out`, and says why others are missing."""
+    entries = []
+    for name in EXPERIMENTS:
+        folder, reason = pathlib.Path(out) / name, (missing or {}).get(name)
+        if reason is None and (folder / "result.json").exists():
+            config, result = (files.read_json(folder / f) for f in ("config.json", "result.json"))
+            claims, figure = load(name).claims(config, result), load(name).plot(result)
+            entries.append(pages.entry(name, _title(name), claims, figure, config))
+        else:
+            reason = reason or "it was not run"
+            entries.append(pages.missing_entry(name, _title(name), reason))
+    return pages.contents_page(entries)
+
+
+def _title(name: str) -> str:
+    return (load(name).__doc__ or name).partition("\n")[0].rstrip(".")
 
 
 def table(name: str, result: dict[str, Any]) -> "Table":

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.experiments import pictures
+from sghmc.experiments.claims import Claim
 from sghmc.gradients import FullBatch, Gradient, NoisyGradient
 from sghmc.posterior import Potential
 from sghmc.samplers.base import Sampler
@@ -172,6 +173,29 @@ _STYLES: dict[str, dict[str, Any]] = {
     "naive_no_mh": {"color": pictures.PURPLE, "marker": "o", "linestyle": "--"},
     "sghmc": {"color": pictures.COLORS["red"], "marker": "^", "linestyle": "--"},
 }
+
+
+def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
+    distance = {name: row["total_variation"] for name, row in result["double_well"].items()}
+    right = max(distance[name] for name in ("hmc", "hmc_no_mh", "sghmc", "sghmc_repaired"))
+    naive, accepted = distance["naive_no_mh"], result["double_well"]["naive"]["acceptance"]
+    return [
+        Claim(
+            "Even without an accept step HMC and SGHMC are close to the true distribution.",
+            f"At most {right:.3f} away in total variation.",
+            right < naive / 2,
+        ),
+        Claim(
+            "Naive stochastic gradient HMC diverges significantly from the truth.",
+            f"{naive:.3f} away in total variation.",
+            naive > LIMITS["naive_no_mh"],
+        ),
+        Claim(
+            "A (costly) accept step corrects that.",
+            f"{distance['naive']:.3f} away, {accepted:.0%} accepted.",
+            distance["naive"] < naive / 2,
+        ),
+    ]
 
 
 def table(result: dict[str, Any]) -> "Table":

@@ -15,6 +15,7 @@ import numpy as np
 
 from sghmc import theory
 from sghmc.experiments import pictures
+from sghmc.experiments.claims import Claim
 from sghmc.gradients import NoisyGradient
 from sghmc.posterior import Potential
 from sghmc.samplers.sghmc import SGHMC
@@ -167,6 +168,28 @@ _STYLES: dict[str, dict[str, Any]] = {
     "friction": {"color": pictures.COLORS["green"], "marker": "s"},
     "hamiltonian": {"color": pictures.COLORS["blue"], "marker": "x"},
 }
+
+
+def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
+    radius = {name: cloud["end"]["rms_radius"] for name, cloud in result["clouds"].items()}
+    still = radius["hamiltonian"]
+    return [
+        Claim(
+            "Noisy Hamiltonian dynamics diverge without friction.",
+            f"The radius grows from 1 to {radius['noisy']:.1f}; without noise it is {still:.2f}.",
+            radius["noisy"] > 5 * still,
+        ),
+        Claim(
+            "Friction corrects this.",
+            f"The radius is {radius['friction']:.2f}; √2 is that of the target.",
+            radius["friction"] < 2,
+        ),
+        Claim(
+            "Resampling the momentum helps control divergence.",
+            f"The radius is {radius['resampled']:.2f}.",
+            radius["resampled"] < radius["noisy"] / 2,
+        ),
+    ]
 
 
 def table(result: dict[str, Any]) -> "Table":

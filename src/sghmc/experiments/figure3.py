@@ -17,6 +17,7 @@ import numpy as np
 
 from sghmc import theory
 from sghmc.experiments import pictures
+from sghmc.experiments.claims import Claim
 from sghmc.gradients import NoisyGradient
 from sghmc.posterior import Potential
 from sghmc.samplers.base import Sampler
@@ -217,6 +218,32 @@ _STYLES = {
     "sgld": ("SGLD", pictures.COLORS["blue"], "x"),
     "sghmc": ("SGHMC", pictures.COLORS["red"], "o"),
 }
+
+
+def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
+    times, errors = (
+        {name: [point[quantity] for point in result[name]] for name in _STYLES}
+        for quantity in ("autocorrelation_time", "covariance_error")
+    )
+
+    def is_below(values: dict[str, list[float]]) -> bool:
+        pairs = zip(values["sghmc"], values["sgld"], strict=True)
+        return all(ours < theirs for ours, theirs in pairs)
+
+    return [
+        Claim(
+            "As the step decreases, SGLD has low error but a high autocorrelation time.",
+            f"Error {errors['sgld'][0]:.3f} to {errors['sgld'][-1]:.3f}, time "
+            f"{times['sgld'][0]:.1f} to {times['sgld'][-1]:.1f}.",
+            errors["sgld"][-1] < errors["sgld"][0] and times["sgld"][-1] > times["sgld"][0],
+        ),
+        Claim(
+            "SGHMC achieves even lower error at very low autocorrelation times.",
+            f"Error {errors['sghmc'][0]:.4f} to {errors['sghmc'][-1]:.4f}, time "
+            f"{times['sghmc'][0]:.1f} to {times['sghmc'][-1]:.1f}.",
+            is_below(errors) and is_below(times),
+        ),
+    ]
 
 
 def table(result: dict[str, Any]) -> "Table":

@@ -14,6 +14,7 @@ import numpy as np
 
 from sghmc.data.mnist import Images, load_mnist
 from sghmc.experiments import methods, pictures
+from sghmc.experiments.claims import Claim
 from sghmc.experiments.methods import OPTIMIZERS
 from sghmc.gradients import Minibatch
 from sghmc.models.mlp import MLP
@@ -321,6 +322,27 @@ def plot(result: dict[str, Any]) -> "Figure":
     axis.set_title(f"Mean and range over {result['num_seeds']} seeds")
     axis.legend(frameon=False)
     return figure
+
+
+def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
+    along = {name: float(np.mean(curve["mean"])) for name, curve in result["curves"].items()}
+    final = {name: row["test_error"]["mean"] for name, row in result["methods"].items()}
+
+    def faster(paper: str, quick: str, slow: str) -> Claim:
+        here = f"Mean error along the way {along[quick]:.2%}, of {LABELS[slow]} {along[slow]:.2%}."
+        return Claim(paper, here, along[quick] < along[slow])
+
+    shown = ", ".join(f"{LABELS[name]} {final[name]:.2%}" for name in methods.LABELS)
+    worst = max(final[name] for name in methods.LABELS if name not in OPTIMIZERS)
+    return [
+        faster("SGD with momentum converges faster than SGD.", "momentum", "sgd"),
+        faster("SGHMC converges to a low error much more rapidly than SGLD.", "sghmc", "sgld"),
+        Claim(
+            "The samplers' final results are better than the optimizers'.",
+            f"Final errors: {shown}.",
+            worst < min(final[name] for name in OPTIMIZERS),
+        ),
+    ]
 
 
 def table(result: dict[str, Any]) -> "Table":

@@ -21,5 +21,15 @@ def staged(folder: pathlib.Path) -> Iterator[pathlib.Path]:
             os.replace(file, folder / file.name)
 
 
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # neither JSON nor text
+        raise ValueError(f"{path} is broken: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is broken: it does not hold named results.")
+    return content
+
+
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")

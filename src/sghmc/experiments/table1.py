@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.experiments import methods, pictures, rating_folds
+from sghmc.experiments.claims import Claim
 from sghmc.experiments.methods import LABELS, OPTIMIZERS
 from sghmc.experiments.rating_folds import Problem, TestSets
 from sghmc.gradients import Minibatch
@@ -303,6 +304,37 @@ def plot(result: dict[str, Any]) -> "Figure":
     axes[1].set(ylabel="log-likelihood of a test rating", title="Predictive density")
     axes[0].legend(frameon=False)
     return figure
+
+
+def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
+    rows = {name: row["rmse"] for name, row in result["methods"].items()}
+    is_the_papers = config["dataset"] == "ml-1m"
+    found = [
+        _claim(name, PAPER[name], row, is_the_papers) for name, row in rows.items() if name in PAPER
+    ]
+    if set(LABELS) <= set(rows):
+        optimized = min(rows[name]["mean"] for name in OPTIMIZERS)
+        sampled = {name: rows[name]["mean"] for name in ("sgld", "sghmc")}
+        shown = ", ".join(f"{LABELS[name]} {mean:.4f}" for name, mean in sampled.items())
+        found.append(
+            Claim(
+                "SGHMC and SGLD give better predictions than the optimizers.",
+                f"{shown}; the better optimizer {optimized:.4f}.",
+                max(sampled.values()) < optimized,
+            )
+        )
+    return found
+
+
+def _claim(name: str, paper: tuple[float, float], row: dict[str, Any], is_told: bool) -> Claim:
+    """Agreement: within three standard errors of the difference, on the paper's ratings."""
+    mean, error = row["mean"], row["standard_error"]
+    near = abs(mean - paper[0]) < 3 * math.hypot(error, paper[1])
+    return Claim(
+        f"{LABELS[name]}: RMSE {paper[0]:.4f} ± {paper[1]:.4f}",
+        f"{mean:.4f} ± {error:.4f}" + ("" if is_told else ", of other ratings"),
+        near if is_told else None,
+    )
 
 
 def table(result: dict[str, Any]) -> "Table":

@@ -16,6 +16,7 @@ import scipy.linalg
 
 from sghmc import theory
 from sghmc.experiments import pictures
+from sghmc.experiments.claims import Claim
 from sghmc.gradients import NoisyGradient
 from sghmc.posterior import Potential
 from sghmc.samplers.sghmc import SGHMC
@@ -399,6 +400,17 @@ def _plot_convergence(axis, curve) -> None:
     )
     axis.set(title=r"Convergence theorem, $V = C$", xlabel=r"$\delta$", ylabel=r"$\chi^2$")
     axis.legend(frameon=False)
+
+
+def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
+    return [
+        Claim(
+            f"{row['statement']}: {row['relation']} {row['expected']:.5g}",
+            f"{row['measured']:.5g}",
+            row["passed"],
+        )
+        for row in result["rows"]
+    ]
 
 
 def table(result: dict[str, Any]) -> "Table":

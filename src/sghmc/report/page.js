@@ -1,4 +1,19 @@
 "use strict";
+// Light or dark: as the system has it, until the reader says otherwise.
+{
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const button = document.getElementById("theme");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  const name = () => { button.textContent = isDark() ? "Light colours" : "Dark colours"; };
+  button.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    name();
+  });
+  system.addEventListener("change", name);
+  name();
+  button.hidden = false;
+}
 // Tables that can be sorted by a column and searched by their first.
 for (const table of document.querySelectorAll("table.rows")) {
   const body = table.tBodies[0];
@@ -22,8 +37,14 @@ for (const table of document.querySelectorAll("table.rows")) {
     });
   });
   const search = document.getElementById(table.dataset.search);
+  const count = document.getElementById(table.dataset.count);
   search.addEventListener("input", () => {
     const wanted = search.value.toLowerCase();
-    for (const row of body.rows) row.hidden = !row.cells[0].textContent.toLowerCase().includes(wanted);
+    let shown = 0;
+    for (const row of body.rows) {
+      row.hidden = !row.cells[0].textContent.toLowerCase().includes(wanted);
+      shown += !row.hidden;
+    }
+    count.textContent = `${shown} of ${body.rows.length}`;
   });
 }

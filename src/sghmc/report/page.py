@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import tempfile
+import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
@@ -28,7 +29,9 @@ def page(title: str, sections: Iterable[str]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{text(_POLICY)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{text(title)}</title><style>{style}</style></head>\n"
-        f"<body><main><h1>{text(title)}</h1>\n{body}\n</main>"
+        f"<body><header><h1>{text(title)}</h1>"
+        '<button type="button" id="theme" hidden>Dark colours</button></header>\n'
+        f"<main>{body}\n</main>"
         f"<script>{script}</script></body></html>\n"
     )
 
@@ -58,6 +61,23 @@ def facts(named: Mapping[str, object]) -> str:
     return f'<table class="facts"><tbody>{rows}</tbody></table>'
 
 
+def grid(columns: Sequence[str], entries: Iterable[Sequence[str]]) -> str:
+    """A table of words."""
+    heads = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in cells)}</tr>" for cells in entries
+    )
+    return (
+        '<div class="wide" tabindex="0" role="region" aria-label="table"><table class="words">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def link(address: str, words: str) -> str:
+    """To another page, by a path from here."""
+    return f'<p><a href="{text(urllib.parse.quote(address))}">{text(words)}</a></p>'
+
+
 def preformatted(words: str) -> str:
     return f'<pre tabindex="0">{text(words)}</pre>'
 
@@ -73,9 +93,11 @@ def rows(name: str, columns: Sequence[str], entries: Iterable[tuple[str, Sequenc
     )
     return (
         f'<p><label for="search-{text(name)}">Search by name: </label>'
-        f'<input id="search-{text(name)}" type="search" autocomplete="off"></p>'
+        f'<input id="search-{text(name)}" type="search" autocomplete="off"> '
+        f'<output id="count-{text(name)}" for="search-{text(name)}"></output></p>'
         f'<div class="wide" tabindex="0" role="region" aria-label="{text(name)}">'
-        f'<table class="rows" data-search="search-{text(name)}"><thead><tr>{heads}</tr></thead>'
+        f'<table class="rows" data-search="search-{text(name)}" data-count="count-{text(name)}">'
+        f"<thead><tr>{heads}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -85,12 +107,25 @@ def _number(value: float) -> str:
     return f'<td data-value="{"" if math.isnan(value) else repr(float(value))}">{text(shown)}</td>'
 
 
-def picture(light: str, dark: str, words: str) -> str:
-    """Two data addresses of one picture, for bright and dark pages, and what it shows."""
-    return (
-        f'<figure><picture><source srcset="{dark}" media="(prefers-color-scheme: dark)">'
-        f'<img src="{light}" alt="{text(words)}"></picture></figure>'
+def picture(pair: tuple[str, str], words: str) -> str:
+    """Data addresses of one picture for bright and for dark pages, and what it shows."""
+    light, dark = (
+        f'<img class="{kind}" src="{address}" alt="{text(words)}">'
+        for kind, address in zip(("light", "dark"), pair, strict=True)
     )
+    return light + dark
+
+
+def side_by_side(caption: str, shown: Sequence[str]) -> str:
+    """Pictures next to each other where there is room, under one caption."""
+    inside = "".join(f"<div>{each}</div>" for each in shown)
+    named = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
+    return f'<figure>{named}<div class="side">{inside}</div></figure>'
+
+
+def card(address: str, words: str) -> str:
+    """A picture on white."""
+    return f'<figure><img class="card" src="{address}" alt="{text(words)}"></figure>'
 
 
 def write(path: str | os.PathLike[str], content: str) -> pathlib.Path:

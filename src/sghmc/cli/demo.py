@@ -1,0 +1,59 @@
+"""`sghmc demo`."""
+
+import dataclasses
+import pathlib
+from typing import Annotated
+
+import jax
+import typer
+
+from sghmc import demo as demonstration
+from sghmc.cli.session import (
+    AsJson,
+    Debug,
+    Quiet,
+    Seed,
+    app,
+    console,
+    is_watched,
+    print_json,
+    session,
+)
+from sghmc.experiments import files
+from sghmc.report.page import write
+
+
+@app.command()
+def demo(
+    out: Annotated[pathlib.Path, typer.Option(help="Folder for the results.")] = pathlib.Path(
+        "results/demo"
+    ),
+    seed: Seed = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Few draws: seconds, rough.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Sample a posterior from minibatches and compare it with exact HMC.
+
+    A logistic regression on scikit-learn's breast cancer data, no network.
+    Writes config.json, result.json, demo.png and report.html.
+    """
+    with session(debug):
+        config = demonstration.Config.quick() if quick else demonstration.Config()
+        settings = {"seed": seed, "quick": quick, **dataclasses.asdict(config)}
+        result = demonstration.run(
+            config, jax.random.key(seed), progress=not (quiet or as_json) and is_watched()
+        )
+        with files.staged(out) as stage:
+            files.write_json(stage / "config.json", settings)
+            files.write_json(stage / "result.json", result)
+            write(stage / "report.html", demonstration.page(settings, result))
+            demonstration.plot(result).savefig(stage / "demo.png", dpi=150)
+        if as_json:
+            print_json(result)
+        elif not quiet:
+            screen = console()
+            screen.print(demonstration.table(result))
+            screen.print(demonstration.verdict(result))
+            print(f"The picture is {out / 'demo.png'}.")

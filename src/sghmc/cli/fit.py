@@ -1,0 +1,106 @@
+"""`sghmc fit` and `sghmc predict`: a table, a model, predictions."""
+
+import pathlib
+import sys
+from typing import Annotated
+
+import typer
+
+from sghmc.cli.session import (
+    MODEL,
+    AsJson,
+    Debug,
+    Quiet,
+    Seed,
+    app,
+    is_watched,
+    print_json,
+    session,
+)
+from sghmc.experiments import files
+from sghmc.report.page import write
+
+
+@app.command()
+def fit(
+    table: Annotated[pathlib.Path, typer.Argument(help="A csv or parquet file.")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    out: Annotated[pathlib.Path, typer.Option(help="Folder for the results.")] = pathlib.Path(
+        "results/fit"
+    ),
+    task: Annotated[
+        str | None, typer.Option(help="classification or regression; else by the target.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="mlp or linear.")] = "mlp",
+    test_fraction: Annotated[float, typer.Option(help="Share of rows to judge by.")] = 0.2,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A column to leave out; may be repeated.")
+    ] = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Fit a Bayesian model to a table, and judge it on held-out rows.
+
+    Columns of text become one input a category. The model then takes the
+    held-out rows in too. Writes result.json, predictions.csv,
+    reliability.png, report.html and model.sghmc.
+    """
+    with session(debug):
+        from sghmc.data.features import read_table
+        from sghmc.estimators import pages, tabular
+
+        fitted = tabular.fit_table(
+            read_table(table),
+            target,
+            task=task,
+            kind=model,
+            test_fraction=test_fraction,
+            ignored=ignore,
+            seed=seed,
+            progress=not (quiet or as_json) and is_watched(),
+        )
+        with files.staged(out) as stage:
+            files.write_json(stage / "result.json", fitted.result)
+            (stage / "predictions.csv").write_text(fitted.predictions, encoding="utf-8")
+            tabular.plot_reliability(fitted.result).savefig(stage / "reliability.png", dpi=150)
+            fitted.model.save(stage / MODEL)
+            write(stage / "report.html", pages.table_page(fitted.result))
+        if as_json:
+            print_json(fitted.result)
+        elif not quiet:
+            print("\n".join(tabular.summary(fitted.result)))
+            print(f"The model is {out / MODEL}.")
+
+
+@app.command()
+def predict(
+    model: Annotated[pathlib.Path, typer.Argument(help="What fit wrote: a folder or model file.")],
+    table: Annotated[pathlib.Path, typer.Argument(help="A csv or parquet file of new rows.")],
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="File for the predictions; else printed.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Predict new rows with a fitted model, as csv with uncertainty."""
+    with session(debug):
+        if quiet and out is None:
+            raise ValueError("--quiet without --out would predict for nobody: name a file.")
+        from sghmc import estimators
+        from sghmc.data.features import read_table
+        from sghmc.estimators import tabular
+
+        loaded = estimators.load(model / MODEL if model.is_dir() else model)
+        columns = tabular.predict_table(loaded, read_table(table))
+        if out is not None:
+            with files.staged(out.absolute().parent) as stage:
+                (stage / out.name).write_text(tabular.as_csv(columns), encoding="utf-8")
+        if as_json:
+            print_json(columns)
+        elif out is None:
+            sys.stdout.write(tabular.as_csv(columns))
+        elif not quiet:
+            print(f"Predictions of {len(columns['row'])} rows are in {out}.")

@@ -1,0 +1,127 @@
+"""`sghmc fit-ratings` and `sghmc recommend`: ratings, a model, recommendations."""
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+from sghmc.cli.session import (
+    MODEL,
+    AsJson,
+    Debug,
+    Quiet,
+    Seed,
+    app,
+    is_watched,
+    print_json,
+    session,
+)
+from sghmc.experiments import files
+from sghmc.report.page import write
+
+RatingsFile = Annotated[
+    pathlib.Path,
+    typer.Argument(help="ml-1m.zip, ratings.dat, u.data, or a table: user, item, rating."),
+]
+Rank = Annotated[int, typer.Option(help="Dimensions of the factors.", min=1)]
+Duplicates = Annotated[
+    str, typer.Option(help='A pair rated twice is an "error", or its "last" or "mean" counts.')
+]
+
+
+@app.command()
+def fit_ratings(
+    ratings: RatingsFile,
+    out: Annotated[pathlib.Path, typer.Option(help="Folder for the model.")] = pathlib.Path(
+        "results/ratings"
+    ),
+    rank: Rank = 20,
+    holdout: Annotated[
+        float, typer.Option(help="Share of ratings held out to judge the model.", min=0, max=0.5)
+    ] = 0.1,
+    duplicates: Duplicates = "error",
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Fit a recommender to ratings, and judge it on held-out ones.
+
+    The model then takes those in too. Writes config.json,
+    result.json, report.html and model.sghmc.
+    """
+    with session(debug):
+        from sghmc.data.ratings import load_ratings
+        from sghmc.estimators import pages
+        from sghmc.estimators.recommender import fit_and_judge
+
+        progress = not (quiet or as_json) and is_watched()
+        table = load_ratings(ratings, duplicates=duplicates)
+        model, result = fit_and_judge(
+            table, holdout, rank=rank, random_state=seed, progress=progress
+        )
+        config = {"ratings": str(ratings), "holdout": holdout, "duplicates": duplicates}
+        config |= model.get_params()
+        with files.staged(out) as stage:
+            files.write_json(stage / "config.json", config)
+            files.write_json(stage / "result.json", result)
+            model.save(stage / MODEL)
+            write(stage / "report.html", pages.ratings_page(config, result))
+        if as_json:
+            print_json(result)
+        elif not quiet:
+            if judged := result.get("held_out"):
+                print(f"{judged['num_ratings']:,} held-out ratings: RMSE {judged['rmse']:.4f}.")
+                for level, share in judged["coverage"].items():
+                    print(f"The {level} predictive intervals cover {share:.1%} of them.")
+            print(f"The model is {out / MODEL}.")
+
+
+@app.command()
+def recommend(
+    source: Annotated[
+        pathlib.Path,
+        typer.Argument(help="What fit-ratings wrote, or a file of ratings, fitted first."),
+    ],
+    user: Annotated[str, typer.Option(help="The user's id.")],
+    k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
+    explore: Annotated[
+        float, typer.Option(help="1: by one draw from the posterior (Thompson).", min=0)
+    ] = 0.0,
+    include_seen: Annotated[
+        bool, typer.Option("--include-seen", help="Also items that the user has rated.")
+    ] = False,
+    rank: Rank = 20,
+    duplicates: Duplicates = "error",
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Recommend items to a user, with how sure the predictions are.
+
+    For a user who is not among the ratings: what people like.
+    """
+    with session(debug):
+        from sghmc.data.ratings import id_of, load_ratings
+        from sghmc.estimators.recommender import MatrixFactorization, is_model
+
+        source = source / MODEL if (source / MODEL).exists() else source
+        if is_model(source):
+            model = MatrixFactorization.load(source)
+        else:
+            table = load_ratings(source, duplicates=duplicates)
+            progress = not as_json and is_watched()
+            model = MatrixFactorization(rank, random_state=seed, progress=progress).fit(table)
+        known = id_of(user, model.ratings_.users)
+        best = model.recommend(
+            known, k, exclude_seen=not include_seen, explore=explore, random_state=seed
+        )
+        is_known = known in model.ratings_.users
+        if as_json:
+            columns = {name: column.tolist() for name, column in best._asdict().items()}
+            print_json({"user": known, "is_known": is_known, **columns})
+            return
+        if not is_known:
+            print(f"User {user} has rated nothing here: this is what people like.")
+        for item, rating, std in zip(*best, strict=True):
+            print(f"{item}\t{rating:.2f} ± {std:.2f}")

@@ -1,0 +1,99 @@
+"""`sghmc report`: a page of HTML for a folder of results."""
+
+import pathlib
+from typing import Annotated, Any
+
+import typer
+
+from sghmc import demo, experiments, recorded
+from sghmc.cli.session import AsJson, Debug, Quiet, app, print_json, session
+from sghmc.experiments import files
+from sghmc.report.page import write
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        pathlib.Path, typer.Argument(metavar="RUN_DIR", help="A folder that a run has written.")
+    ],
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="File for the page; else report.html in RUN_DIR.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write one page of HTML about a run: its verdict, numbers, pictures.
+
+    RUN_DIR is the folder of sample(…, checkpoint=…), finished or not, or
+    what demo, fit, fit-ratings or reproduce have written. The page needs
+    no network and nothing beside it.
+    """
+    with session(debug):
+        kind = _kind(folder)
+        target = folder / "report.html" if out is None else out
+        if kind == "run":
+            samples = recorded.read_run(folder)
+            path = samples.report(target, title=f"Run in {folder.absolute().name}")
+        else:
+            path = write(target, _page(kind, folder))
+        if as_json:
+            print_json({"report": str(path), "kind": kind})
+        elif not quiet:
+            print(f"The report is {path}.")
+
+
+def _kind(folder: pathlib.Path) -> str:
+    """What a folder holds: a run's checkpoint, the results of a command, or experiments."""
+    if not folder.is_dir():
+        reason = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {reason}: name the folder of a run.")
+    if recorded.is_run(folder):
+        return "run"
+    if (folder / "result.json").exists():
+        return _command(folder)
+    if any((folder / name / "result.json").exists() for name in experiments.EXPERIMENTS):
+        return "contents"
+    found = sorted(path.name for path in folder.iterdir())
+    holds = f"it holds {', '.join(found[:5])}" if found else "it is empty"
+    raise ValueError(
+        f"{folder} is no folder of a run: {holds}. Name the folder that sample(…, checkpoint=…), "
+        f"sghmc demo, fit, fit-ratings or reproduce has written."
+    )
+
+
+def _command(folder: pathlib.Path) -> str:
+    config, result = _config(folder), files.read_json(folder / "result.json")
+    if config.get("experiment") in experiments.EXPERIMENTS:
+        return "experiment"
+    marks = {"demo": "sd_ratios", "fit": "reliability", "fit-ratings": "num_ratings"}
+    for kind, mark in marks.items():
+        if mark in result:
+            return kind
+    raise ValueError(
+        f"{folder / 'result.json'} is none of ours: no command here writes {list(result)[:5]}."
+    )
+
+
+def _page(kind: str, folder: pathlib.Path) -> str:
+    from sghmc.estimators import pages
+
+    if kind == "contents":
+        return experiments.contents(folder)
+    config, result = _config(folder), files.read_json(folder / "result.json")
+    try:
+        if kind == "experiment":
+            return experiments.page(config["experiment"], config, result)
+        if kind == "demo":
+            return demo.page(config, result)
+        return pages.table_page(result) if kind == "fit" else pages.ratings_page(config, result)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / 'result.json'} is broken, or of another version "
+            f"({type(error).__name__}: {error}): run the command again."
+        ) from error
+
+
+def _config(folder: pathlib.Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    return files.read_json(path) if path.exists() else {}
