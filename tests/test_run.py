@@ -373,6 +373,46 @@ def test_a_last_draw_that_is_not_finite_does_not_pass():
     assert np.all(np.isfinite(samples.info.potential))
 
 
+def test_without_info_draws_are_the_same_and_no_potential_is_computed(plain):
+    looks = []
+
+    def counted(theta):
+        looks.append(theta)
+        return np.float32(0)
+
+    @jax.custom_jvp
+    def quadratic(theta):
+        seen = jax.pure_callback(counted, jax.ShapeDtypeStruct((), jnp.float32), theta)
+        return jnp.sum(theta**2) / 2 + seen
+
+    quadratic.defjvp(lambda at, by: (quadratic(*at), jnp.sum(at[0] * by[0])))
+    target, settings = sghmc.Potential(quadratic), {"init": jnp.ones(2), "num_samples": 40}
+    full = sample(target, **settings)
+    num_looks = len(looks)
+    bare = sample(target, info=False, **settings)
+    assert num_looks > 40 > len(looks) - num_looks  # the start is looked at, in both
+    close(bare.positions, full.positions)
+    assert bare.num_draws == 40
+    assert bare.info.is_finite.all()
+    assert bare.info.potential is bare.info.kinetic_temperature is bare.info.acceptance is None
+    assert list(bare.to_arviz().sample_stats) == ["diverging"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_burnin": 5}, {"thinning": 3}])
+def test_without_info_a_chain_that_diverges_is_found(settings):
+    steep = sghmc.Potential(lambda theta: 50 * theta**4)
+    with pytest.raises(sghmc.DivergenceError, match="Chain 1 left"):
+        sample(
+            steep,
+            sghmc.SGD(1e-3),
+            jnp.array([0.01, 100.0]),
+            info=False,
+            num_chains=2,
+            init_axis=0,
+            **settings,
+        )
+
+
 def test_a_run_where_every_draw_is_lost_has_no_average():
     samples = walk(num_burnin=8, throw=False, averages={"mean": lambda theta: theta})
     assert np.all(np.isnan(samples.averages["mean"][[0, 2]]))

@@ -7,7 +7,7 @@ import io
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import jax
@@ -50,24 +50,52 @@ class Store(Protocol):
     def draws(self) -> PyTree: ...
 
 
+class _Background:
+    """A thread that does one thing at a time, while the caller goes on."""
+
+    def __init__(self):
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-draws")
+        self._pending: concurrent.futures.Future | None = None
+
+    def do(self, work: Callable, *arguments: Any) -> None:
+        self.wait()  # so that no more than these arguments are held
+        self._pending = self._thread.submit(work, *arguments)
+
+    def wait(self) -> None:
+        """Until all is done; raises what went wrong."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
 class Memory:
     """Draws in memory, which is taken with the first; `nothing` is what no draws look like.
 
-    They lie there in the order in which the loop has them: rows are copied, and not turned round.
+    They lie there in the order in which the loop has them: rows are copied, and not turned round,
+    by a thread, while the next draws are made.
     """
 
     def __init__(self, nothing: PyTree, num_draws: int):
         self.num_kept, self.num_draws = 0, num_draws
         self._whole = nothing
+        self._background = _Background()
 
     def append(self, rows: PyTree) -> None:
         if self.num_kept == 0:
             self._whole = jax.tree.map(self._room_for, rows)
-        first, self.num_kept = self.num_kept, self.num_kept + _length(rows)
+        self._background.do(self._copy, rows, self.num_kept)
+        self.num_kept += _length(rows)
+
+    def _copy(self, rows: PyTree, first: int) -> None:
+        stop = first + _length(rows)
         for whole, leaf in zip(*map(jax.tree.leaves, (self._whole, rows)), strict=True):
-            whole[:, first : self.num_kept] = leaf
+            whole[:, first:stop] = leaf
 
     def draws(self) -> PyTree:
+        self._background.wait()
         return jax.tree.map(lambda whole: whole[:, : self.num_kept], self._whole)
 
     def _room_for(self, leaf: np.ndarray) -> np.ndarray:
@@ -93,8 +121,7 @@ class Files:
         ]
         self._names = [path_name("", path) for path, _ in leaves]
         self.num_kept = 0
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-draws")
-        self._pending: concurrent.futures.Future | None = None
+        self._background = _Background()
 
     def begin(self) -> None:
         with writing(self.folder):
@@ -114,8 +141,8 @@ class Files:
         self.num_kept = num_kept
 
     def append(self, rows: PyTree) -> None:
-        self._wait()  # so that no more than these rows are held
-        self._pending = self._thread.submit(self._write, jax.tree.leaves(rows))
+        self._wait()
+        self._background.do(self._write, jax.tree.leaves(rows))
         self.num_kept += _length(rows)
 
     def _write(self, leaves: list[np.ndarray]) -> None:
@@ -124,10 +151,8 @@ class Files:
 
     def _wait(self) -> None:
         """Until all that was appended is written; raises what went wrong there."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            with writing(self.folder):
-                pending.result()
+        with writing(self.folder):
+            self._background.wait()
 
     def extent(self) -> dict[str, Any]:
         """The hash of each file so far, once all of it has reached the disk."""
@@ -149,7 +174,7 @@ class Files:
         )
 
     def close(self) -> None:
-        self._thread.shutdown()
+        self._background.close()
         for column in self._columns:
             column.close()
 

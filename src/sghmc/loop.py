@@ -149,7 +149,7 @@ class _Plan(NamedTuple):
     of a loop whose length is not compiled in: there blocks are always whole (`is_padded`), and what
     was not asked for is thrown away. A model with many parameters makes its normals step by step
     (`block_has_motion` is False), and is looked at once a draw (`is_watched` is False), since the
-    potential of every step would cost a pass over them.
+    potential of every step would cost a pass over them; so is one whose potentials nobody wants.
     """
 
     period: int
@@ -187,7 +187,8 @@ class _Plan(NamedTuple):
             draws_per_block=min(draws, _BLOCK_DRAWS) if is_padded else draws,
             block_length=max(n for n in range(1, min(most, period) + 1) if period % n == 0),
             block_has_motion=is_small,
-            is_watched=is_small or program.thinning == 1 or carry.info.acceptance is not None,
+            is_watched=carry.info.acceptance is not None
+            or (program.has_info and (is_small or program.thinning == 1)),
             is_burnin=is_burnin,
             is_padded=is_padded,
         )
@@ -273,7 +274,8 @@ def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset
         state, new = chain.step(t, (motion, gradient), state, hyper, memory)
         if not plan.is_watched:
             return state, info, failed_at
-        return state, new, _first_failure(failed_at, t, new.potential)
+        seen = new.potential if program.has_info else state
+        return state, new, _first_failure(failed_at, t, seen)
 
     def one(i, carry):
         state, info, failed_at = _each_chain(
@@ -298,9 +300,11 @@ def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset
 
 
 def _watch(program: Program, t, carry: Carry) -> Carry:
-    """Look at the potential after step t, with the batch of the next."""
+    """Look at the potential after step t, with the next batch; without info, at the state."""
 
     def of_chain(chain, keys, state, hyper, memory, failed_at):
+        if not program.has_info:
+            return StepInfo(None), _first_failure(failed_at, t, state)
         position = chain.kernel.position(state)
         potential = chain.look(t + 1, keys, position, hyper, memory).potential
         return StepInfo(potential), _first_failure(failed_at, t, potential)
@@ -319,8 +323,8 @@ def _watch(program: Program, t, carry: Carry) -> Carry:
     return carry._replace(info=info, failed_at=failed_at)
 
 
-def _first_failure(failed_at: jax.Array, t, potential: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(potential), failed_at, jnp.minimum(failed_at, t))
+def _first_failure(failed_at: jax.Array, t, seen: PyTree) -> jax.Array:
+    return jnp.where(tree.all_finite(seen), failed_at, jnp.minimum(failed_at, t))
 
 
 def _repeat(count: int, body: Callable, carry: Carry) -> Carry:

@@ -45,9 +45,9 @@ class Carry(NamedTuple):
 
 
 class DrawInfo(NamedTuple):
-    """What is recorded with each kept draw."""
+    """What is recorded with each kept draw: without `info`, whether it is finite, no more."""
 
-    potential: jax.Array
+    potential: jax.Array | None
     kinetic_temperature: jax.Array | None
     acceptance: jax.Array | None
     data_share: jax.Array | None
@@ -101,6 +101,7 @@ class Program(eqx.Module):
     thinning: int = eqx.field(static=True)
     is_stacked: bool = eqx.field(static=True)
     batches: Batches | None = None
+    has_info: bool = eqx.field(static=True, default=True)
 
     def start(self, keys: jax.Array, flat: PyTree) -> Carry:
         """The carry before step 0, from a position."""
@@ -154,20 +155,20 @@ class Program(eqx.Module):
     ) -> tuple[Any, StepInfo]:
         """Step t, from that step's variates."""
         oracle = self._oracle(hyper, noise[1], memory)
-        return self.kernel.step(t, noise[0], state, oracle)
+        state, info = self.kernel.step(t, noise[0], state, oracle)
+        # What nobody asks for is not computed: the compiler sees to it.
+        return state, info if self.has_info else info._replace(potential=None)
 
     def observe(self, t, carry: Carry) -> tuple[Carry, Record]:
         """What is kept after step t, and the averages with that draw in them."""
         flat = self.kernel.observed(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
         kept = self._shown(self.keep or (lambda position, *hyper: position), flat, carry.hyper)
-        info = DrawInfo(
-            carry.info.potential,
-            self.kernel.kinetic_temperature(t, carry.state),
-            carry.info.acceptance,
-            carry.info.data_share,
-            is_finite,
-        )
+        info = DrawInfo(None, None, None, None, is_finite)
+        if self.has_info:
+            heat = self.kernel.kinetic_temperature(t, carry.state)
+            potential, acceptance, data_share = carry.info
+            info = DrawInfo(potential, heat, acceptance, data_share, is_finite)
         if carry.sums is not None:
             terms = self._averaged(flat, carry.hyper)
             carry = carry._replace(sums=keep.add(carry.sums, terms, is_finite))

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -58,6 +59,7 @@ def run(
     trace: Callable[[dict[str, PyTree]], PyTree] | None = None,
     gibbs: Gibbs | None = None,
     adapt: Adaptation | None = None,
+    info: bool = True,
     progress: bool = True,
     checkpoint: Checkpoint | None = None,
     throw: bool = True,
@@ -93,6 +95,7 @@ def run(
             keys=_shared(chain_keys(key, num_chains), estimator),
             layout=Layout.of(like, num_chains),
             thinning=thinning,
+            has_info=info,
             is_stacked=is_stacked,
         )
         checks.check_fisher(program.kernel.fisher, gradient)
@@ -436,6 +439,7 @@ def _explain_noise(noise: RunningNoise, is_raised: bool) -> str:
     )
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def chain_keys(key: jax.Array, num_chains: int) -> jax.Array:
     """Words of the keys (chain, stream): a chain's do not depend on how many chains there are."""
     chains = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_chains))

@@ -31,9 +31,12 @@ _NUM_SHOWN = 6
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """Diagnostics of each kept draw, axes (chain, draw); None where the sampler has none."""
+    """Diagnostics of each kept draw, axes (chain, draw); None where the sampler has none.
 
-    potential: np.ndarray
+    After a run without `info` there is `is_finite` alone.
+    """
+
+    potential: Any
     is_finite: np.ndarray
     kinetic_temperature: np.ndarray | None = None
     acceptance: np.ndarray | None = None
@@ -86,12 +89,12 @@ class Samples:
 
     @property
     def num_chains(self) -> int:
-        return self.info.potential.shape[0]
+        return self.info.is_finite.shape[0]
 
     @property
     def num_draws(self) -> int:
         """Kept draws of each chain."""
-        return self.info.potential.shape[1]
+        return self.info.is_finite.shape[1]
 
     def to_arviz(self) -> "arviz.InferenceData":
         """The draws as arviz, and so every plot and diagnostic there, takes them.

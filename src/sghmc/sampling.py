@@ -41,6 +41,7 @@ def sample(
     trace: Callable[[dict[str, PyTree]], PyTree] | None = None,
     gibbs: Gibbs | None = None,
     adapt: Adaptation | None = None,
+    info: bool = True,
     progress: bool = True,
     checkpoint: Checkpoint | None = None,
     throw: bool = True,
@@ -62,6 +63,7 @@ def sample(
     | `trace` | function of the averages so far, stored with each draw: how an average settles |
     | `gibbs` | exact updates of hyperparameters between steps |
     | `adapt` | changes of the sampler during burn-in |
+    | `info` | False: nothing is known of a draw but whether it is finite, not even its potential |
     | `progress` | show steps per second, time left and health |
     | `checkpoint` | `Checkpoint(path)`: save state and draws there, and go on from there |
     | `throw` | raise `DivergenceError` when a chain is not finite, instead of flagging its draws |
@@ -90,6 +92,7 @@ def sample(
         "trace": trace,
         "gibbs": gibbs,
         "adapt": adapt,
+        "info": info,
         "progress": progress,
         "checkpoint": checkpoint,
         "throw": throw,

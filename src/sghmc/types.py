@@ -29,8 +29,11 @@ class Change(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What one sampler step reports; fields are absent for samplers that have no such thing."""
+    """What one sampler step reports; fields are absent for samplers that have no such thing.
 
-    potential: jax.Array
+    The potential is absent in runs that keep no information about draws.
+    """
+
+    potential: Any
     acceptance: jax.Array | None = None
     data_share: jax.Array | None = None
