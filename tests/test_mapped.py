@@ -45,6 +45,8 @@ def way(request, monkeypatch):
         monkeypatch.setattr(mapped, "_SPAN_BYTES", 1_000)
     if request.param == "scattered":
         monkeypatch.setattr(mapped, "_FAR_APART", -1)
+        always = property(lambda ways: mapped._Column.read_scattered)
+        monkeypatch.setattr(mapped._Ways, "quickest", always)
         if scattered.available() is None:
             pytest.skip("the system has no asynchronous input")
 

@@ -74,14 +74,14 @@ def test_a_control_variate_and_an_accept_step_stream_over_all_data(posteriors):
 def fail_after(num_reads, message, posterior, monkeypatch):
     """Reads of a posterior's rows raise after so many."""
     kind, reads = type(posterior.data), iter(range(num_reads))
-    take = kind.take
+    read = kind.read
 
-    def failing(self, numbers):
+    def failing(self, numbers, rows):
         if next(reads, None) is None:
             raise sghmc.DataError(message)
-        return take(self, numbers)
+        read(self, numbers, rows)
 
-    monkeypatch.setattr(kind, "take", failing)
+    monkeypatch.setattr(kind, "read", failing)
 
 
 def test_a_file_that_fails_leaves_the_draws_before(posteriors, monkeypatch):

@@ -48,7 +48,7 @@ def _own_parts(program: Program) -> tuple:
     if program.is_stacked:
         return program.target, program.estimator
     if program.batches is not None and not program.estimator.is_shared:
-        return (program.batches.rows,)
+        return (program.batches.places,)
     return ()
 
 

@@ -62,22 +62,20 @@ class Record(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Rows that the host took for steps first, …: axes ([chain,] step, row of the step's batches).
+    """Rows that the host read for steps first, …, and which of them each step takes.
 
-    Without the chain axis where all chains take the same.
+    `places` has axes ([chain,] step, row of the step's batches), without the chain axis where all
+    chains take the same. The rows lie in the order in which reading them was quickest.
     """
 
     rows: PyTree
+    places: jax.Array
     first: jax.Array
 
     def of_steps(self, start, num_steps: int) -> PyTree:
         """The rows of some steps, step after step, as one chain sees them."""
-
-        def cut(leaf):
-            part = lax.dynamic_slice_in_dim(leaf, start - self.first, num_steps)
-            return part.reshape(-1, *leaf.shape[2:])
-
-        return jax.tree.map(cut, self.rows)
+        places = lax.dynamic_slice_in_dim(self.places, start - self.first, num_steps).reshape(-1)
+        return jax.tree.map(lambda leaf: leaf.at[places].get(mode="promise_in_bounds"), self.rows)
 
 
 class Program(eqx.Module):

@@ -1,7 +1,7 @@
 """Batches of a source for a run: windows of steps, read one ahead on a thread."""
 
 import concurrent.futures
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,11 +13,11 @@ from sghmc.posterior import Posterior
 from sghmc.program import GRADIENT, Batches, Program
 from sghmc.samplers.base import Sampler
 from sghmc.samples import Growth
-from sghmc.source import DataError
+from sghmc.source import DataError, increasing, inverse
 from sghmc.types import PyTree
 
-_WINDOW_BYTES = 1 << 25
-"""Rows of a window; two windows are in memory, and while one is copied a third."""
+_WINDOW_BYTES = 1 << 26
+"""Rows of a window: the more, the nearer together they lie in a file. Two are in memory."""
 
 
 class Window(NamedTuple):
@@ -27,7 +27,7 @@ class Window(NamedTuple):
     batches: Batches
     num_examples: int
     last: PyTree
-    """The rows of the step after the window's last: the first of the next window."""
+    """The rows of the step after the window's last, chain by chain: the next window's first."""
 
 
 class Reader:
@@ -48,10 +48,13 @@ class Reader:
         self.program, self.source = program, program.target.source
         num_gradients = program.kernel.num_gradients
         one = _row_numbers(program.estimator, self._keys, np.int32(0), 1, num_gradients)
-        self.width, self.num_draws = one.shape[1], num_draws
+        (self.num_keys, self.width), self.num_draws = one.shape, num_draws
         most_rows = _WINDOW_BYTES // self.source.row_bytes
         most_rows = min(most_rows, self.source.read_ahead or most_rows)
         self.draws = max(1, min(num_draws, most_rows // (one.size * program.thinning)))
+        num_rows = one.size * (self.draws * program.thinning + 1)
+        self.rooms = [self.source.room(num_rows) for _ in range(2)]
+        """A window is read to where the last but one was, of which the loop has no more need."""
         self.thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-reader")
         self.now: Window | None = None
         self.ahead: tuple[int, concurrent.futures.Future] | None = None
@@ -69,7 +72,10 @@ class Reader:
         return cls(program, sampler, num_draws)
 
     def program_at(self, draw: int) -> tuple[Program, int]:
-        """The program with the batches of this draw, and after which draw they end."""
+        """The program with the batches of this draw, and after which draw they end.
+
+        Asked for when all draws before are made: a window's memory is written over.
+        """
         number = draw // self.draws
         if self.now is None or self.now.number != number:
             self.now = self._window(number)
@@ -135,18 +141,29 @@ class Reader:
             estimator = with_num_examples(estimator, num_examples)
         num_gradients = self.program.kernel.num_gradients
         numbers = _row_numbers(estimator, self._keys, np.int32(first), steps + 1, num_gradients)
-        numbers = np.asarray(numbers).reshape(-1, steps + 1, self.width)
-        skipped = 0 if before is None else 1
-        wanted = numbers[:, skipped:num_read]
-        rows = self.source.take(wanted.reshape(-1))
-        rows = jax.tree.map(lambda leaf: leaf.reshape(*wanted.shape, *leaf.shape[1:]), rows)
-        last = jax.tree.map(lambda leaf: leaf[:, -1:], rows)
-        parts = [rows] if before is None else [before.last, rows]
-        whole = jax.tree.map(lambda *leaves: _joined(leaves, steps + 1), *parts)
+        numbers = np.asarray(numbers).reshape(self.num_keys, steps + 1, self.width)
+        room, places = self.rooms[number % 2], np.zeros(numbers.shape, np.int32)
+        places[:, :num_read] = self._fill(room, numbers[:, :num_read], before)
+        last = jax.tree.map(lambda leaf: leaf[places[:, num_read - 1].reshape(-1)], room)
         if self.program.estimator.is_shared:
-            whole = jax.tree.map(lambda leaf: leaf[0], whole)
-        batches = Batches(jax.device_put(whole), jnp.asarray(first, jnp.int32))
-        return Window(number, batches, num_examples, last)
+            places = places[0]
+        batches = Batches(*jax.device_put((room, places, np.int32(first))))
+        return Window(number, jax.block_until_ready(batches), num_examples, last)
+
+    def _fill(self, room: PyTree, numbers: np.ndarray, before: Window | None) -> np.ndarray:
+        """Read the rows of these numbers, chain by chain and step by step; where they are now."""
+        places, num_known = np.empty(numbers.shape, np.int32), 0
+        if before is not None:  # the first step's rows were read for it
+            num_known = numbers[:, 0].size
+            places[:, 0] = np.arange(num_known).reshape(self.num_keys, self.width)
+            jax.tree.map(lambda into, rows: np.copyto(into[:num_known], rows), room, before.last)
+            numbers = numbers[:, 1:]
+        count = numbers.size
+        into = jax.tree.map(lambda leaf: leaf[num_known : num_known + count], room)
+        order = np.arange(count) if self.source.is_sequential else increasing(numbers.reshape(-1))
+        self.source.read(numbers.reshape(-1)[order], into)
+        places[:, -numbers.shape[1] :] = num_known + inverse(order).reshape(numbers.shape)
+        return places
 
     @property
     def _keys(self) -> jax.Array:
@@ -158,13 +175,6 @@ def with_num_examples(estimator: Estimator, num_examples: int) -> Estimator:
     assert isinstance(estimator, BatchEstimator)  # a control variate needs a pass over all data
     number = jnp.asarray(num_examples, jnp.int32)
     return eqx.tree_at(lambda e: e.num_examples, estimator, number)
-
-
-def _joined(leaves: Any, length: int) -> np.ndarray:
-    """Arrays one after another along the axis of the steps, with zeros up to `length`."""
-    whole = np.concatenate(leaves, axis=1)
-    missing = length - whole.shape[1]
-    return np.pad(whole, [(0, 0), (0, missing)] + [(0, 0)] * (whole.ndim - 2)) if missing else whole
 
 
 @eqx.filter_jit

@@ -1,6 +1,7 @@
 """Data that stay on the host: what a posterior and a run ask of rows larger than memory."""
 
 import abc
+import math
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ _CHUNK_ROWS = 65_536
 _CHUNK_BYTES = 1 << 24
 """A chunk of a full pass has at most so many rows and bytes."""
 _NUM_IDENTIFYING = 256
+_ALIGNMENT = 64
 _MOST_ROWS = np.iinfo(np.int32).max
 
 
@@ -46,8 +48,22 @@ class Source(abc.ABC):
         """N."""
 
     @abc.abstractmethod
+    def read(self, numbers: np.ndarray, rows: PyTree) -> None:
+        """Put the rows of these numbers, 1-D and increasing, into arrays with a leading axis.
+
+        A sequential source puts its next rows there, whatever the numbers.
+        """
+
     def take(self, numbers: np.ndarray) -> PyTree:
         """The rows of these numbers, 1-D: a pytree of host arrays with a leading axis."""
+        order, rows = increasing(numbers), self.room(len(numbers))
+        self.read(numbers[order], rows)
+        places = inverse(order)
+        return jax.tree.map(lambda leaf: leaf[places], rows)
+
+    def room(self, num_rows: int) -> PyTree:
+        """Arrays for so many rows, with any content."""
+        return jax.tree.map(lambda leaf: _aligned(leaf.shape, leaf.dtype), self.like(num_rows))
 
     def start(self) -> None:  # noqa: B027 - most sources have nothing to start
         """A run begins."""
@@ -72,9 +88,10 @@ class Source(abc.ABC):
         """The k-th chunk of a full pass; the last is filled up with its last row."""
         first = int(k) * self.chunk_rows
         numbers = np.arange(first, first + self.chunk_rows)
-        self.fault = None
+        rows, self.fault = self.room(self.chunk_rows), None
         try:
-            return self.take(np.minimum(numbers, self.num_rows - 1))
+            self.read(np.minimum(numbers, self.num_rows - 1), rows)
+            return rows
         except DataError as error:
             self.fault = error
             raise
@@ -84,6 +101,30 @@ class Source(abc.ABC):
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype), self.example
         )
+
+
+def increasing(numbers: np.ndarray) -> np.ndarray:
+    """The stable order of row numbers.
+
+    By their halves: numpy sorts 16 bits by counting, several times faster than 32 by comparing.
+    """
+    order = np.argsort(numbers.astype(np.uint16), kind="stable")
+    return order[np.argsort((numbers >> 16).astype(np.uint16)[order], kind="stable")]
+
+
+def inverse(order: np.ndarray) -> np.ndarray:
+    """Where each entry went."""
+    places = np.empty(len(order), np.int32)
+    places[order] = np.arange(len(order), dtype=np.int32)
+    return places
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array where a processor's own jax takes it as it is, without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def check_num_rows(num_rows: int, name: str) -> None:

@@ -1,25 +1,27 @@
 """Files of rows that need not fit into memory: `.npy` and Arrow IPC, mapped and read at random."""
 
+import contextlib
 import itertools
 import math
 import mmap
 import os
 import pathlib
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from sghmc.data import scattered
-from sghmc.data.scattered import Scattered
 from sghmc.source import DataError, NotFinite, Source, check_finite, check_num_rows
 from sghmc.types import PyTree
 
 _SPAN_BYTES = 1 << 28
 """Of the files, how much may be resident at once: a page that was read counts until given back."""
 _FAR_APART = 1 << 13
-"""Bytes from row to row beyond which reading each is quicker than mapping what lies around them."""
+"""Bytes from row to row below which most pages are needed anyway, and mapped."""
+_FADING = 0.995
 _ARROW = (".arrow", ".feather", ".ipc")
 
 Path = str | os.PathLike
@@ -65,56 +67,47 @@ class MemoryMapped(Source):
             )
         self._num_rows = next(iter(lengths.values()))
         check_num_rows(self._num_rows, self._name)
-        self._row_size = sum(file.size for file in self._files) / self._num_rows
+        size = sum(file.size for file in self._files)
+        self._row_size = size / self._num_rows
+        if size > _available_memory():  # what is read around a row would not stay
+            for file in self._files:
+                file.advise("MADV_RANDOM")
         self.example = jax.tree.unflatten(self._treedef, [c.example for c in self._columns])
+        has_scattered = scattered.available() is not None
+        self._ways = _Ways(_Column.read, *[_Column.read_scattered] * has_scattered)
 
     @property
     def num_rows(self):
         return self._num_rows
 
-    def take(self, numbers):
+    def read(self, numbers, rows):
         for file in self._files:
             file.check()
-        leaves = [np.empty((len(numbers), *c.shape), c.example.dtype) for c in self._columns]
-        order = np.argsort(numbers, kind="stable")
-        ordered = numbers[order]
-        if not self._read_scattered(ordered, order, leaves):
-            self._read_mapped(ordered, order, leaves)
-        taken = jax.tree.unflatten(self._treedef, leaves)
-        if not self._allow_nan:
-            self._check_finite(taken, numbers)
-        return taken
-
-    def _read_scattered(self, rows: np.ndarray, order: np.ndarray, leaves: list) -> bool:
-        """Read rows by increasing numbers to their places in `leaves`, where they lie far apart.
-
-        Whether it was done.
-        """
-        reads = scattered.available()
-        apart = (int(rows[-1]) - int(rows[0])) * self._row_size / len(rows)
-        if reads is None or apart < _FAR_APART:
-            return False
-        for column, leaf in zip(self._columns, leaves, strict=True):
-            column.read(reads, rows, order, leaf)
-        return True
-
-    def _read_mapped(self, rows: np.ndarray, order: np.ndarray, leaves: list) -> None:
-        """The same through the mapped pages, giving them back from time to time."""
+        leaves = jax.tree.leaves(rows)
         rows_per_span = max(1, int(_SPAN_BYTES / self._row_size))
         edges = np.arange(rows_per_span, self._num_rows, rows_per_span)
-        cuts = [0, *np.searchsorted(rows, edges), len(rows)]
+        cuts = [0, *np.searchsorted(numbers, edges), len(numbers)]
         for start, stop in itertools.pairwise(cuts):
-            if start == stop:
-                continue
-            for column, leaf in zip(self._columns, leaves, strict=True):
-                leaf[order[start:stop]] = column.take(rows[start:stop])
-            if rows_per_span < self._num_rows:
+            if start < stop:
+                self._read_span(numbers[start:stop], [leaf[start:stop] for leaf in leaves])
+            if len(edges):
                 for file in self._files:
                     file.release()
+        if not self._allow_nan:
+            self._check_finite(rows, numbers)
 
-    def _check_finite(self, taken: PyTree, numbers: np.ndarray) -> None:
+    def _read_span(self, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
+        extent = (int(numbers[-1]) - int(numbers[0])) * self._row_size
+        is_near = extent < _FAR_APART * len(numbers)
+        way, began = _Column.read if is_near else self._ways.quickest, time.perf_counter()
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            way(column, numbers, leaf)
+        if not is_near:
+            self._ways.note(way, (time.perf_counter() - began) / len(numbers))
+
+    def _check_finite(self, rows: PyTree, numbers: np.ndarray) -> None:
         try:
-            check_finite(taken, "")
+            check_finite(rows, "")
         except NotFinite as bad:
             raise DataError(
                 f"{self._name}: {bad.field or 'the array'} is {bad.number} in row "
@@ -138,7 +131,6 @@ class _File:
             self.map = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-        self._advise("MADV_RANDOM")
 
     @property
     def address(self) -> int:
@@ -159,11 +151,19 @@ class _File:
 
     def release(self) -> None:
         """Give the pages that were read back to the system's cache."""
-        self._advise("MADV_DONTNEED")
+        self.advise("MADV_DONTNEED")
 
-    def _advise(self, advice: str) -> None:
+    def advise(self, advice: str) -> None:
         if hasattr(mmap, advice):  # not on all systems; nothing depends on it but memory and speed
             self.map.madvise(getattr(mmap, advice))
+
+
+def _available_memory() -> int:
+    """Bytes that the system's cache could hold; 0 where it does not say."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
+    return 0
 
 
 def _stamp(stat: os.stat_result) -> tuple[int, ...]:
@@ -179,38 +179,65 @@ class _Column:
         self.ends = np.cumsum([len(piece) for piece in self.pieces])
         self.num_rows = int(self.ends[-1])
         self.shape = self.pieces[0].shape[1:]
-        dtype = self.pieces[0].dtype.newbyteorder("=")
-        self.example = jax.ShapeDtypeStruct(self.shape, jax.dtypes.canonicalize_dtype(dtype))
+        self.dtype = self.pieces[0].dtype
+        canonical = jax.dtypes.canonicalize_dtype(self.dtype.newbyteorder("="))
+        self.example = jax.ShapeDtypeStruct(self.shape, canonical)
 
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """Rows by increasing numbers."""
-        parts = [self.pieces[i].take(inside, axis=0) for i, inside, _ in self._cut(rows)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def read(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """Rows by increasing numbers, to an array."""
+        for i, inside, into in self._cut(numbers, rows):
+            if into.dtype == self.dtype:
+                # Numbers are in bounds; with this mode numpy writes to `into` directly.
+                self.pieces[i].take(inside, 0, out=into, mode="clip")
+            else:
+                into[...] = self.pieces[i].take(inside, 0)
 
-    def read(self, reads: Scattered, rows: np.ndarray, order: np.ndarray, leaf: np.ndarray) -> None:
-        """The same to the rows `order` of an array, past the mapped pages."""
-        piece = self.pieces[0]
-        raw = leaf if leaf.dtype == piece.dtype else np.empty(leaf.shape, piece.dtype)
-        size = piece.dtype.itemsize * math.prod(self.shape)
-        for i, inside, part in self._cut(rows):
-            start = self.pieces[i].ctypes.data - self.files[i].address
-            places = raw.ctypes.data + size * order[part]
+    def read_scattered(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """The same past the mapped pages."""
+        reads = scattered.available()
+        assert reads is not None
+        raw = rows if rows.dtype == self.dtype else np.empty(rows.shape, self.dtype)
+        size = self.dtype.itemsize * math.prod(self.shape)
+        for i, inside, into in self._cut(numbers, raw):
+            file, start = self.files[i], self.pieces[i].ctypes.data - self.files[i].address
+            places = into.ctypes.data + size * np.arange(len(into))
             try:
-                reads.read(self.files[i].file.fileno(), start + size * inside, places, size)
+                reads.read(file.file.fileno(), start + size * inside, places, size)
             except OSError as error:
-                raise DataError(f"{self.files[i].path} cannot be read: {error}.") from error
-        if raw is not leaf:
-            leaf[...] = raw
+                raise DataError(f"{file.path} cannot be read: {error}.") from error
+        if raw is not rows:
+            rows[...] = raw
 
-    def _cut(self, rows: np.ndarray):
-        """Which pieces these rows lie in: number, rows inside of it, and which of `rows`."""
-        cuts = np.searchsorted(rows, self.ends)
+    def _cut(self, numbers: np.ndarray, rows: np.ndarray):
+        """Which pieces these rows lie in: which, their numbers in it, and where they go."""
         first = 0
-        for i in range(len(self.pieces)):
-            if cuts[i] > first:
+        for i, stop in enumerate(np.searchsorted(numbers, self.ends)):
+            if stop > first:
                 start = self.ends[i] - len(self.pieces[i])
-                yield i, rows[first : cuts[i]].astype(np.int64) - start, slice(first, cuts[i])
-            first = cuts[i]
+                yield i, numbers[first:stop].astype(np.int64) - start, rows[first:stop]
+            first = stop
+
+
+Way = Callable[[_Column, np.ndarray, np.ndarray], None]
+
+
+class _Ways:
+    """Ways to read rows that lie far apart, and what a row took when each was last taken.
+
+    To map a row's page costs little where the system's cache has large pages, and elsewhere more
+    than to read past the mapping. What was noted fades, so that all are tried anew in the end.
+    """
+
+    def __init__(self, *ways: Way):
+        self.seconds = dict.fromkeys(ways, 0.0)
+
+    @property
+    def quickest(self) -> Way:
+        return min(self.seconds, key=self.seconds.__getitem__)
+
+    def note(self, way: Way, seconds: float) -> None:
+        self.seconds = {each: _FADING * before for each, before in self.seconds.items()}
+        self.seconds[way] = seconds
 
 
 def _open(files: PyTree) -> PyTree:
