@@ -3,13 +3,14 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
@@ -141,16 +142,17 @@ class NumPyroPosterior(Posterior):
         sites, _ = self.model.run(params, self.data)
         return {name: sites[name]["value"] for name in self.shapes}
 
-    def unconstrain(self, values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def unconstrain(self, values: Mapping[str, ArrayLike]) -> dict[str, jax.Array]:
         """The inverse of `constrain`: a start from values of all latent sites."""
         missing = sorted(set(self.shapes) - set(values))
         if missing:
             raise ValueError(f"values has no {missing}: give the value of every latent site.")
         args, kwargs = self.model.arguments.filled(self.data.rows)
-        model = handlers.substitute(self._in_full(), data=values)
+        arrays = {name: jnp.asarray(value) for name, value in values.items()}
+        model = handlers.substitute(self._in_full(), data=arrays)
         sites = handlers.trace(handlers.seed(model, jax.random.key(0))).get_trace(*args, **kwargs)
         return {
-            name: biject_to(sites[name]["fn"].support).inv(jnp.asarray(values[name], float))
+            name: biject_to(sites[name]["fn"].support).inv(arrays[name].astype(float))
             for name in self.shapes
         }
 
