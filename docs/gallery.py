@@ -1,8 +1,8 @@
 """The gallery: runs the scripts in examples/, and writes a page for each with what it shows.
 
-`python docs/gallery.py` runs them and keeps the pages in results/gallery, where `make docs` finds
-them again as long as neither script nor library changed. With QUICK=1 in the environment both take
-the scripts' quick sizes: seconds instead of minutes.
+`python docs/gallery.py` writes to results/docs/gallery, where `make docs` finds it: a page is made
+anew when its script or the library changed. With QUICK=1 in the environment scripts run at their
+quick sizes, in seconds instead of minutes.
 
 A script is a row of cells, as editors and notebooks know them: `# %% [markdown]` begins a text,
 `# %%` begins code. A line `NUM_SAMPLES = 4_000  # quick: 200` has a second value, for quick runs. A
@@ -15,7 +15,6 @@ import hashlib
 import io
 import os
 import re
-import shutil
 import textwrap
 import types
 import warnings
@@ -29,7 +28,6 @@ from matplotlib import pyplot as plt
 import sghmc
 
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "results" / "gallery"
 ORDER = (
     "gaussian",
     "double_well",
@@ -182,24 +180,19 @@ def _picture_names(example: Example) -> list[str]:
 
 
 def write(folder: Path) -> None:
-    """Write all pages and figures below `folder`, as hooks.py wants it."""
-    render(quick=bool(os.environ.get("QUICK")))
-    shutil.copytree(KEPT, folder / "gallery")
-
-
-def render(quick: bool) -> None:
-    """Bring what is kept up to date; an example runs only if it, or the library, changed."""
-    KEPT.mkdir(parents=True, exist_ok=True)
+    """Bring the pages and figures in a folder up to date."""
+    quick = bool(os.environ.get("QUICK"))
+    folder.mkdir(parents=True, exist_ok=True)
     for name in ORDER:
-        path, mark = KEPT / f"{name}.md", f"<!-- {_digest(name, quick)} -->\n"
+        path, mark = folder / f"{name}.md", f"<!-- {_digest(name, quick)} -->\n"
         if path.exists() and path.read_text("utf-8").endswith(mark):
             continue
         example = run(name, quick)
         for picture, figure in zip(_picture_names(example), example.figures, strict=True):
-            (KEPT / picture).write_bytes(figure.png)
+            (folder / picture).write_bytes(figure.png)
         path.write_text(f"{page(example)}\n{mark}", encoding="utf-8")
-    pages = {name: (KEPT / f"{name}.md").read_text("utf-8") for name in ORDER}
-    (KEPT / "index.md").write_text(index(pages), encoding="utf-8")
+    pages = {name: (folder / f"{name}.md").read_text("utf-8") for name in ORDER}
+    (folder / "index.md").write_text(index(pages), encoding="utf-8")
 
 
 def index(pages: dict[str, str]) -> str:
@@ -228,4 +221,4 @@ def _digest(name: str, quick: bool) -> str:
 
 
 if __name__ == "__main__":
-    render(quick=bool(os.environ.get("QUICK")))
+    write(ROOT / "results" / "docs" / "gallery")
