@@ -1,30 +1,52 @@
 """What mkdocs calls while it builds the site: pages and pictures that are made, not written.
 
-Each maker is a module of this folder with `write(folder)`. It writes files below `folder`, which
-stands for this folder: what it writes to `folder / "reference/index.md"` is that page of the site.
+`extra.makers` in mkdocs.yml names modules of this folder. `write(folder)` of the one named
+"reference" writes what becomes the folder reference/ of the site; a maker may leave there what is
+still good from the last time.
 """
 
 import importlib
-import shutil
+import re
 import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 _DOCS = Path(__file__).parent
 _MADE = _DOCS.parent / "results" / "docs"
-_MAKERS = ("reference",)
+_LOADS = re.compile(
+    r"""<(?:img|script|iframe|source|video|audio|embed)\b[^>]*?\bsrc(?:set)?\s*=\s*["']?(?:https?:)?//[^>]*>
+    |<link\b(?=[^>]*\brel\s*=\s*["']?(?:stylesheet|preload|preconnect|icon|modulepreload))[^>]*?
+     \bhref\s*=\s*["']?(?:https?:)?//[^>]*>
+    |(?:@import\s+|url\(\s*)["']?(?:https?:)?//[^"')]*""",
+    re.VERBOSE | re.IGNORECASE,
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add to what is written what is made."""
     sys.path.insert(0, str(_DOCS))
-    shutil.rmtree(_MADE, ignore_errors=True)
-    for maker in _MAKERS:
-        importlib.import_module(maker).write(_MADE)
-    for path in sorted(_MADE.rglob("*")):
-        if path.is_file():
-            uri = path.relative_to(_MADE).as_posix()
-            files.append(File.generated(config, uri, abs_src_path=str(path)))
+    for maker in config.extra["makers"]:
+        folder = _MADE / maker
+        folder.mkdir(parents=True, exist_ok=True)
+        importlib.import_module(maker).write(folder)
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                uri = path.relative_to(_MADE).as_posix()
+                files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Refuse a site that loads anything from the network while it is read."""
+    for path in sorted(Path(config.site_dir).rglob("*")):
+        if path.suffix in (".html", ".css", ".svg"):
+            for load in loads(path.read_text(encoding="utf-8")):
+                raise PluginError(f"{path} would load {load} from the network.")
+
+
+def loads(text: str) -> list[str]:
+    """What a page or a style sheet loads from elsewhere; links to follow are none of it."""
+    return _LOADS.findall(text)

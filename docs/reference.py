@@ -120,13 +120,13 @@ GROUPS = {
 
 def write(folder: Path) -> None:
     for name, content in pages().items():
-        path = folder / "reference" / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
 
 
 def pages() -> dict[str, str]:
-    """File name below reference/ → content."""
+    """File name → content."""
     samplers = {kind.__name__: kind for kind in (*SAMPLERS, sghmc.Austerity)}
     written = {"index.md": _index(samplers), "samplers/index.md": _sampler_index(samplers)}
     for name, kind in samplers.items():

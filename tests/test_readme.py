@@ -22,22 +22,21 @@ def test_the_example_runs_and_is_right(capsys):
     exec(compile(code, "README.md", "exec"), names)
     assert "ess_bulk" in capsys.readouterr().out
     draws = names["samples"].positions
-    # The Laplace approximation at the posterior's mean is exact to a few percent here.
+    # The Laplace approximation at the posterior's mean is exact to a percent here, and 4,000 draws
+    # leave 1 % of standard deviations and 0.016 of means: the bounds are where the bias begins.
     mean = draws.mean((0, 1))
-    posterior = sghmc.Posterior(
-        names["log_likelihood"], names["log_prior"], (names["rows"], names["labels"])
-    )
+    posterior = names["posterior"]
     precision = jax.hessian(posterior.potential)(mean)
     covariance = np.linalg.inv(precision)
     sds = np.sqrt(np.diag(covariance))
-    np.testing.assert_allclose(draws.std((0, 1)), sds, rtol=0.15)
+    np.testing.assert_allclose(draws.std((0, 1)), sds, rtol=0.1)
     mode = mean - covariance @ np.asarray(posterior.gradient(mean))
-    assert np.max(np.abs(mean - mode) / sds) < 0.25
+    assert np.max(np.abs(mean - mode) / sds) < 0.15
 
 
 def test_the_example_is_short():
     (code,) = re.findall(r"```python\n(.*?)```", read("README.md"), re.DOTALL)
-    assert len(code.splitlines()) <= 30
+    assert len([line for line in code.splitlines() if line]) <= 15
 
 
 def test_commands_that_are_named_exist():

@@ -1,15 +1,12 @@
-"""The table "which sampler when": a row for every sampler, measured, and the same in the README."""
+"""The table "which sampler when": a row for every sampler, measured."""
 
 import inspect
-from pathlib import Path
 
 import pytest
 
 import sghmc
 from sghmc.samplers.base import Sampler
-from sghmc.samplers.table import EXAMPLES, markdown, num_gradients, state_size
-
-README = Path(__file__).parents[1] / "README.md"
+from sghmc.samplers.table import EXAMPLES, num_gradients, state_size
 
 
 def test_every_sampler_has_a_row():
@@ -30,8 +27,3 @@ def test_every_sampler_has_a_row():
 def test_counts_are_right_where_they_are_known(sampler, gradients, size):
     assert num_gradients(sampler) == gradients
     assert state_size(sampler) == size
-
-
-def test_readme_has_the_table():
-    """Write it there with `python -m sghmc.samplers.table`."""
-    assert markdown() in README.read_text(encoding="utf-8")
