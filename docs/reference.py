@@ -5,6 +5,7 @@ What a page says are the docstrings, so that there is one place to keep it right
 
 import inspect
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -119,6 +120,7 @@ GROUPS = {
 
 
 def write(folder: Path) -> None:
+    shutil.rmtree(folder)  # pages of names that are gone
     for name, content in pages().items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -58,3 +58,7 @@ def test_links_lead_somewhere():
     for document in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         for link in re.findall(r"\]\(([^)]+)\)", read(document)):
             assert link.startswith("http") or (ROOT / link).exists(), link
+
+
+def test_the_citation_names_this_version():
+    assert f"\nversion: {sghmc.__version__}\n" in read("CITATION.cff")
