@@ -1,7 +1,9 @@
 """Stop and resume: bit for bit, whatever stopped the run and whatever became of its files."""
 
 import ast
+import dataclasses
 import hashlib
+import json
 import os
 import pathlib
 import resource
@@ -20,7 +22,8 @@ import pytest
 import checkpoint_run
 import sghmc
 from cases import SAMPLERS, halving
-from sghmc import loop, run, sampling
+from sghmc import checkpoint, loop, manifest, run, sampling
+from sghmc.draws import DamagedError
 from sghmc.progress import Bar
 from sghmc.tune import TuneReport
 
@@ -65,11 +68,11 @@ def kill_at(monkeypatch):
 
 def sample(path=None, /, *args: Any, saving: Any = None, **given: Any):
     """A run, saved at `path` where there is one."""
-    checkpoint = None if path is None else sghmc.Checkpoint(path, **saving or {"every": 3})
+    saved = None if path is None else sghmc.Checkpoint(path, **saving or {"every": 3})
     usual: tuple[Any, ...] = (POSTERIOR, SAMPLER, START, KEY)
     target, sampler, init, key = (*args, *usual[len(args) :])
     settings = {"num_samples": 9, "progress": False, "gradient": sghmc.Minibatch(3)} | given
-    return sghmc.sample(key, target, sampler, init, checkpoint=checkpoint, **settings)
+    return sghmc.sample(key, target, sampler, init, checkpoint=saved, **settings)
 
 
 def same(one: sghmc.Samples, other: sghmc.Samples):
@@ -217,6 +220,12 @@ def test_auto_tunes_once(kill_at, tmp_path, monkeypatch):
     assert len(tunings) == 2
     with pytest.raises(sghmc.CheckpointError, match="num_chains was 1, is 2"):
         sample(tmp_path, POSTERIOR, "auto", num_chains=2)
+    for content in ({"class": "Tuned"}, {"array": "9"}, {}, [], {"class": "Path", "x": 1}):
+        found = manifest.read(tmp_path / "tuning")
+        manifest.write(tmp_path / "tuning", dataclasses.replace(found, content=content))
+        with pytest.warns(sghmc.CheckpointWarning, match="the result of tuning is damaged"):
+            assert sample(tmp_path, POSTERIOR, "auto").tuning.notes == ("a note",)
+    assert len(tunings) == 7
 
 
 # Whatever became of the files
@@ -287,17 +296,15 @@ def test_a_damaged_save_is_passed_over_aloud(harm, find, folder, whole):
 
 def test_damage_to_any_file_of_a_save_is_seen(finished, tmp_path):
     """Each of them, without a run for each."""
-    from sghmc import checkpoint
-
     place = finished / "saves" / f"{9:012d}"
-    names = checkpoint._files_in(place)
+    names = manifest.files_in(place)
     assert len(names) > 8
     for name in names:
         for harm in (flip, cut, os.remove):
             copy = shutil.copytree(place, tmp_path / "copy")
             harm(copy / name)
-            with pytest.raises(checkpoint.DamagedError):
-                checkpoint._check_files(copy, checkpoint.read_manifest(copy)["files"])
+            with pytest.raises(DamagedError):
+                manifest.check_files(copy, manifest.read(copy))
             shutil.rmtree(copy)
 
 
@@ -326,31 +333,77 @@ def test_draws_that_are_elsewhere_are_not_followed(folder):
         sample(folder)
 
 
-def test_a_crafted_number_of_draws_makes_no_room(folder, whole):
-    """A manifest with a right checksum is still not believed."""
-    from sghmc import checkpoint
+def craft(place, **fields):
+    """Make a save's manifest say something else of its content, with right checksums."""
+    found = manifest.read(place)
+    names = set(manifest.files_in(place)) - {"manifest.json"}
+    changed = dataclasses.replace(
+        found,
+        content={**found.content, **fields},
+        files={name: manifest.checksum(place / name) for name in names},
+    )
+    manifest.write(place, changed)
 
-    place = newest_manifest(folder).parent
-    for number in (10**15, -1, "9"):
-        manifest = checkpoint.read_manifest(place)
-        manifest["content"]["num_kept"] = number
-        checkpoint._write_manifest(place, manifest)
-        with pytest.warns(sghmc.CheckpointWarning, match=f"speaks of {number} draws"):
-            same(sample(folder), whole)
 
-
-def test_crafted_arrays_are_refused_before_they_are_read(folder, whole, monkeypatch):
-    from sghmc import checkpoint
-
-    place = newest_manifest(folder).parent
-    manifest = checkpoint.read_manifest(place)
-    shutil.rmtree(place / "state")
-    checkpoint._write_arrays(place / "state", {"0000": np.zeros(10_000, np.float32)})
-    names = [name for name in checkpoint._files_in(place) if name != "manifest.json"]
-    manifest["files"] = {name: checkpoint._checksum(place / name) for name in names}
-    checkpoint._write_manifest(place, manifest)
-    with pytest.warns(sghmc.CheckpointWarning, match="arrays of other shapes"):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"more": 1}, r"content has .*more.* in place of the fields"),
+        ({"done": 10**15, "num_kept": 10**15}, f"speaks of {10**15} draws kept of {10**15}"),
+        ({"num_kept": 8}, "speaks of 8 draws kept of 9"),
+    ],
+    ids=["field", "huge", "fewer"],
+)
+def test_a_crafted_manifest_is_not_believed(fields, message, folder, whole):
+    craft(newest_manifest(folder).parent, **fields)
+    with pytest.warns(sghmc.CheckpointWarning, match=f"{message}.*goes on from 6 draws"):
         same(sample(folder), whole)
+
+
+def declare(state, **header):
+    """Make the first array of a save say something else of itself."""
+    import tensorstore
+
+    spec = {"driver": "ocdbt", "base": f"file://{state}/"}
+    files = tensorstore.KvStore.open(spec).result()
+    found = json.loads(files.read("0000/.zarray").result().value)
+    files.write("0000/.zarray", json.dumps(found | header).encode()).result()
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"shape": [2, 10**12], "chunks": [2, 10**12]}, "arrays of other shapes"),
+        ({"chunks": [2, 10**12]}, "pieces of arrays that are larger"),  # would end the process
+        ({"dtype": "<f8"}, "arrays of other shapes"),
+    ],
+    ids=["shape", "piece", "dtype"],
+)
+def test_crafted_arrays_are_refused_before_they_are_read(header, message, tmp_path):
+    arrays = {"0000": np.zeros((2, 3), np.float32)}
+    checkpoint._write_arrays(tmp_path / "state", arrays)
+    declare(tmp_path / "state", **header)
+    files = {name: manifest.checksum(tmp_path / name) for name in manifest.files_in(tmp_path)}
+    with pytest.raises(DamagedError, match=message):
+        checkpoint._read_arrays(tmp_path, manifest.Manifest({}, {}, {}, files), arrays)
+
+
+@pytest.mark.parametrize("name", ["draws", "saves", "sghmc-checkpoint"])
+def test_parts_of_the_folder_that_lead_elsewhere(name, folder):
+    (folder / name).rename(folder.parent / "elsewhere")
+    (folder / name).symlink_to(folder.parent / "elsewhere")
+    with pytest.raises(sghmc.CheckpointError, match=f"{name} is a link"):
+        sample(folder)
+
+
+def test_a_save_is_not_written_through_a_link(folder, tmp_path):
+    """What a run that was killed left there would be written over."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("mine")
+    (folder / "saves" / "unfinished").symlink_to(tmp_path / "precious")
+    with sghmc.Checkpoint(folder).open({}):
+        assert not (folder / "saves" / "unfinished").is_symlink()
+    assert (tmp_path / "precious" / "file").read_text() == "mine"
 
 
 # What is refused

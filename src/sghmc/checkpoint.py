@@ -13,8 +13,7 @@ where they are expected, and only with the shapes that the run expects.
 
 import contextlib
 import dataclasses
-import hashlib
-import json
+import math
 import os
 import pathlib
 import re
@@ -22,22 +21,23 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import fingerprint
+from sghmc import fingerprint, manifest
 from sghmc.draws import CheckpointError, DamagedError, Files, writing
+from sghmc.manifest import Manifest, Progress
 from sghmc.types import PyTree
+
+T = TypeVar("T")
 
 MARKER = "sghmc-checkpoint"
 _NAMES = {MARKER, "draws", "saves", "tuning", "report.html"}
-_MAGIC = "sghmc checkpoint, format 1"
-_MANIFEST, _STATE = "manifest.json", "state"
-_LARGEST_MANIFEST = 1 << 26
+_STATE = "state"
 _UNFINISHED = "unfinished"
 _DEFAULT_SECONDS = 60.0
 _WITHOUT_EFFECT = ("checkpoint", "progress", "throw")
@@ -132,12 +132,18 @@ class Folder:
                 f"{self.path} holds {other!r}, which is no part of a checkpoint: give the run a "
                 f"folder of its own."
             )
+        links = sorted(name for name in names if (self.path / name).is_symlink())
+        if links:
+            raise CheckpointError(
+                f"{self.path / links[0]} is a link, and might lead to another run's files: give "
+                f"the run a folder of its own, or bring the files there."
+            )
         with writing(self.path):
             self.lock = _locked(self.path / MARKER)
             for name in ("draws", "saves"):
                 (self.path / name).mkdir(exist_ok=True)
-        for place in (self.path, self.path / "saves"):
-            shutil.rmtree(place / _UNFINISHED, ignore_errors=True)
+            for place in (self.path, self.path / "saves"):
+                _remove(place / _UNFINISHED)
 
     def close(self) -> None:
         if self.files is not None:
@@ -151,24 +157,25 @@ class Folder:
         """Refuse other arguments than the saved ones, before any work is done."""
         for place in reversed(self._places()):
             with contextlib.suppress(DamagedError):
-                return self._check_arguments(read_manifest(place)["arguments"])
+                return self._check_arguments(manifest.read(place).arguments)
 
     def store(self, nothing: PyTree, num_draws: int) -> Files:
         """Where the draws go; `nothing` is what no draws look like."""
         self.files = Files(self.path / "draws", nothing, num_draws)
         return self.files
 
-    def resume(self, like: PyTree) -> Save | None:
+    def resume(self, like: PyTree, is_kept: np.ndarray) -> Save | None:
         """The newest intact save, with its draws; None where there is none yet.
 
-        `like` has the structure, shapes and dtypes of the state.
+        `like` has the structure, shapes and dtypes of the state; `is_kept` says of every draw of
+        the run whether it is kept.
         """
         assert self.files is not None
         faults: list[str] = []
         places = self._places()
         for place in reversed(places):
             try:
-                save = self._resume_from(place, like)
+                save = self._resume_from(place, like, is_kept)
             except DamagedError as fault:
                 faults.append(f"the save after {int(place.name)} draws is damaged: {fault}")
                 continue
@@ -189,36 +196,35 @@ class Folder:
         self.files.begin()
         return None
 
-    def _resume_from(self, place: pathlib.Path, like: PyTree) -> Save:
+    def _resume_from(self, place: pathlib.Path, like: PyTree, is_kept: np.ndarray) -> Save:
         assert self.files is not None
-        manifest = read_manifest(place)
-        self._check_arguments(manifest["arguments"])
-        state = manifest["content"]
-        arrays = _read_arrays(place, manifest, _named(like))
-        self.files.go_on(state["num_kept"], state["draws"])
+        found = manifest.read(place)
+        self._check_arguments(found.arguments)
+        progress = Progress.of(found)
+        done, num_kept = progress.done, progress.num_kept
+        if not done <= len(is_kept) or num_kept != np.count_nonzero(is_kept[:done]):
+            raise DamagedError(f"it speaks of {num_kept} draws kept of {done}, unlike this run")
+        arrays = _read_arrays(place, found, _named(like))
+        self.files.go_on(num_kept, progress.draws)
         # Copies: the loop writes over its arguments.
         leaves = [jnp.array(arrays[name]) for name in _named(like)]
-        return Save(
-            state["done"],
-            jax.tree.unflatten(jax.tree.structure(like), leaves),
-            state["seconds"],
-            state["startup_seconds"],
-        )
+        carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return Save(done, carry, progress.seconds, progress.startup_seconds)
 
     def save(self, save: Save) -> None:
         assert self.files is not None
-        content = {
-            "done": save.done,
-            "seconds": save.seconds,
-            "startup_seconds": save.startup_seconds,
-            "num_kept": self.files.num_kept,
-            "draws": self.files.extent(),
-            "names": self.files.content(),
-        }
+        progress = Progress(
+            done=save.done,
+            seconds=save.seconds,
+            startup_seconds=save.startup_seconds,
+            num_kept=self.files.num_kept,
+            draws=self.files.extent(),
+            names=self.files.content(),
+        )
         saves = self.path / "saves"
         arrays = _named(jax.device_get(save.carry))
         with writing(self.path):
-            self._write(saves / f"{save.done:012d}", arrays, content)
+            self._write(saves / f"{save.done:012d}", arrays, dataclasses.asdict(progress))
             for old in self._places()[: -self.settings.num_saves]:
                 shutil.rmtree(old)
         self.saved_at = time.monotonic()
@@ -236,15 +242,15 @@ class Folder:
 
     # What "auto" chose
 
-    def read_tuning(self, largest: int) -> tuple[Any, dict[str, np.ndarray]] | None:
-        """Text and arrays of at most `largest` numbers each, as written; None if not yet."""
+    def read_tuning(self, decode: Callable[[Any, dict[str, np.ndarray]], T], most: int) -> T | None:
+        """What `decode` makes of text and arrays, of at most so many numbers; None if not yet."""
         place = self.path / "tuning"
         if not place.is_dir():
             return None
         try:
-            manifest = read_manifest(place)
-            self._check_arguments(manifest["arguments"])
-            return manifest["content"], _read_arrays(place, manifest, None, largest)
+            found = manifest.read(place)
+            self._check_arguments(found.arguments)
+            return decode(found.content, _read_arrays(place, found, _said(found, most)))
         except DamagedError as fault:
             warnings.warn(
                 f"In {self.path} the result of tuning is damaged: {fault}. It is tuned anew.",
@@ -276,17 +282,18 @@ class Folder:
         unfinished = place.parent / _UNFINISHED
         try:
             _write_arrays(unfinished / _STATE, arrays)
-            manifest = {
-                "arguments": self.arguments,
-                "content": content,
-                "arrays": {name: [str(a.dtype), list(a.shape)] for name, a in arrays.items()},
-                "files": {name: _checksum(unfinished / name) for name in _files_in(unfinished)},
-            }
-            _write_manifest(unfinished, manifest)
-            for folder in (*_folders_in(unfinished), unfinished):
-                _flush(folder)
+            names = manifest.files_in(unfinished)
+            whole = Manifest(
+                arguments=self.arguments,
+                content=content,
+                arrays={name: (str(a.dtype), a.shape) for name, a in arrays.items()},
+                files={name: manifest.checksum(unfinished / name) for name in names},
+            )
+            manifest.write(unfinished, whole)
+            for folder, _, _ in os.walk(unfinished):
+                manifest.flush(folder)
             os.rename(unfinished, place)
-            _flush(place.parent)
+            manifest.flush(place.parent)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
@@ -317,33 +324,39 @@ def _write_arrays(place: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None
         raise OSError(str(error)) from error
 
 
+def _said(found: Manifest, most: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays that a manifest speaks of, if they have at most so many numbers together."""
+    if sum(math.prod(shape) for _, shape in found.arrays.values()) > most:
+        raise DamagedError("it has larger arrays than this run makes")
+    try:
+        return {
+            name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+            for name, (dtype, shape) in found.arrays.items()
+        }
+    except TypeError as error:
+        raise DamagedError(f"it has arrays of a type that is none ({error})") from error
+
+
 def _read_arrays(
-    place: pathlib.Path,
-    manifest: Mapping[str, Any],
-    like: Mapping[str, Any] | None,
-    largest: int | None = None,
+    place: pathlib.Path, found: Manifest, like: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """The arrays of a save, which must be those of `like`, or have at most `largest` numbers."""
+    """The arrays of a save, which must be those of `like`."""
     import orbax.checkpoint
 
-    _check_files(place, manifest["files"])
-    if like is None:
-        like = {
-            name: jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
-            for name, (dtype, shape) in manifest["arrays"].items()
-        }
+    manifest.check_files(place, found)
     full = {name: leaf for name, leaf in like.items() if leaf.size}
-    if largest is not None and any(leaf.size > largest for leaf in full.values()):
-        raise DamagedError("it has larger arrays than this run makes")
-    if not all(re.fullmatch(r"\d{4}", name) for name in like):
-        raise DamagedError("it has arrays of other names than this run")
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         try:
-            found = checkpointer.metadata(place / _STATE).item_metadata
-            found = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in found.items()}
-            # Before anything is read, and so before room is made for it.
-            if found != {name: (leaf.shape, leaf.dtype) for name, leaf in full.items()}:
+            # Before anything is read, and so before room is made for it: a piece of an array is
+            # as large as its header says, and a process without that much memory ends there.
+            there = checkpointer.metadata(place / _STATE).item_metadata
+            shapes = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in there.items()}
+            if shapes != {name: (leaf.shape, leaf.dtype) for name, leaf in full.items()}:
                 raise DamagedError("it has arrays of other shapes than this run")
+            if any(
+                np.greater(leaf.storage.chunk_shape, leaf.shape).any() for leaf in there.values()
+            ):
+                raise DamagedError("it has pieces of arrays that are larger than the arrays")
             arrays = checkpointer.restore(place / _STATE, full)
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise DamagedError(f"orbax cannot read it ({error})") from error
@@ -351,70 +364,12 @@ def _read_arrays(
     return empty | arrays
 
 
-def _write_manifest(folder: pathlib.Path, manifest: dict[str, Any]) -> None:
-    text = json.dumps(manifest, indent=1)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    with open(folder / _MANIFEST, "w", encoding="utf-8") as file:
-        file.write(f"{_MAGIC}\n{digest}\n{text}")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
-    path = folder / _MANIFEST
-    try:
-        if path.is_symlink() or path.stat().st_size > _LARGEST_MANIFEST:
-            raise DamagedError("its manifest is none of ours")
-        magic, digest, text = path.read_text(encoding="utf-8").split("\n", 2)
-    except (OSError, ValueError) as error:
-        raise DamagedError(f"its manifest cannot be read ({error})") from error
-    if magic != _MAGIC:
-        raise DamagedError(f"its manifest begins with {magic[:40]!r}, not with {_MAGIC!r}")
-    if hashlib.sha256(text.encode()).hexdigest() != digest:
-        raise DamagedError("its manifest has changed")
-    return json.loads(text)
-
-
-def _check_files(folder: pathlib.Path, checksums: Mapping[str, Any]) -> None:
-    """All files of a save as its manifest has them, none missing and none more."""
-    names = set(_files_in(folder)) - {_MANIFEST}
-    for name in sorted(names ^ set(checksums)):
-        raise DamagedError(f"{name} is {'missing' if name in checksums else 'not its own'}")
-    for name in sorted(names):
-        if _checksum(folder / name) != checksums[name]:
-            raise DamagedError(f"{name} has changed")
-
-
-def _files_in(folder: pathlib.Path) -> list[str]:
-    """The files below a folder, by their paths from there; links are refused."""
-    found = []
-    for root, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            if (pathlib.Path(root) / name).is_symlink():
-                raise DamagedError(f"{name} is a link")
-        found += [(pathlib.Path(root) / name).relative_to(folder).as_posix() for name in names]
-    return found
-
-
-def _folders_in(folder: pathlib.Path) -> list[pathlib.Path]:
-    return [pathlib.Path(root) / name for root, folders, _ in os.walk(folder) for name in folders]
-
-
-def _checksum(path: pathlib.Path) -> str:
-    """The hash of a file, once it has reached the disk."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(folder: pathlib.Path) -> None:
-    """Make names in a folder reach the disk; some systems cannot, and do it themselves."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _remove(path: pathlib.Path) -> None:
+    """What a run that was killed left: a folder, and no link out of it."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _locked(path: pathlib.Path) -> Any:

@@ -17,6 +17,8 @@ from sghmc.tune import Tuned, TuneReport
 from sghmc.types import PyTree
 
 _PLAIN = (type(None), bool, int, float, str)
+_MOST_ARRAYS = 16
+"""As large as the largest of a result: a matrix of all parameters, or a start for each chain."""
 
 
 def recall(
@@ -25,14 +27,24 @@ def recall(
     """The result of `tuning`: that of an earlier run with these arguments, where there is one."""
     init = arguments["init"]
     size = tree.size(jax.tree.map(np.asarray, init))
-    largest = max(size, arguments["num_chains"]) * size
+    most = _MOST_ARRAYS * (1 + max(size, arguments["num_chains"]) * size)
+
+    def decode(content: Any, arrays: Mapping[str, np.ndarray]) -> Tuned:
+        try:
+            tuned = _Decoder(init, arrays).decode(content)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise DamagedError(f"it is no result of tuning ({error!r})") from error
+        if not isinstance(tuned, Tuned):
+            raise DamagedError(f"it holds a {type(tuned).__name__}")
+        return tuned
+
     with checkpoint.open(arguments) as folder:
-        found = folder.read_tuning(largest)
+        found = folder.read_tuning(decode, most)
         if found is None:
             folder.write_tuning(*_encoded(tuning(), init))
-            found = folder.read_tuning(largest)
+            found = folder.read_tuning(decode, most)
         assert found is not None
-        return _Decoder(init, found[1]).decode(found[0])
+        return found
 
 
 def _encoded(tuned: Tuned, init: PyTree) -> tuple[Any, dict[str, np.ndarray]]:

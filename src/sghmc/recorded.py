@@ -7,20 +7,18 @@ a run may still be writing.
 import hashlib
 import os
 import pathlib
-import re
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import checkpoint
+from sghmc import checkpoint, manifest
 from sghmc.draws import CheckpointError, DamagedError
 from sghmc.health import Record
+from sghmc.manifest import Manifest, Progress
 from sghmc.samples import Info, Samples
 
 _CHUNK = 1 << 22
 _INFO = "info."
-_STEPS = ("done", "num_kept", "seconds", "startup_seconds", "draws", "names")
 
 
 def is_run(folder: str | os.PathLike[str]) -> bool:
@@ -39,24 +37,19 @@ def read_run(folder: str | os.PathLike[str]) -> Samples:
     faults = []
     for place in reversed(checkpoint.saves_in(folder)):
         try:
-            return _read(folder, checkpoint.read_manifest(place))
-        except DamagedError as fault:
+            return _read(folder, manifest.read(place))
+        except (DamagedError, KeyError, TypeError, ValueError) as fault:
             faults.append(f"the save after {int(place.name)} draws is damaged: {fault}")
     raise CheckpointError(
         f"No save in {folder} can be read: {'; '.join(faults) or 'there is none yet'}."
     )
 
 
-def _read(folder: pathlib.Path, manifest: dict[str, Any]) -> Samples:
-    content, arguments = manifest["content"], manifest["arguments"]
-    if missing := [name for name in _STEPS if name not in content]:
-        raise DamagedError(f"its manifest lacks {', '.join(missing)}")
-    if not all(re.fullmatch(r"[\w-]+\.npy", file) for file in content["names"]):
-        raise DamagedError("it speaks of files that are none of its own")
-    num_kept = content["num_kept"]
+def _read(folder: pathlib.Path, found: Manifest) -> Samples:
+    progress, arguments = Progress.of(found), found.arguments
     columns = {
-        name: _column(folder / "draws" / file, num_kept, content["draws"][file], dtype)
-        for file, (name, dtype) in content["names"].items()
+        name: _column(folder / "draws" / file, progress.num_kept, progress.draws[file], dtype)
+        for file, (name, dtype) in progress.names.items()
     }
     info = {n.removeprefix(_INFO): part for n, part in columns.items() if n.startswith(_INFO)}
     return Samples(
@@ -69,9 +62,9 @@ def _read(folder: pathlib.Path, manifest: dict[str, Any]) -> Samples:
         averages={},
         trace=None,
         info=Info(**info),
-        num_steps=content["done"] * int(arguments.get("thinning", "1")),
-        seconds=content["seconds"],
-        startup_seconds=content["startup_seconds"],
+        num_steps=progress.done * int(arguments.get("thinning", "1")),
+        seconds=progress.seconds,
+        startup_seconds=progress.startup_seconds,
         clock=columns["clock"][0],
         origin=Record(arguments, _number(arguments.get("sampler.temperature"))),
     )

@@ -160,7 +160,7 @@ class _Run:
         else:
             like = eqx.filter_eval_shape(loop.start, program, positions)
             self._make_room(like)
-            save = folder.resume(like) or save
+            save = folder.resume(like, is_kept) or save
             if save.carry is None:
                 save.carry = self._start(positions)
         self.done, self.carry, self.startup_seconds = save.done, save.carry, save.startup_seconds

@@ -358,7 +358,7 @@ def _arrow_array(file: _File, name: str, array) -> np.ndarray:
             f"lists of numbers of one fixed size."
         ) from error
     _check_dtype(where, view.dtype)
-    if not 0 <= view.ctypes.data - file.address < file.size:
+    if not 0 <= view.ctypes.data - file.address <= file.size - view.nbytes:
         raise DataError(f"{where} is compressed: write the file without compression.")
     return view
 
