@@ -23,9 +23,9 @@ y = (generator.random(len(x)) < chance).astype(np.int32)
 (x, test_x), (y, test_y), (_, chance) = (jnp.split(rows, [100]) for rows in (x, y, chance))
 
 # %% [markdown]
-# 100 examples, and a network with 50 hidden units. The *best fit* is what `Momentum`, a descent,
-# makes of the likelihood alone. The *posterior* has a standard normal prior on every weight (its
-# precisions are 1 as long as no `gibbs=` draws them), and `SGHMC` samples it.
+# 100 examples, and a network with 50 hidden units. The *best fit* is where `Momentum` is after
+# 5,000 steps down the likelihood alone. The *posterior* has a standard normal prior on every weight
+# (its precisions are 1 as long as no `gibbs=` draws them), and `SGHMC` samples it.
 
 # %%
 model = MLP((2, 50, 2), activation=jnp.tanh)
@@ -61,7 +61,8 @@ samples = sghmc.sample(
     thinning=20,
     num_chains=4,
 )
-print(samples.health())
+health = samples.health()
+print(health)
 
 # %% [markdown]
 # The confidence of a prediction is the probability of the class it takes. In bins of confidence,

@@ -2,8 +2,8 @@
 # # Sampling from a training loop: a flax network, an optax loop
 #
 # Where a training loop exists already, the sampler can take the place of its optimizer. This is the
-# usual loop, for a network of flax on scikit-learn's digits; only the line that makes `optimizer`
-# is ours, and the parameters that pass by are then draws from the posterior.
+# usual loop, for a network of flax on scikit-learn's digits; only the lines that make `sampler` and
+# `optimizer` are ours, and the parameters that pass by are then draws from the posterior.
 
 # %%
 import jax

@@ -58,7 +58,7 @@ for name, samples in runs.items():
 
 # %% [markdown]
 # The draws do what the theory says. And `health()` sees the trouble without knowing the answer: it
-# measures the noise of the gradient and the curvature where the chains are, and computes the law.
+# takes the noise of the gradient and the curvature where the chains are, and computes the law.
 
 # %%
 angles = np.linspace(0, 2 * np.pi, 200)

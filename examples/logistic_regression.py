@@ -44,7 +44,8 @@ samples = sghmc.sample(
     num_chains=4,
 )
 print(samples.tuning)
-print(samples.health())
+health = samples.health()
+print(health)
 
 # %% [markdown]
 # With so many rows the posterior is a Gaussian, up to a small error: its covariance is the inverse

@@ -53,7 +53,8 @@ samples = sghmc.sample(
     thinning=10,
     num_chains=4,
 )
-print(samples.health())
+health = samples.health()
+print(health)
 
 # %% [markdown]
 # NUTS on the same posterior takes all rows for every gradient, and is exact.

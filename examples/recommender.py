@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A recommender that says how sure it is
 #
-# 400 people rate some of 150 films: made up here, from factors that we know, with noise of half a
-# star. No recommender can have a smaller error than that noise on ratings it has not seen.
+# 400 people rate some of 150 films, on a scale without ends: made up here from factors, with noise
+# of half a star. On average nobody can predict ratings better than up to that noise.
 
 # %%
 import matplotlib.pyplot as plt

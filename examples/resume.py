@@ -3,7 +3,7 @@
 #
 # A run with a `Checkpoint` saves itself as it goes. Called again with the same arguments it goes on
 # from its last save, and the draws are those of a run that was never stopped. Here Ctrl-C stops a
-# run in its middle; `kill -9` or a lost machine would do as well.
+# run; `kill -9` would do as well.
 
 # %%
 import signal

@@ -67,7 +67,7 @@ samples = sghmc.sample(
 )
 (grown,) = samples.growth
 print(f"at draw {grown.draw:,} the rows grew from {grown.num_before:,} to {grown.num_examples:,}")
-print(f"settled {samples.settling_draws():.0f} draws later, by the chains' autocorrelation")
+print(f"the chains need about {samples.settling_draws():.0f} draws to settle again")
 
 # %% [markdown]
 # Rows are read ahead, so that the last draws before `grown.draw` have seen some of the new ones

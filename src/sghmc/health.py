@@ -180,9 +180,12 @@ def _biased(law: Law, origin: Origin | Record | None, tolerance: float) -> list[
     # The share falls with the batch; half of the tolerance is left to other errors.
     batch = getattr(origin.gradient, "batch_size", None)
     larger = "" if batch is None else f" or batches of {math.ceil(batch * share / tolerance):,}"
-    is_controlled = isinstance(origin.gradient, ControlVariate)
-    remedy = "a center nearer the mode" if is_controlled else "ControlVariate"
-    return [text + f"gradient noise adds {share:.0%} to the injected noise; use {remedy}{larger}"]
+    remedy = "use ControlVariate"
+    if isinstance(origin.gradient, ControlVariate):
+        remedy = "use a center nearer the mode"
+    elif isinstance(origin.gradient, NoisyGradient):
+        remedy = "tell the sampler of it by gradient_noise"
+    return [text + f"gradient noise adds {share:.0%} to the injected noise; {remedy}{larger}"]
 
 
 def _heated(heat: np.ndarray | None, law: Law, tolerance: float) -> list[str]:
