@@ -3,6 +3,8 @@
 Keys are fixed. Where a check is stochastic, its false-alarm rate over keys is said beside it.
 """
 
+import re
+
 import numpy as np
 import pytest
 
@@ -140,6 +142,8 @@ def test_an_example_shows_what_is_true(name):
 def test_all_scripts_are_in_the_gallery_and_checked():
     scripts = {path.stem for path in (gallery.ROOT / "examples").glob("*.py")}
     assert scripts == set(gallery.ORDER) == set(CHECKS)
+    navigation = (gallery.ROOT / "mkdocs.yml").read_text("utf-8")
+    assert tuple(re.findall(r"gallery/(\w+)\.md", navigation)) == ("index", *gallery.ORDER)
 
 
 SCRIPT = """\
