@@ -20,6 +20,7 @@ PROGRESS = Progress(
     num_kept=3,
     draws={"000-positions.npy": DIGEST},
     names={"000-positions.npy": ("positions", "float32")},
+    sizes=((0, 50), (4, 200)),
 )
 
 
@@ -112,6 +113,9 @@ CRAFTED = [
     (["content", "draws"], {"000-positions.npy": "0"}),
     (["content", "draws"], {}),
     (["content", "names", "000-positions.npy"], ["positions"]),
+    (["content", "sizes"], [[0, 0]]),
+    (["content", "sizes"], [[5, 50], [4, 200]]),
+    (["content", "sizes"], [[0, 50, 1]]),
     (["arrays"], {"../0": ["float32", [2]]}),
     (["arrays", "0000"], ["float32", [-2]]),
     (["arrays", "0000"], ["float32", [2.5]]),

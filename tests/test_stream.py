@@ -35,12 +35,11 @@ def test_what_loaders_yield():
 
 def test_the_buffer_shuffles_as_one_row_at_a_time_would():
     stream, size = Stream(lambda: iter([ROWS]), size=10, buffer=4), 4
-    numbers = np.random.default_rng(0).integers(0, 10, 40)
+    numbers = np.random.default_rng(0).integers(0, size, 40)
     plain, buffer, position, expected = np.tile(ROWS, 6), list(ROWS[:size]), size, []
     for number in numbers:
-        slot = number * size // 10
-        expected.append(buffer[slot])
-        buffer[slot] = plain[position]
+        expected.append(buffer[number])
+        buffer[number] = plain[position]
         position += 1
     taken = [stream.take(part) for part in np.split(numbers, [7, 8, 30])]
     np.testing.assert_array_equal(np.concatenate(taken), expected)
@@ -103,38 +102,66 @@ def test_what_needs_all_rows_is_refused():
         )
 
 
-def test_a_stream_that_broke_off_is_resumed_bit_for_bit(tmp_path):
-    """From its start, through the same shuffle buffer."""
-    fails = True
+class Broken:
+    """Batches that break off once; meanwhile there are more and more rows to come from."""
 
-    def batches():
+    def __init__(self, break_at: int | None = None, size: int = 50):
+        self.break_at, self.now = break_at, size
+
+    def __call__(self):
         rng = np.random.default_rng(0)
         for i in range(100):
-            if fails and i == 30:
+            if i == self.break_at:
                 raise OSError("connection lost")
+            if i == 20:
+                self.now = 200
             yield rng.normal(size=10)
 
-    posterior = gaussian(Stream(batches, size=50, buffer=20, read_ahead=30))
+    def size(self):
+        return self.now
 
-    def run(**options):
-        return sghmc.sample(
-            jax.random.key(0),
-            posterior,
-            sghmc.SGLD(0.001),
-            jnp.zeros(()),
-            gradient=sghmc.Minibatch(10),
-            num_samples=40,
-            progress=False,
-            **options,
-        )
 
-    checkpoint = sghmc.Checkpoint(tmp_path / "run", every=5)
+def stream_of(batches, size):
+    return Stream(batches, size, buffer=20, read_ahead=30)
+
+
+def run_on(stream, path=None):
+    return sghmc.sample(
+        jax.random.key(0),
+        gaussian(stream),
+        sghmc.SGLD(0.001),
+        jnp.zeros(()),
+        gradient=sghmc.Minibatch(10),
+        num_samples=40,
+        progress=False,
+        checkpoint=path and sghmc.Checkpoint(path, every=5),
+    )
+
+
+def test_a_stream_that_grew_and_broke_off_is_resumed_bit_for_bit(tmp_path):
+    """From its start, through the same shuffle buffer, with the sizes of then."""
+    rows = Broken()
+    whole = run_on(stream_of(rows, rows.size))
+    assert [each.num_examples for each in whole.growth] == [200]
+    assert 5 < whole.growth[0].draw < 25
+    rows = Broken(break_at=30)
     with pytest.raises(sghmc.DataError, match="connection lost") as caught:
-        run(checkpoint=checkpoint)
-    assert 0 < caught.value.samples.num_draws < 40
-    fails = False
-    resumed = run(checkpoint=checkpoint)
-    np.testing.assert_array_equal(resumed.positions, run().positions)
+        run_on(stream_of(rows, rows.size), tmp_path)
+    assert whole.growth[0].draw < caught.value.samples.num_draws < 40
+    rows = Broken(size=200)  # as it is by now, and was not when the settings were chosen
+    resumed = run_on(stream_of(rows, rows.size), tmp_path)
+    np.testing.assert_array_equal(resumed.positions, whole.positions)
+    assert resumed.growth == whole.growth
+
+
+def test_an_iterator_is_resumed_from_a_new_one_only(tmp_path):
+    used = stream_of(Broken(break_at=30)(), 50)
+    with pytest.raises(sghmc.DataError, match="connection lost"):
+        run_on(used, tmp_path)
+    with pytest.raises(sghmc.DataError, match=r"cannot be gone back.*a function that starts it"):
+        run_on(used, tmp_path)
+    resumed = run_on(stream_of(Broken()(), 50), tmp_path)
+    np.testing.assert_array_equal(resumed.positions, run_on(stream_of(Broken(), 50)).positions)
 
 
 NUM_SMALL, NUM_LARGE, BATCH = 100, 1_600, 400

@@ -21,7 +21,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -108,6 +108,8 @@ class Save:
     carry: PyTree
     seconds: float
     startup_seconds: float
+    sizes: Sequence[tuple[int, int]] = ()
+    """From which draw on a stream had how many rows, where the data are one."""
 
 
 class Folder:
@@ -159,6 +161,10 @@ class Folder:
             with contextlib.suppress(DamagedError):
                 return self._check_arguments(manifest.read(place).arguments)
 
+    @property
+    def has_saves(self) -> bool:
+        return bool(self._places())
+
     def store(self, nothing: PyTree, num_draws: int) -> Files:
         """Where the draws go; `nothing` is what no draws look like."""
         self.files = Files(self.path / "draws", nothing, num_draws)
@@ -209,7 +215,7 @@ class Folder:
         # Copies: the loop writes over its arguments.
         leaves = [jnp.array(arrays[name]) for name in _named(like)]
         carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        return Save(done, carry, progress.seconds, progress.startup_seconds)
+        return Save(done, carry, progress.seconds, progress.startup_seconds, progress.sizes)
 
     def save(self, save: Save) -> None:
         assert self.files is not None
@@ -220,6 +226,7 @@ class Folder:
             num_kept=self.files.num_kept,
             draws=self.files.extent(),
             names=self.files.content(),
+            sizes=tuple(save.sizes),
         )
         saves = self.path / "saves"
         arrays = _named(jax.device_get(save.carry))

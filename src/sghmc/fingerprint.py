@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc.posterior import Posterior
 from sghmc.source import Source
 
 _LARGEST = 1 << 26
@@ -126,7 +127,10 @@ def _parts(value: Any) -> dict[str, Any]:
     if isinstance(value, set | frozenset):
         return {f"[{i}]": entry for i, entry in enumerate(sorted(value, key=repr))}
     if dataclasses.is_dataclass(value):
-        return {f".{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
+        # How many rows a stream has by now says nothing of which run it belongs to.
+        is_growing = isinstance(value, Posterior) and value.source and value.source.is_growing
+        names = [field.name for field in dataclasses.fields(value)]
+        return {f".{n}": getattr(value, n) for n in names if not (is_growing and n == "num_real")}
     if hasattr(value, "__wrapped__"):  # jax.jit and its like
         return {".__wrapped__": value.__wrapped__}
     own = {} if _is_library(type(value).__module__) else getattr(value, "__dict__", {})

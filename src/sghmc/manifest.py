@@ -8,6 +8,7 @@ in the folder, and no path is taken from it.
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -49,7 +50,8 @@ class Manifest:
 class Progress:
     """The content of a run's save: how far it was, burn-in included, and what its draws hash to.
 
-    `names` has, for each file of draws, what it holds and the dtype of that.
+    `names` has, for each file of draws, what it holds and the dtype of that; `sizes`, where the
+    data are a stream, from which draw on it had how many rows.
     """
 
     done: int
@@ -58,6 +60,7 @@ class Progress:
     num_kept: int
     draws: dict[str, str]
     names: dict[str, tuple[str, str]]
+    sizes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Progress":
@@ -204,6 +207,13 @@ def _column(value: Any) -> tuple[str, str]:
     return _text(name), _text(dtype)
 
 
+def _sizes(value: Any) -> tuple[tuple[int, int], ...]:
+    sizes = tuple((_count(draw), _count(size)) for draw, size in value)
+    _believe(all(size > 0 for _, size in sizes))
+    _believe(all(one[0] <= next_one[0] for one, next_one in itertools.pairwise(sizes)))
+    return sizes
+
+
 _ANYTHING = re.compile(".*", re.DOTALL)
 _MANIFEST: dict[str, Callable[[Any], Any]] = {
     "arguments": _named(_ANYTHING, _text),
@@ -218,4 +228,5 @@ _PROGRESS: dict[str, Callable[[Any], Any]] = {
     "num_kept": _count,
     "draws": _named(_DRAWS, _hash),
     "names": _named(_DRAWS, _column),
+    "sizes": _sizes,
 }

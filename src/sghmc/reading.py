@@ -1,6 +1,8 @@
 """Batches of a source for a run: windows of steps, read one ahead on a thread."""
 
 import concurrent.futures
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -47,7 +49,8 @@ class Reader:
         assert program.target.source is not None
         self.program, self.source = program, program.target.source
         num_gradients = program.kernel.num_gradients
-        one = _row_numbers(program.estimator, self._keys, np.int32(0), 1, num_gradients)
+        self.numbering = self._numbering()
+        one = _row_numbers(self.numbering, self._keys, np.int32(0), 1, num_gradients)
         (self.num_keys, self.width), self.num_draws = one.shape, num_draws
         most_rows = _WINDOW_BYTES // self.source.row_bytes
         most_rows = min(most_rows, self.source.read_ahead or most_rows)
@@ -58,9 +61,10 @@ class Reader:
         self.thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-reader")
         self.now: Window | None = None
         self.ahead: tuple[int, concurrent.futures.Future] | None = None
-        self.sampler, self.num_examples = sampler, int(program.target.num_examples)
-        self.growth: list[Growth] = []
-        """When the number of rows changed, in draws, burn-in included."""
+        self.sampler, self.num_known = sampler, 0
+        """Windows that were seen before the run was resumed, with the sizes of then."""
+        self.sizes = [(0, int(program.target.num_examples))]
+        """From which draw on there were how many rows: first, those that the settings are for."""
         self.source.start()
 
     @classmethod
@@ -87,6 +91,29 @@ class Reader:
         )
         return program, (number + 1) * self.draws
 
+    def check_start(self) -> None:
+        """Refuse to resume with a stream that is not where it was when the run began."""
+        if not self.source.is_at_start:
+            raise DataError(
+                "The stream is an iterator of which rows were taken: it cannot be gone back to "
+                "where the saved run began. Give Stream a function that starts it anew, or what "
+                "can be iterated again."
+            )
+
+    def resume(self, done: int, sizes: Sequence[tuple[int, int]]) -> None:
+        """Go on after `done` draws of a run that had seen so many rows, from which draw on."""
+        if not self.source.is_sequential:
+            return
+        self.sizes, self.num_known = list(sizes) or self.sizes, (done - 1) // self.draws + 1
+        self._resize(self.sizes[-1][1])
+
+    @property
+    def growth(self) -> list[Growth]:
+        """When the number of rows changed, in draws, burn-in included."""
+        return [
+            Growth(draw, before, now) for (_, before), (draw, now) in itertools.pairwise(self.sizes)
+        ]
+
     def close(self) -> None:
         self.thread.shutdown(wait=True, cancel_futures=True)
 
@@ -105,8 +132,8 @@ class Reader:
 
     def _grow(self, window: Window) -> None:
         """Have the program follow the number of rows."""
-        before = self.growth[-1].num_examples if self.growth else self.num_examples
-        if window.num_examples == before:
+        before = self.sizes[-1][1]
+        if window.number < self.num_known or window.num_examples == before:
             return
         program = self.program
         if program.adapt is not None or program.kernel.fisher is not None:
@@ -115,13 +142,16 @@ class Reader:
                 f"settings that adapt or estimate V̂ do not follow it: leave out adapt and "
                 f"EmpiricalFisher, or keep the size."
             )
-        self.growth.append(Growth(window.number * self.draws, before, window.num_examples))
-        sampler = self.sampler.for_growth(window.num_examples / self.num_examples)
-        num_steps = self.num_draws * program.thinning
+        self.sizes.append((window.number * self.draws, window.num_examples))
+        self._resize(window.num_examples)
+
+    def _resize(self, num_examples: int) -> None:
+        program = self.program
+        sampler = self.sampler.for_growth(num_examples / self.sizes[0][1])
         parts = (
-            jnp.asarray(window.num_examples, jnp.int32),
-            with_num_examples(program.estimator, window.num_examples),
-            sampler.prepare(program.layout.like, num_steps),
+            jnp.asarray(num_examples, jnp.int32),
+            with_num_examples(program.estimator, num_examples),
+            sampler.prepare(program.layout.like, self.num_draws * program.thinning),
         )
         self.program = eqx.tree_at(
             lambda p: (p.target.num_real, p.estimator, p.kernel), program, parts
@@ -136,11 +166,10 @@ class Reader:
         left = self.num_draws * self.program.thinning - first
         num_read = min(steps, left) + 1
         num_examples = self.source.num_rows
-        estimator = self.program.estimator
-        if self.source.is_growing:
-            estimator = with_num_examples(estimator, num_examples)
         num_gradients = self.program.kernel.num_gradients
-        numbers = _row_numbers(estimator, self._keys, np.int32(first), steps + 1, num_gradients)
+        numbers = _row_numbers(
+            self.numbering, self._keys, np.int32(first), steps + 1, num_gradients
+        )
         numbers = np.asarray(numbers).reshape(self.num_keys, steps + 1, self.width)
         room, places = self.rooms[number % 2], np.zeros(numbers.shape, np.int32)
         places[:, :num_read] = self._fill(room, numbers[:, :num_read], before)
@@ -164,6 +193,15 @@ class Reader:
         self.source.read(numbers.reshape(-1)[order], into)
         places[:, -numbers.shape[1] :] = num_known + inverse(order).reshape(numbers.shape)
         return places
+
+    def _numbering(self) -> Estimator:
+        """What draws the numbers: of a stream they say no more than how it is shuffled."""
+        estimator = self.program.estimator
+        if not self.source.is_sequential:
+            return estimator
+        assert isinstance(estimator, BatchEstimator)
+        choices = jnp.asarray(self.source.num_choices, jnp.int32)
+        return BatchEstimator(estimator.batch_size, True, estimator.shared, choices)
 
     @property
     def _keys(self) -> jax.Array:

@@ -150,6 +150,8 @@ class _Run:
         self.program, self.origin, self.folder = program, origin, folder
         self.reader: Reader | None = reader
         if reader is not None:
+            if folder is not None and folder.has_saves:
+                reader.check_start()
             self.program = program = reader.program_at(0)[0]
         self.is_kept, self.total = is_kept, len(is_kept)
         self.changes = np.append(np.flatnonzero(np.diff(is_kept)) + 1, self.total)
@@ -161,6 +163,8 @@ class _Run:
             like = eqx.filter_eval_shape(loop.start, program, positions)
             self._make_room(like)
             save = folder.resume(like, is_kept) or save
+            if reader is not None and save.done:
+                reader.resume(save.done, save.sizes)
             if save.carry is None:
                 save.carry = self._start(positions)
         self.done, self.carry, self.startup_seconds = save.done, save.carry, save.startup_seconds
@@ -238,7 +242,8 @@ class _Run:
 
     def _save(self) -> None:
         seconds = time.perf_counter() - self.started
-        self.folder.save(Save(self.done, self.carry, seconds, self.startup_seconds))
+        sizes = () if self.reader is None else self.reader.sizes
+        self.folder.save(Save(self.done, self.carry, seconds, self.startup_seconds, sizes))
         self.saved = self.done
 
     def _judge_noise(self, throw: bool) -> None:

@@ -51,7 +51,7 @@ class Source(abc.ABC):
     def read(self, numbers: np.ndarray, rows: PyTree) -> None:
         """Put the rows of these numbers, 1-D and increasing, into arrays with a leading axis.
 
-        A sequential source puts its next rows there, whatever the numbers.
+        A sequential source puts its next rows there, whatever the numbers, in any order.
         """
 
     def take(self, numbers: np.ndarray) -> PyTree:
@@ -65,8 +65,18 @@ class Source(abc.ABC):
         """Arrays for so many rows, with any content."""
         return jax.tree.map(lambda leaf: _aligned(leaf.shape, leaf.dtype), self.like(num_rows))
 
+    @property
+    def num_choices(self) -> int:
+        """How many numbers there are to choose from: N, where they are those of rows."""
+        return self.num_rows
+
     def start(self) -> None:  # noqa: B027 - most sources have nothing to start
-        """A run begins."""
+        """A run begins: from the first row again, where that is possible."""
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether no row was taken, of a source that is sequential."""
+        return True
 
     def identity(self) -> dict[str, PyTree]:
         """By what a run that resumes knows its data: their number, and some of the rows."""

@@ -41,6 +41,10 @@ class Stream(Source):
     made, move with N (`Sampler.for_growth`). What the stream yields must then be rows of all data
     so far.
 
+    **A run that resumes** from a checkpoint reads the stream from its start again up to where it
+    was, with the N of then, so that the same rows must come: a function, or what can be iterated
+    again, with its randomness seeded. An iterator of which rows were taken cannot be gone back.
+
     There is no pass over all rows: potential and gradient over all data, accept steps,
     `ControlVariate` and `tune` need another source.
 
@@ -91,6 +95,14 @@ class Stream(Source):
         return int(self.size()) if callable(self.size) else int(self.size)
 
     @property
+    def num_choices(self):
+        return max(1, self.buffer_rows)
+
+    @property
+    def is_at_start(self):
+        return self.num_taken == 0
+
+    @property
     def _is_restartable(self) -> bool:
         return callable(self._batches) or iter(self._batches) is not self._batches
 
@@ -105,20 +117,21 @@ class Stream(Source):
             f"example{jax.tree_util.keystr(path)}": str(leaf)
             for path, leaf in jax.tree.leaves_with_path(self.example)
         }
-        return {"buffer": self.buffer_rows, **shapes}
+        # How far a run reads ahead decides which rows its chains get, and when they see N grow.
+        return {"buffer": self.buffer_rows, "read_ahead": self.read_ahead, **shapes}
 
     def read(self, numbers, rows):
         jax.tree.map(np.copyto, rows, self.take(numbers))
 
     def take(self, numbers):
-        """The next rows, as many as there are numbers; these choose places in the buffer."""
+        """The next rows, as many as there are numbers: these are places in the buffer."""
         count = len(numbers)
         if self.buffer_rows == 0:
             leaves = self._pull(count)
         else:
             if self._buffer is None:
                 self._buffer = self._pull(self.buffer_rows)
-            slots = np.asarray(numbers, np.int64) * self.buffer_rows // self.num_rows
+            slots = np.asarray(numbers, np.int64)
             leaves, self._buffer = _exchange(self._buffer, self._pull(count), slots)
         self.num_taken += count
         return jax.tree.unflatten(self._treedef, leaves)
