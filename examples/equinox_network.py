@@ -73,6 +73,10 @@ print(
     f"sd with data {np.median(sd[is_inside]):.2f}, in the gap {sd[np.abs(grid) < 0.5].mean():.2f}"
 )
 
+# %% [markdown]
+# Between the points the band is wide. Beyond them the curves do what this prior makes them do, and
+# the true curve, which does not stem from it, leaves the band in places.
+
 # %%
 figure, axis = plt.subplots(num="Posterior of the curve: narrow at the points, wide between them")
 axis.fill_between(grid, mean - 2 * sd, mean + 2 * sd, alpha=0.25, label="mean ± 2 sd")

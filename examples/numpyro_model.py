@@ -80,7 +80,7 @@ print(
 
 # %%
 figure, axes = plt.subplots(
-    1, 4, figsize=(9.5, 3), num="Marginal posteriors by minibatch SGHMC and by NUTS, with the truth"
+    1, 4, figsize=(9.5, 3.2), num="Marginal posteriors by minibatch SGHMC and by NUTS, with the truth"
 )
 for axis, (name, (mine, other)), truth in zip(axes, draws.items(), (0.5, 1, -2, 1), strict=True):
     bins = np.linspace(float(other.min()), float(other.max()), 25)
@@ -89,5 +89,5 @@ for axis, (name, (mine, other)), truth in zip(axes, draws.items(), (0.5, 1, -2, 
     axis.axvline(truth, color="black", linestyle="--", label="truth")
     axis.set(title=name, yticks=[])
     axis.locator_params(axis="x", nbins=3)
-axes[0].legend(fontsize="small", loc="upper left")
+figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 plt.show()
