@@ -80,7 +80,7 @@ print(
 
 # %%
 figure, axes = plt.subplots(
-    1, 4, figsize=(9.5, 3.2), num="Marginal posteriors by minibatch SGHMC and by NUTS, with the truth"
+    1, 4, figsize=(9.5, 3.2), num="Marginal posteriors by SGHMC and by NUTS, with the truth"
 )
 for axis, (name, (mine, other)), truth in zip(axes, draws.items(), (0.5, 1, -2, 1), strict=True):
     bins = np.linspace(float(other.min()), float(other.max()), 25)
