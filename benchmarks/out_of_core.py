@@ -2,14 +2,18 @@
 
     python benchmarks/out_of_core.py --rows 100_000_000 --folder /tmp/out_of_core
 
-makes a file of rows × 50 float32 (20 GB for these; it stays, for the next time), reads it once so
-that what fits is in the page cache, and samples with rows from the file and with rows in memory,
-each in a process of its own. In memory are the first `--memory-rows` rows, where all would not fit.
+makes a file of rows × 50 float32 (20 GB for these; it stays, for the next time), reads it anew so
+that what fits is in the page cache, and samples with rows from the file and with rows in memory, in
+turn, each in a process of its own. In memory are the first `--memory-rows` rows, where all would
+not fit: as many as are far beyond the processor's caches. A case is a batch size, a number of
+chains, and whether these have batches of their own or shared ones.
 """
 
 import argparse
 import json
+import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import time
@@ -18,6 +22,7 @@ import numpy as np
 
 WIDTH = 50
 CHUNK = 1_000_000
+CASES = (("500", "1", "own"), ("500", "4", "own"), ("500", "4", "shared"), ("5000", "1", "own"))
 
 
 def make(path: pathlib.Path, rows: int) -> None:
@@ -33,82 +38,126 @@ def make(path: pathlib.Path, rows: int) -> None:
             file.write(x.data)
 
 
-def warm(path: pathlib.Path) -> float:
-    """Read the file from end to end, in seconds."""
-    began = time.perf_counter()
-    buffer = bytearray(1 << 24)
+def warm(path: pathlib.Path) -> tuple[float, float]:
+    """Read the file from end to end, in seconds: from the disk, and then from the page cache."""
+    seconds, buffer = [], bytearray(1 << 24)
     with open(path, "rb", buffering=0) as file:
-        while file.readinto(buffer):
-            pass
-    return time.perf_counter() - began
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for _ in range(2):
+            began = time.perf_counter()
+            file.seek(0)
+            while file.readinto(buffer):
+                pass
+            seconds.append(time.perf_counter() - began)
+    return seconds[0], seconds[1]
 
 
-def measure(path: pathlib.Path, options: argparse.Namespace, *, in_memory: bool) -> dict:
+def in_memory(source, num_rows: int):
+    """The first rows as an array of jax, without a second copy on the way."""
+    import jax
+
+    rows = source.room(num_rows)
+    for start in range(0, num_rows, CHUNK):
+        numbers = np.arange(start, min(start + CHUNK, num_rows))
+        source.read(numbers, rows[start : start + len(numbers)])
+    return jax.device_put(rows)
+
+
+def measure(path: pathlib.Path, options: argparse.Namespace) -> dict:
     """Sample, and tell steps per second after compilation, and the most memory resident."""
     import jax
     import jax.numpy as jnp
 
     import sghmc
 
-    if in_memory:
-        data = jnp.asarray(np.load(path, mmap_mode="r")[: options.memory_rows])
-    else:
-        data = sghmc.data.MemoryMapped(path)
+    data = sghmc.data.MemoryMapped(path)
+    if options.only == "memory":
+        data = in_memory(data, min(options.memory_rows, data.num_rows))
     posterior = sghmc.Posterior(
         lambda theta, row: -jax.nn.softplus(-row[0] * (row[1:] @ theta)),
         lambda theta: -0.5 * jnp.sum(theta**2),
         data,
     )
+    batch_size, num_chains, whose = options.case[0]
     # η = ε²/M ∝ 1/N, as the posterior shrinks with N.
     samples = sghmc.sample(
         jax.random.key(0),
         posterior,
         sghmc.SGHMC.from_learning_rate(0.1 / posterior.num_rows, 0.1),
         jnp.zeros(WIDTH - 1),
-        gradient=sghmc.Minibatch(options.batch_size, shared=options.shared),
-        num_samples=options.steps // 100,
+        gradient=sghmc.Minibatch(int(batch_size), shared=whose == "shared"),
+        num_samples=options.draws,
         thinning=100,
-        num_chains=options.chains,
+        num_chains=int(num_chains),
         progress=False,
     )
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     assert samples.clock is not None
     half = len(samples.clock) // 2
     steps = 100 * (len(samples.clock) - 1 - half)
     return {
-        "rows": posterior.num_rows,
         "steps_per_second": steps / (samples.clock[-1] - samples.clock[half]),
-        "startup_seconds": samples.startup_seconds,
-        "peak_resident_gb": peak / 1e6,
+        "peak_resident_gb": _peak() / 1e9,
     }
+
+
+def _peak() -> int:
+    """Bytes, as Linux counts them: of files, too, what of them is mapped."""
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def compare(case: tuple[str, ...], options: argparse.Namespace) -> None:
+    """One case from the file and in memory, in turn; the median of the rounds' ratios."""
+    draws = max(20, options.steps * 500 // (100 * int(case[0])))  # as many rows for all cases
+    shared = ["--folder", str(options.folder), "--rows", str(options.rows), "--draws", str(draws)]
+    shared += ["--memory-rows", str(options.memory_rows), "--case", *case]
+    ratios = []
+    print(f"batches of {case[0]}, {case[1]} chains with {case[2]} batches, {draws * 100:,} steps:")
+    for _ in range(options.rounds):
+        found = {}
+        for only in ("file", "memory"):
+            command = [sys.executable, __file__, *shared, "--only", only]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found[only] = json.loads(done.stdout)
+        ratios.append(found["file"]["steps_per_second"] / found["memory"]["steps_per_second"])
+        print(
+            "   ",
+            "; ".join(
+                f"{only}: {each['steps_per_second']:8,.0f} steps/s, at most "
+                f"{each['peak_resident_gb']:.2f} GB resident"
+                for only, each in found.items()
+            ),
+            f"; ratio {ratios[-1]:.2f}",
+            flush=True,
+        )
+    print(
+        f"    from the file at {statistics.median(ratios):.2f} of the speed in memory", flush=True
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--memory-rows", type=int, default=10_000_000)
+    parser.add_argument("--memory-rows", type=int, default=5_000_000)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
-    parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--chains", type=int, default=1)
-    parser.add_argument("--shared", action="store_true")
-    parser.add_argument("--steps", type=int, default=40_000)
+    parser.add_argument("--case", nargs=3, action="append", metavar=("BATCH", "CHAINS", "WHOSE"))
+    parser.add_argument("--steps", type=int, default=40_000, help="for batches of 500 rows")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--draws", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=("file", "memory"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     path = options.folder / f"{options.rows}.npy"
     if options.only:
-        return print(json.dumps(measure(path, options, in_memory=options.only == "memory")))
+        return print(json.dumps(measure(path, options)))
     options.folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         make(path, options.rows)
-    print(f"{path.stat().st_size / 1e9:.1f} GB read in {warm(path):.1f} s")
-    speeds = {}
-    for only in ("file", "memory"):
-        command = [sys.executable, *sys.argv, "--only", only]
-        result = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        speeds[only] = result["steps_per_second"]
-        print(only, {name: round(value, 3) for name, value in result.items()})
-    print(f"from the file at {speeds['file'] / speeds['memory']:.2f} of the speed in memory")
+    cold, cached = warm(path)
+    size = path.stat().st_size / 1e9
+    print(f"{size:.1f} GB read in {cold:.1f} s, and again in {cached:.1f} s")
+    for case in options.case or CASES:
+        compare(case, options)
 
 
 if __name__ == "__main__":

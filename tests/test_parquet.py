@@ -48,13 +48,20 @@ def test_the_unpacked_columns_go_with_the_source(tmp_path, table):
         Parquet(tmp_path / "a.parquet", folder=tmp_path / "unpacked")
 
 
-def test_a_path_of_fsspec(table):
+def test_paths_of_fsspec(table):
     fsspec = pytest.importorskip("fsspec")
-    with fsspec.open("memory://rows.parquet", "wb") as file:
-        pyarrow.parquet.write_table(table, file)
-    assert Parquet("memory://rows.parquet", columns=["y"]).take(np.array([7]))["y"] == 7
+    for name, part in {"b": table.slice(600), "a": table.slice(0, 600)}.items():
+        with fsspec.open(f"memory://rows/{name}.parquet", "wb") as file:
+            pyarrow.parquet.write_table(part, file)
+    numbers = np.array([7, 601])
+    many = [f"memory://rows/{name}.parquet" for name in "ab"]
+    for files in ("memory://rows", many):
+        np.testing.assert_array_equal(Parquet(files, columns=["y"]).take(numbers)["y"], numbers)
+    assert Parquet(many[0], columns=["y"]).num_rows == 600
     with pytest.raises(sghmc.DataError, match=r"memory://none.parquet cannot be read"):
         Parquet("memory://none.parquet")
+    with pytest.raises(sghmc.DataError, match="noscheme://rows cannot be reached through fsspec"):
+        Parquet("noscheme://rows")
 
 
 def test_schemas_that_drift(tmp_path, table):

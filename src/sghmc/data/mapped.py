@@ -40,8 +40,10 @@ class MemoryMapped(Source):
     numbers of a fixed size, uncompressed and without nulls.
 
     Every row is as likely as any other, and a run takes the same rows as with the arrays in memory.
-    What is resident stays below some hundred megabytes, whatever the files' size. Files must not
-    change while they are in use; rows with NaN or infinity are refused unless `allow_nan`.
+    What is resident stays below some hundred megabytes, whatever the files' size. Reading is
+    quickest where the system's cache has the files in large pages, as after a pass over them. Files
+    must not change while they are in use: that is seen before the next read, but a file cut short
+    during a read ends the process. Rows with NaN or infinity are refused unless `allow_nan`.
 
     >>> import numpy as np, pathlib, sghmc, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())

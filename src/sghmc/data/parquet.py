@@ -22,8 +22,8 @@ class Parquet(MemoryMapped):
 
     | argument | meaning |
     | --- | --- |
-    | `files` | a path, a directory of `.parquet` files, or a list of paths; a path with a scheme, |
-    | | such as `s3://…`, is one that fsspec knows |
+    | `files` | a path, a directory of `.parquet` files, or a list of paths; with a scheme, such |
+    | | as `s3://…`, one that fsspec knows |
     | `columns` | which to read; None: all |
     | `folder` | where to unpack; None: a temporary folder, removed when the source is |
     | `allow_nan` | as in `MemoryMapped` |
@@ -64,6 +64,8 @@ def _listed(files) -> list[str]:
     """The paths of all files, those of a directory by name."""
     if not isinstance(files, str | os.PathLike):
         paths = [os.fspath(path) for path in files]
+    elif _is_remote(files):
+        paths = _listed_remote(str(files))
     elif pathlib.Path(files).is_dir():
         paths = [str(path) for path in sorted(pathlib.Path(files).glob("*.parquet"))]
     else:
@@ -71,6 +73,23 @@ def _listed(files) -> list[str]:
     if not paths:
         raise DataError(f"Parquet needs at least one file, but {files!r} has none.")
     return paths
+
+
+def _is_remote(path: str | os.PathLike) -> bool:
+    return "://" in os.fspath(path)
+
+
+def _listed_remote(path: str) -> list[str]:
+    import fsspec
+
+    try:
+        filesystem, place = fsspec.core.url_to_fs(path)
+        if not filesystem.isdir(place):
+            return [path]
+        names = sorted(filesystem.glob(f"{place}/*.parquet"))
+        return [filesystem.unstrip_protocol(name) for name in names]
+    except (ImportError, OSError, ValueError) as error:  # no package for the scheme, or no host
+        raise DataError(f"{path} cannot be reached through fsspec: {error}") from error
 
 
 def _unpack(
@@ -151,7 +170,7 @@ def _opened(path: Any):
     import pyarrow.parquet
 
     try:
-        if "://" in path:
+        if _is_remote(path):
             import fsspec
 
             filesystem, place = fsspec.core.url_to_fs(path)
