@@ -12,6 +12,8 @@ from workloads.timing import Bar, Program, Table, clocked, take_turns
 
 ETA = ALPHA = 0.05
 PRECISION = np.linalg.inv(np.array([[1.0, 0.9], [0.9, 1.0]])).astype(np.float32)
+NUM_STEPS = 8_000_000
+"""Of all chains together: half a second, of which a call of `sample` itself is some hundredths."""
 NOISE_SCALE = (2 * ETA * (ALPHA - ETA / 2)) ** 0.5
 
 
@@ -34,8 +36,9 @@ def table(options: Options, num_chains: int) -> Table:
     if options.gpu:
         programs["jax by hand"] = by_hand(num_chains, 2_000)
         return Table(title, "ns", "jax by hand", take_turns(programs, options.repeats))
-    num_steps = (2_000_000 if options.quick else 8_000_000) // num_chains
-    bare = native.compiled("gaussian.c", num_steps, num_chains)
+    if num_chains == 1:
+        programs["the same, info=False"] = ours(num_chains, options, info=False)
+    bare = native.compiled("gaussian.c", NUM_STEPS // num_chains, num_chains)
     if bare is not None:
         programs["bare C, one core"] = bare
     programs["jax by hand"] = by_hand(num_chains, options.scaled(100_000) // num_chains**0.5)
@@ -50,15 +53,15 @@ def table(options: Options, num_chains: int) -> Table:
     bars = [Bar("sghmc.sample", "bare C, one core", 3.5 if num_chains == 1 else 1.5)]
     bars = [] if num_chains == 64 else bars
     if num_chains == 1:
+        bars += [Bar("the same, info=False", "bare C, one core", 2.5)]
         bars += [Bar("sghmc.sample", name, 0.1) for name in others]
     seconds = take_turns({**programs, **others}, options.repeats)
     peers.close(others)
     return Table(title, "ns", "bare C, one core", seconds, bars, notes)
 
 
-def ours(num_chains: int, options: Options) -> Program:
-    wanted = 100_000 if options.gpu else 2_000_000 if options.quick else 8_000_000
-    num_steps = max(512, wanted // num_chains)
+def ours(num_chains: int, options: Options, *, info: bool = True) -> Program:
+    num_steps = max(512, (100_000 if options.gpu else NUM_STEPS) // num_chains)
 
     def run():
         return sghmc.sample(
@@ -69,6 +72,7 @@ def ours(num_chains: int, options: Options) -> Program:
             gradient=sghmc.NoisyGradient(1.0),
             num_samples=num_steps,
             num_chains=num_chains,
+            info=info,
             progress=False,
         )
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sghmc import tree
@@ -59,13 +60,23 @@ def start(program: Program, positions: PyTree) -> Carry:
     return _each_chain(program, Program.start, None, program.layout.inward(program.keys), flat)
 
 
-@eqx.filter_jit
 def look(program: Program, positions: PyTree) -> tuple[jax.Array, jax.Array]:
     """The first gradient evaluation of every chain: the potential, and whether all is finite."""
+    return _compiled_look()(program, positions, np.int32(0))
 
+
+@functools.cache
+def _compiled_look() -> Any:
+    """It runs once, so that its compilation is what counts."""
+    options = None if _has_accelerator() else {"xla_backend_optimization_level": 0}
+    settings: dict[str, Any] = {"compiler_options": options}
+    return eqx.filter_jit(_look, **settings)
+
+
+def _look(program: Program, positions: PyTree, t) -> tuple[jax.Array, jax.Array]:
     def of_chain(chain, keys, flat):
         hyper, memory = getattr(chain.target, "hyper", None), chain.estimator.remember(chain.target)
-        evaluation = chain.look(0, keys, flat, hyper, memory)
+        evaluation = chain.look(t, keys, flat, hyper, memory)
         return evaluation.potential, tree.all_finite(evaluation)
 
     flat = program.layout.inward(jax.vmap(tree.flatten_leaves)(positions))

@@ -128,7 +128,14 @@ class Program(eqx.Module):
 
     def look(self, t, keys: jax.Array, flat: PyTree, hyper: PyTree, memory: PyTree) -> Evaluation:
         """What the first gradient evaluation of step t sees."""
-        noise = self.draw_gradients(keys, t, 1)
+        shapes = jax.eval_shape(lambda: self.draw_gradients(keys, t, 1))
+        # In a branch, though it is always taken: XLA for CPUs would compile the generator again for
+        # every array that rows are taken from.
+        noise = lax.cond(
+            jnp.asarray(t) >= 0,
+            lambda: self.draw_gradients(keys, t, 1),
+            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
+        )
         return self._oracle(hyper, noise, memory)(0, flat)
 
     def draw(self, keys: jax.Array, start, num_steps: int) -> tuple[PyTree, PyTree]:
@@ -180,7 +187,8 @@ class Program(eqx.Module):
     ) -> tuple[PyTree, PyTree]:
         """New hyperparameters, and the estimator's memory under them."""
         assert self.gibbs is not None
-        key = jax.random.wrap_key_data(random.fold(keys[GIBBS], t), impl="threefry2x32")
+        # jax's own, whose rounds are a loop: quicker to compile, and this happens seldom.
+        key = jax.random.fold_in(jax.random.wrap_key_data(keys[GIBBS], impl="threefry2x32"), t)
         params = self.layout.shape(self.kernel.middle(t, state))
         hyper = self.gibbs.update(key, params, self._target(hyper))
         return hyper, self.estimator.renew(self._target(hyper), memory)
