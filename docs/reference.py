@@ -41,7 +41,8 @@ GROUPS = {
         _of(sghmc, "sample", "Samples", "Checkpoint")
         | _of(
             sghmc, "DivergenceError", "GradientNoiseError", "CheckpointError", "CheckpointWarning"
-        ),
+        )
+        | _of(sghmc, "LostProcessError", "ProcessError"),
     ),
     "targets": Group(
         "Targets",

@@ -10,6 +10,7 @@ from sghmc.control import ControlVariate
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import FullBatch, Minibatch, NoisyGradient
 from sghmc.health import HealthWarning
+from sghmc.hosts import LostProcessError, ProcessError
 from sghmc.noise import EmpiricalFisher
 from sghmc.posterior import Posterior, Potential
 from sghmc.priors import GaussianPrior
@@ -61,11 +62,13 @@ __all__ = [
     "Gibbs",
     "GradientNoiseError",
     "HealthWarning",
+    "LostProcessError",
     "Minibatch",
     "Momentum",
     "NoisyGradient",
     "Posterior",
     "Potential",
+    "ProcessError",
     "ReplicaExchange",
     "Samples",
     "Tuned",

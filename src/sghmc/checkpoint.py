@@ -40,7 +40,7 @@ _NAMES = {MARKER, "draws", "saves", "tuning", "report.html"}
 _STATE = "state"
 _UNFINISHED = "unfinished"
 _DEFAULT_SECONDS = 60.0
-_WITHOUT_EFFECT = ("checkpoint", "progress", "throw")
+_WITHOUT_EFFECT = ("checkpoint", "mesh", "progress", "throw")
 """Arguments on which draws do not depend."""
 
 
@@ -89,10 +89,12 @@ class Checkpoint:
             object.__setattr__(self, "seconds", _DEFAULT_SECONDS)
 
     @contextlib.contextmanager
-    def open(self, arguments: Mapping[str, Any]) -> Iterator["Folder"]:
+    def open(
+        self, arguments: Mapping[str, Any], kind: "type[Folder] | None" = None
+    ) -> Iterator["Folder"]:
         """The folder, for this process alone, to be used by a run with these arguments."""
         named = {name: value for name, value in arguments.items() if name not in _WITHOUT_EFFECT}
-        folder = Folder(self, fingerprint.describe(named))
+        folder = (kind or Folder)(self, fingerprint.describe(named))
         try:
             folder.enter()
             yield folder
@@ -317,13 +319,24 @@ def _named(tree: PyTree) -> dict[str, Any]:
     return {f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
 
 
-def _write_arrays(place: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+def _checkpointer() -> Any:
     import orbax.checkpoint
 
+    options = orbax.checkpoint.options.MultiprocessingOptions()
+    if jax.process_count() > 1:  # of which only this one writes or reads: it waits for no other
+        options = orbax.checkpoint.options.MultiprocessingOptions(
+            primary_host=jax.process_index(),
+            active_processes={jax.process_index()},
+            barrier_sync_key_prefix="sghmc",
+        )
+    return orbax.checkpoint.StandardCheckpointer(multiprocessing_options=options)
+
+
+def _write_arrays(place: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     # orbax refuses arrays without entries; their shapes are all there is to know of them.
     full = {name: np.asarray(array) for name, array in arrays.items() if np.size(array)}
     try:
-        with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        with _checkpointer() as checkpointer:
             checkpointer.save(place, full)
     except OSError:
         raise
@@ -348,11 +361,9 @@ def _read_arrays(
     place: pathlib.Path, found: Manifest, like: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """The arrays of a save, which must be those of `like`."""
-    import orbax.checkpoint
-
     manifest.check_files(place, found)
     full = {name: leaf for name, leaf in like.items() if leaf.size}
-    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+    with _checkpointer() as checkpointer:
         try:
             # Before anything is read, and so before room is made for it: a piece of an array is
             # as large as its header says, and a process without that much memory ends there.

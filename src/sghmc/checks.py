@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import loop
 from sghmc.adapt import Adaptation
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, Gradient
 from sghmc.noise import EmpiricalFisher
+from sghmc.placement import Placement
 from sghmc.posterior import Posterior, Potential, StackedPosterior, Target
 from sghmc.program import NEVER, Program
 from sghmc.samplers.base import Sampler
@@ -199,8 +199,8 @@ def check_functions(target: Target, like: PyTree) -> None:
             )
 
 
-def check_start(program: Program, positions: PyTree) -> None:
-    potentials, are_finite = loop.look(program, positions)
+def check_start(place: Placement, program: Program, positions: PyTree) -> None:
+    potentials, are_finite = place.look(program, positions)
     for chain in np.flatnonzero(~np.atleast_1d(are_finite)):
         raise ValueError(
             f"The potential or its gradient is not finite where chain {chain} starts: the "

@@ -135,11 +135,11 @@ class _ControlEstimator(Estimator):
         scale = target.num_examples / self.batches.batch_size
 
         def evaluate(i, position):
-            examples = self.batches.batch(target, noise, i)
+            batch = target.batch(noise, i, self.batches.batch_size)
             both = jax.tree.map(lambda *leaves: jnp.stack(leaves), position, memory.center)
             # One pass for both points: their rows, and often their matrix products, are shared.
             values, grads = jax.vmap(
-                jax.value_and_grad(lambda params: target.log_likelihood_sum(params, examples))
+                jax.value_and_grad(lambda params: target.log_likelihood_sum(params, batch))
             )(both)
             change = jax.tree.map(lambda leaf: scale * (leaf[0] - leaf[1]), (values, grads))
             prior = jax.value_and_grad(target.log_prior_at)(position)

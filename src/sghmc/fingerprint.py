@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc import hosts
 from sghmc.posterior import Posterior
 from sghmc.source import Source
 
@@ -169,7 +170,7 @@ def _array(value: Any) -> str:
     if value.size <= _FEW:
         return f"{shape} {np.asarray(value).tolist()}"
     step = math.ceil(value.nbytes / _LARGEST)
-    rows = np.asarray(value[::step] if step > 1 else value)
+    rows = np.asarray(hosts.fetched(value[::step] if step > 1 else value))
     return f"{shape} {hashlib.sha256(rows.tobytes()).hexdigest()[:16]}"
 
 

@@ -260,25 +260,18 @@ class BatchEstimator(Estimator):
         rows = random.permuted(key, permutation, place, self.num_examples)
         return rows.reshape(-1, *key.shape[1:])
 
-    def batch(self, target: Target, noise: PyTree, i) -> PyTree:
-        """The rows of the step's i-th batch: by their numbers, or as the host took them."""
-        assert isinstance(target, Posterior)
-        part = jax.tree.map(
-            lambda leaf: lax.dynamic_slice_in_dim(leaf, i * self.batch_size, self.batch_size), noise
-        )
-        return part if target.source is not None else target.rows(part)
-
     def oracle(self, target, noise, memory=()):
         assert isinstance(target, Posterior)
 
         def evaluate(i, position):
-            examples = self.batch(target, noise, i)
-            return Evaluation(*jax.value_and_grad(target.estimate)(position, examples))
+            batch = target.batch(noise, i, self.batch_size)
+            return Evaluation(*jax.value_and_grad(target.estimate)(position, batch))
 
         return Oracle(evaluate, target.potential, False, target.change)
 
     def examples(self, target, noise):
-        return self.batch(target, noise, 0)
+        assert isinstance(target, Posterior)
+        return target.examples(noise, 0, self.batch_size)
 
     def example_gradients(self, target, position, examples, memory):
         assert isinstance(target, Posterior)

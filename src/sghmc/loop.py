@@ -67,13 +67,19 @@ def look(program: Program, positions: PyTree) -> tuple[jax.Array, jax.Array]:
 
 @functools.cache
 def _compiled_look() -> Any:
-    """It runs once, so that its compilation is what counts."""
-    options = None if _has_accelerator() else {"xla_backend_optimization_level": 0}
-    settings: dict[str, Any] = {"compiler_options": options}
-    return eqx.filter_jit(_look, **settings)
+    return eqx.filter_jit(look_at, **look_options())
 
 
-def _look(program: Program, positions: PyTree, t) -> tuple[jax.Array, jax.Array]:
+def look_options() -> dict[str, Any]:
+    """For what runs once, so that its compilation is what counts."""
+    return {
+        "compiler_options": None if _has_accelerator() else {"xla_backend_optimization_level": 0}
+    }
+
+
+def look_at(program: Program, positions: PyTree, t) -> tuple[jax.Array, jax.Array]:
+    """`look`, not compiled, by the batches of step t."""
+
     def of_chain(chain, keys, flat):
         hyper, memory = getattr(chain.target, "hyper", None), chain.estimator.remember(chain.target)
         evaluation = chain.look(t, keys, flat, hyper, memory)
@@ -109,10 +115,11 @@ def advance(program: Program, carry: Carry, first, count, *, capacity: int):
 @functools.cache
 def compiled() -> Any:
     settings: dict[str, Any] = {"compiler_options": compiler_options()}
-    return eqx.filter_jit(_advance, donate="all-except-first", **settings)
+    return eqx.filter_jit(draws, donate="all-except-first", **settings)
 
 
-def _advance(program: Program, carry: Carry, first, count, *, capacity: int):
+def draws(program: Program, carry: Carry, first, count, *, capacity: int):
+    """`advance`, not compiled."""
     is_burnin = capacity == 0
     plan = _Plan.of(program, carry, is_burnin)
     records = _empty_records(program, carry, plan.rows(capacity))

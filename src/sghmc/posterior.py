@@ -157,11 +157,23 @@ class Posterior(eqx.Module):
             return _read(self.source.take, self.source.like(len(indices)), indices)
         return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), self.data)
 
-    def estimate(self, params: PyTree, examples: PyTree) -> jax.Array:
-        """Ũ(θ) = −(N/n) Σ log p(x | θ) − log p(θ), the sum over n examples."""
-        count = jax.tree.leaves(examples)[0].shape[0]
-        total = self.log_likelihood_sum(params, examples)
-        return -(self.num_examples / count) * total - self.log_prior_at(params)
+    def examples(self, variates: PyTree, i, size: int) -> PyTree:
+        """Rows of a step's i-th batch of `size`: by their numbers, or as the host took them."""
+        part = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, i * size, size), variates)
+        return part if self.source is not None else self.rows(part)
+
+    def batch(self, variates: PyTree, i, size: int) -> PyTree:
+        """The same in the form that sums of log-likelihoods take."""
+        return self.examples(variates, i, size)
+
+    def batch_size(self, batch: PyTree) -> int:
+        return jax.tree.leaves(batch)[0].shape[0]
+
+    def estimate(self, params: PyTree, batch: PyTree) -> jax.Array:
+        """Ũ(θ) = −(N/n) Σ log p(x | θ) − log p(θ), the sum over the n examples of a batch."""
+        total = self.log_likelihood_sum(params, batch)
+        scale = self.num_examples / self.batch_size(batch)
+        return -scale * total - self.log_prior_at(params)
 
     def potential(self, params: PyTree) -> jax.Array:
         """U(θ) over all data."""
@@ -221,8 +233,8 @@ class Posterior(eqx.Module):
             return self._over_source(self.source, function)
         size = _chunk_rows(self.data)
         chunks, rest = divmod(self.num_rows, size)
-        weights = (lax.iota(jnp.int32, self.num_rows) < self.num_examples).astype(jnp.float32)
-        table = (self.data, weights)
+        numbers = self._first + lax.iota(jnp.int32, self.num_rows)
+        table = (self._table, (numbers < self.num_examples).astype(jnp.float32))
         if chunks == 0:
             return function(*table)
 
@@ -238,12 +250,28 @@ class Posterior(eqx.Module):
             total = jax.tree.map(jnp.add, total, last)
         return total
 
+    @property
+    def _table(self) -> PyTree:
+        """The arrays of the data."""
+        return self.data
+
+    @property
+    def _first(self) -> int | jax.Array:
+        """The number of their first row."""
+        return 0
+
+    @property
+    def _reader(self) -> tuple[int | jax.Array, int]:
+        """Which reader of a source this is, of how many that share a pass."""
+        return 0, 1
+
     def _over_source(self, source: Source, function: Callable) -> PyTree:
         """The same where the host reads each chunk: no more than one is in memory."""
         _check_random_access(source)
-        count = source.chunk_rows
+        count, (which, num_readers) = source.chunk_rows, self._reader
 
-        def of_chunk(k):
+        def of_chunk(i):
+            k = i * num_readers + which
             numbers = k * count + lax.iota(jnp.int32, count)
             weights = (numbers < self.num_examples).astype(jnp.float32)
             return function(_read(source.chunk, source.like(count), k), weights)
@@ -251,7 +279,7 @@ class Posterior(eqx.Module):
         def add(k, total):
             return jax.tree.map(jnp.add, total, of_chunk(k))
 
-        num_chunks = -(-source.num_rows // count)
+        num_chunks = -(-source.num_rows // (count * num_readers))
         shapes = jax.eval_shape(of_chunk, 0)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return lax.fori_loop(0, num_chunks, add, nothing)
@@ -261,8 +289,8 @@ class Posterior(eqx.Module):
         hyper = () if self.hyper is None else (self.hyper,)
         return jax.vmap(lambda example: self.log_likelihood(params, example, *hyper))(examples)
 
-    def log_likelihood_sum(self, params: PyTree, examples: PyTree) -> jax.Array:
-        return jnp.sum(self.log_likelihoods(params, examples))
+    def log_likelihood_sum(self, params: PyTree, batch: PyTree) -> jax.Array:
+        return jnp.sum(self.log_likelihoods(params, batch))
 
     def log_prior_at(self, params: PyTree) -> jax.Array:
         """log p(θ), given the hyperparameters where there are any."""
@@ -311,7 +339,7 @@ def _stacked(posteriors: Sequence[Posterior]) -> Posterior:
             "data: run it by itself."
         )
     longest = max(p.num_rows for p in posteriors)
-    parts = [eqx.partition(_padded(p, longest), eqx.is_array) for p in posteriors]
+    parts = [eqx.partition(padded(p, longest), eqx.is_array) for p in posteriors]
     arrays, rests = [part[0] for part in parts], [part[1] for part in parts]
     first = _shapes(arrays[0])
     for i, (other, rest) in enumerate(zip(arrays, rests, strict=True)):
@@ -333,7 +361,7 @@ def _shapes(arrays: PyTree) -> tuple:
     return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-def _padded(posterior: Posterior, num_rows: int) -> Posterior:
+def padded(posterior: Posterior, num_rows: int) -> Posterior:
     """The same posterior with rows, copies of the first that do not count, to `num_rows`."""
     missing = num_rows - posterior.num_rows
 

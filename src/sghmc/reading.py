@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.gradients import BatchEstimator, Estimator
+from sghmc.placement import Placement, Spread
 from sghmc.posterior import Posterior
 from sghmc.program import GRADIENT, Batches, Program
 from sghmc.samplers.base import Sampler
@@ -44,10 +45,10 @@ class Reader:
     N and the sampler's settings: arguments of the compiled loop all of them.
     """
 
-    def __init__(self, program: Program, sampler: Sampler, num_draws: int):
+    def __init__(self, program: Program, sampler: Sampler, num_draws: int, place: Placement):
         assert isinstance(program.target, Posterior)
         assert program.target.source is not None
-        self.program, self.source = program, program.target.source
+        self.program, self.source, self.place = program, program.target.source, place
         num_gradients = program.kernel.num_gradients
         self.numbering = self._numbering()
         one = _row_numbers(self.numbering, self._keys, np.int32(0), 1, num_gradients)
@@ -68,12 +69,14 @@ class Reader:
         self.source.start()
 
     @classmethod
-    def of(cls, program: Program, sampler: Sampler, num_draws: int) -> "Reader | None":
+    def of(
+        cls, program: Program, sampler: Sampler, num_draws: int, place: Placement
+    ) -> "Reader | None":
         """A reader where the program needs one: batches of data that are not arrays."""
         has_source = isinstance(program.target, Posterior) and program.target.source is not None
         if not has_source or not program.estimator.takes_rows:
             return None
-        return cls(program, sampler, num_draws)
+        return cls(program, sampler, num_draws, place)
 
     def program_at(self, draw: int) -> tuple[Program, int]:
         """The program with the batches of this draw, and after which draw they end.
@@ -171,12 +174,21 @@ class Reader:
             self.numbering, self._keys, np.int32(first), steps + 1, num_gradients
         )
         numbers = np.asarray(numbers).reshape(self.num_keys, steps + 1, self.width)
+        if isinstance(self.place, Spread) and not self.source.is_sequential:
+            batches = self.place.batches(self._by_gradient(numbers), first, self.source.take)
+            return Window(number, batches, num_examples, None)
         room, places = self.rooms[number % 2], np.zeros(numbers.shape, np.int32)
         places[:, :num_read] = self._fill(room, numbers[:, :num_read], before)
         last = jax.tree.map(lambda leaf: leaf[places[:, num_read - 1].reshape(-1)], room)
-        if self.program.estimator.is_shared:
-            places = places[0]
-        batches = Batches(*jax.device_put((room, places, np.int32(first))))
+        if isinstance(self.place, Spread):
+            batches = self.place.batches(
+                self._by_gradient(places),
+                first,
+                lambda chosen: jax.tree.map(lambda leaf: leaf[chosen], room),
+            )
+        else:
+            places = places[0] if self.program.estimator.is_shared else places
+            batches = Batches(*jax.device_put((room, places, np.int32(first))))
         return Window(number, jax.block_until_ready(batches), num_examples, last)
 
     def _fill(self, room: PyTree, numbers: np.ndarray, before: Window | None) -> np.ndarray:
@@ -202,6 +214,11 @@ class Reader:
         assert isinstance(estimator, BatchEstimator)
         choices = jnp.asarray(self.source.num_choices, jnp.int32)
         return BatchEstimator(estimator.batch_size, True, estimator.shared, choices)
+
+    def _by_gradient(self, numbers: np.ndarray) -> np.ndarray:
+        """Axes (chain, step, row of a step) as a mesh wants them: with one for the batches."""
+        cut = numbers.reshape(*numbers.shape[:2], self.program.kernel.num_gradients, -1)
+        return cut[0] if self.program.estimator.is_shared else cut
 
     @property
     def _keys(self) -> jax.Array:

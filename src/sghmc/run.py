@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc import checks, loop, random, theory
+from sghmc import checks, hosts, loop, random, theory
 from sghmc import keep as keeping
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint import Checkpoint, Folder, Save
@@ -22,8 +22,10 @@ from sghmc.draws import Memory, Store
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, FullBatch, Gradient
 from sghmc.health import Origin
+from sghmc.joint import JointFolder
 from sghmc.layout import Layout
 from sghmc.noise import RunningNoise
+from sghmc.placement import Alone, Placement, placement
 from sghmc.posterior import StackedPosterior, Target
 from sghmc.program import GRADIENT, NEVER, NUM_STREAMS, Carry, DrawInfo, Program, Record
 from sghmc.progress import Bar, Interruption
@@ -62,6 +64,7 @@ def run(
     info: bool = True,
     progress: bool = True,
     checkpoint: Checkpoint | None = None,
+    mesh: jax.sharding.Mesh | None = None,
     throw: bool = True,
 ) -> Samples:
     """Draw from a target with a sampler: `sample`, whose arguments these are, without "auto"."""
@@ -72,6 +75,7 @@ def run(
     checks.check_types(target, sampler, gradient, keep, averages)
     checks.check_axis(target, posterior_axis, num_chains)
     checks.check_adapt(adapt, sampler, num_burnin * thinning)
+    place = placement(mesh, num_chains, target, gradient)
     is_stacked = isinstance(target, StackedPosterior)
     positions = checks.start_positions(init, init_axis, num_chains)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), positions)
@@ -101,8 +105,8 @@ def run(
         checks.check_fisher(program.kernel.fisher, gradient)
         origin = None if is_stacked else _origin(program, sampler, gradient, num_steps)
         checks.check_source(program, sampler)
-        with _reading(program, sampler, len(is_kept)) as reader:
-            run = _Run(program, positions, is_kept, origin, folder, reader)
+        with _reading(program, sampler, len(is_kept), place) as reader:
+            run = _Run(program, positions, is_kept, origin, folder, reader, place)
             return run.finish(progress, throw)
 
 
@@ -112,15 +116,16 @@ def _opened(checkpoint: Checkpoint | None, arguments: dict[str, Any]) -> Iterato
     if checkpoint is None:
         yield None
     else:
-        with checkpoint.open(arguments) as folder:
+        kind = JointFolder if hosts.are_many() else Folder
+        with checkpoint.open(arguments, kind) as folder:
             folder.check()
             yield folder
 
 
 @contextlib.contextmanager
-def _reading(program: Program, sampler: Sampler, num_draws: int):
+def _reading(program: Program, sampler: Sampler, num_draws: int, place: Placement):
     """What reads batches for a run, where the data are a source; else None."""
-    reader = Reader.of(program, sampler, num_draws)
+    reader = Reader.of(program, sampler, num_draws, place)
     try:
         yield reader
     finally:
@@ -146,34 +151,41 @@ class _Run:
 
     store: Store
 
-    def __init__(self, program: Program, positions, is_kept: np.ndarray, origin, folder, reader):
-        self.program, self.origin, self.folder = program, origin, folder
+    def __init__(
+        self, program: Program, positions, is_kept: np.ndarray, origin, folder, reader, place
+    ):
+        self.origin, self.folder = origin, folder
         self.reader: Reader | None = reader
+        self.place: Placement = place
         if reader is not None:
             if folder is not None and folder.has_saves:
                 reader.check_start()
-            self.program = program = reader.program_at(0)[0]
+            program = reader.program_at(0)[0]
+        self.program = program = place.place(program)
         self.is_kept, self.total = is_kept, len(is_kept)
         self.changes = np.append(np.flatnonzero(np.diff(is_kept)) + 1, self.total)
         save = Save(0, None, 0.0, 0.0)
         if folder is None:
             save.carry = self._start(positions)
-            self._make_room(save.carry)
+            self._make_room(place.like(program.layout, save.carry))
         else:
-            like = eqx.filter_eval_shape(loop.start, program, positions)
+            start = eqx.filter_eval_shape(place.start, program, positions)
+            like = place.like(program.layout, start)
             self._make_room(like)
             save = folder.resume(like, is_kept) or save
             if reader is not None and save.done:
                 reader.resume(save.done, save.sizes)
             if save.carry is None:
                 save.carry = self._start(positions)
+            else:
+                save.carry = place.outward(program.layout, save.carry)
         self.done, self.carry, self.startup_seconds = save.done, save.carry, save.startup_seconds
         self.saved, self.started = save.done, time.perf_counter() - save.seconds
         self.has_warned = False
 
     def _start(self, positions: PyTree) -> Carry:
-        checks.check_start(self.program, positions)
-        carry = loop.start(self.program, positions)
+        checks.check_start(self.place, self.program, positions)
+        carry = self.place.start(self.program, positions)
         # Without jax's weak types, which a saved number does not have: promotions are then the same
         # before and after.
         return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carry)
@@ -185,27 +197,23 @@ class _Run:
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
         self.capacity = max(1, min(num_samples, _BLOCK_BYTES // size))
         record = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
-        nothing = _Draws(*self._outward(record), np.empty((1, 0)))
+        nothing = _Draws(*Alone().records(self.program.layout, record), np.empty((1, 0)))
         if self.folder is None:
             self.store = Memory(nothing, num_samples)
         else:
             self.store = self.folder.store(nothing, num_samples)
 
-    def _outward(self, records: Record) -> Record:
-        layout = self.program.layout
-        return jax.tree.map(lambda leaf: layout.outward(np.asarray(leaf), leading=1), records)
-
     def finish(self, progress: bool, throw: bool) -> Samples:
         thinning, startup = self.program.thinning, self.startup_seconds
         pace = {True: _Pace(), False: _Pace()}
-        bar = Bar(progress, self.total * thinning, self.done * thinning)
+        bar = Bar(progress and hosts.is_leader(), self.total * thinning, self.done * thinning)
         fault: DataError | None = None
         with Interruption() as interruption, bar:
-            while self.done < self.total and not interruption.happened:
+            while self.done < self.total and not hosts.told(interruption.happened):
                 is_kept = bool(self.is_kept[self.done])
                 try:
                     with pace[is_kept].timing(self._left(is_kept)) as count:
-                        failed_at = self._advance(count, is_kept)
+                        failed_at = self._advance(int(hosts.told(count)), is_kept)
                 except DataError as error:
                     fault = error
                     break
@@ -236,20 +244,34 @@ class _Run:
         most += [self.capacity] if is_kept else []
         most += [] if self.folder is None else [self.folder.left(self.done)]
         if self.reader is not None:
-            self.program, end = self.reader.program_at(self.done)
+            program, end = self._read()
+            self.program = self.place.place(program)
             most.append(end - self.done)
         return min(most)
+
+    def _read(self) -> tuple[Program, int]:
+        """The program with the batches of the next draws, unless some process has no such."""
+        assert self.reader is not None
+        found, fault = None, None
+        try:
+            found = self.reader.program_at(self.done)
+        except DataError as error:
+            fault = error
+        hosts.agreed(fault, "Reading data")
+        assert found is not None
+        return found
 
     def _save(self) -> None:
         seconds = time.perf_counter() - self.started
         sizes = () if self.reader is None else self.reader.sizes
-        self.folder.save(Save(self.done, self.carry, seconds, self.startup_seconds, sizes))
+        carry = self.place.inward(self.program.layout, self.carry)
+        self.folder.save(Save(self.done, carry, seconds, self.startup_seconds, sizes))
         self.saved = self.done
 
     def _judge_noise(self, throw: bool) -> None:
         """Say, once, that an estimate of the gradient noise left no room for it."""
-        noise = self.carry.noise
-        if noise is None or self.has_warned or not (np.asarray(noise.failed_at) < NEVER).any():
+        noise = self.carry.noise and hosts.fetched(self.carry.noise._replace(mean=None))
+        if noise is None or self.has_warned or not (noise.failed_at < NEVER).any():
             return
         fisher = self.program.kernel.fisher
         assert fisher is not None
@@ -262,21 +284,23 @@ class _Run:
     def _advance(self, count: int, is_kept: bool) -> np.ndarray:
         """Make `count` draws, gather them, and tell at which step each chain failed."""
         try:
-            self.carry, records = loop.advance(
-                self.program,
-                self.carry,
-                np.int32(self.done),
-                np.int32(count),
-                capacity=self.capacity if is_kept else 0,
-            )
-            failed_at = np.atleast_1d(self.carry.failed_at)
+            with hosts.noticing():
+                self.carry, records = self.place.advance(
+                    self.program,
+                    self.carry,
+                    np.int32(self.done),
+                    np.int32(count),
+                    capacity=self.capacity if is_kept else 0,
+                )
+                failed_at = np.atleast_1d(hosts.fetched(self.carry.failed_at))
         except Exception as error:  # by what name a callback's error comes differs
             fault = self._fault()
             if fault is None:
                 raise
             raise fault from error
         if is_kept:
-            rows: Record = jax.tree.map(lambda leaf: leaf[:, :count], self._outward(records))
+            records = self.place.records(self.program.layout, records)
+            rows = Record(*jax.tree.map(lambda leaf: leaf[:, :count], tuple(records)))
             clock = np.full((1, count), time.perf_counter() - self.started)
             self.store.append(_Draws(*rows, clock))
             failed_at = np.minimum(failed_at, self._first_bad(np.asarray(rows.info.is_finite)))
@@ -310,7 +334,7 @@ class _Run:
     def _samples(self) -> Samples:
         layout = self.program.layout
         draws = self.store.draws()
-        sums = self.carry.sums
+        sums = self.place.inward(layout, self.carry.sums)
         means = {} if sums is None else layout.over_chains(keeping.mean)(sums)
         return Samples(
             positions=draws.positions,

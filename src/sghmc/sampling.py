@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import jax
 
-from sghmc import checks
+from sghmc import checks, hosts
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint import Checkpoint
 from sghmc.gibbs import Gibbs
@@ -44,6 +44,7 @@ def sample(
     info: bool = True,
     progress: bool = True,
     checkpoint: Checkpoint | None = None,
+    mesh: jax.sharding.Mesh | None = None,
     throw: bool = True,
 ) -> Samples:
     """Draw from a posterior or a potential.
@@ -66,6 +67,7 @@ def sample(
     | `info` | False: nothing is known of a draw but whether it is finite, not even its potential |
     | `progress` | show steps per second, time left and health |
     | `checkpoint` | `Checkpoint(path)`: save state and draws there, and go on from there |
+    | `mesh` | devices to spread the run over: axes named among "chain", "data" and "model" |
     | `throw` | raise `DivergenceError` when a chain is not finite, instead of flagging its draws |
 
     `keep` and `averages` take (position, hyper) where the posterior has hyperparameters. Ctrl-C
@@ -95,6 +97,7 @@ def sample(
         "info": info,
         "progress": progress,
         "checkpoint": checkpoint,
+        "mesh": mesh,
         "throw": throw,
         "thinning": 1 if thinning is None else thinning,
     }
@@ -109,6 +112,11 @@ def sample(
         raise ValueError(
             '"auto" chooses starts and settings itself, for one posterior: give one init, and no '
             "init_axis, posterior_axis or adapt; or call sghmc.tune first."
+        )
+    if hosts.are_many():
+        raise ValueError(
+            f'"auto" tunes in one process, but jax.distributed runs {jax.process_count()}: call '
+            f"sghmc.tune in one of its own, and sample with its sampler in all."
         )
     if isinstance(target, StackedPosterior):
         raise TypeError('"auto" takes one posterior at a time, not a stack of them.')
