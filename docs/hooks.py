@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 _DOCS = Path(__file__).parent
@@ -39,9 +40,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+@event_priority(-100)  # once the index is there
 def on_post_build(config: MkDocsConfig) -> None:
-    """Refuse a site that loads anything from the network while it is read."""
-    for path in sorted(Path(config.site_dir).rglob("*")):
+    """Give search its index where pages are opened from a folder; refuse loads from elsewhere."""
+    site = Path(config.site_dir)
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
+    (site / "search" / "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")
+    for path in sorted(site.rglob("*")):
         if path.suffix in (".html", ".css", ".svg"):
             for load in loads(path.read_text(encoding="utf-8")):
                 raise PluginError(f"{path} would load {load} from the network.")

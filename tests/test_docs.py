@@ -76,6 +76,7 @@ def test_the_site_builds_with_nothing_missing(tmp_path, caplog):
     unexpected = [text for text in caplog.messages if not known.search(text)]
     assert not unexpected
     assert "stationary_law" in (tmp_path / "reference/theory.html").read_text("utf-8")
+    assert (tmp_path / "search/search_index.js").read_text("utf-8").startswith("var __index = {")
     assert "refused" in (tmp_path / "laws/bias.html").read_text("utf-8")
 
 
