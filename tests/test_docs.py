@@ -1,4 +1,7 @@
-"""The pages of the site: their code runs, and the site builds with nothing missing."""
+"""The pages of the site: their code runs, and the site builds with nothing missing.
+
+Blocks marked `python` are run. What needs several devices or machines is marked `py`.
+"""
 
 import contextlib
 import io
@@ -36,6 +39,11 @@ SPECIAL = {"trust.md", "extend.md", "get-started/posterior.md"}
 @pytest.mark.parametrize("page", [p for p, code in PAGES.items() if code and p not in SPECIAL])
 def test_the_code_of_a_page_runs(page):
     run(page)
+
+
+def test_only_what_needs_several_machines_is_not_run():
+    left_out = [path.name for path in DOCS.rglob("*.md") if "```py\n" in path.read_text("utf-8")]
+    assert left_out == ["scaling.md"]
 
 
 def test_a_posterior_is_right():
