@@ -131,6 +131,15 @@ def test_entries_that_are_not_believed(path, value, folder):
         Progress.of(manifest.read(folder))
 
 
+@pytest.mark.parametrize("name", ["../../elsewhere.npy", "/etc/passwd", "a/b.npy", "a.txt"])
+def test_names_of_draws_are_names_of_files(name, folder):
+    """Consistently false: whoever reads the draws would open them."""
+    changed(folder, ["content", "draws"], {name: DIGEST})
+    changed(folder, ["content", "names"], {name: ["positions", "float32"]})
+    with pytest.raises(DamagedError, match="for draws"):
+        Progress.of(manifest.read(folder))
+
+
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "state/../../secret"])
 def test_files_elsewhere_are_not_looked_at(name, folder, tmp_path):
     """Were the path followed, the file would be there, and hash as it should."""

@@ -58,6 +58,18 @@ def test_rows_of_a_directory(folder, arrays, way):
     assert source.example["y"].dtype == np.int32  # as jax would hold it
 
 
+def test_the_quickest_way_to_read_is_taken_and_the_other_tried_again():
+    quick, slow = mapped._Column.read, mapped._Column.read_scattered
+    ways, taken = mapped._Ways(quick, slow), []
+    for _ in range(1_000):
+        taken.append(ways.quickest)
+        ways.note(taken[-1], {quick: 1e-7, slow: 1e-6}[taken[-1]])
+    assert taken[:2] == [quick, slow]
+    assert 1 < taken.count(slow) < 10
+    ways.note(quick, 1e-5)  # the system's cache has changed
+    assert ways.quickest is slow
+
+
 def test_any_pytree_of_paths_and_one_path(folder, arrays):
     pair = MemoryMapped((folder / "x.npy", str(folder / "y.npy")))
     np.testing.assert_array_equal(pair.take(np.array([5]))[1], [5])

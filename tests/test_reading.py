@@ -1,5 +1,7 @@
 """A run on a source is the run on its arrays; what goes wrong keeps the draws made before."""
 
+import concurrent.futures
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,8 +55,19 @@ def test_passes_over_all_data(posteriors):
         np.testing.assert_allclose(jax.jit(getattr(mapped, method))(INIT), there, rtol=2e-6)
 
 
-def test_a_run_takes_the_rows_that_arrays_would_give(posteriors):
-    """With an estimate of the noise, which looks at the next step's batch, over several windows."""
+def test_a_run_takes_the_rows_that_arrays_would_give(posteriors, monkeypatch):
+    """With an estimate of the noise, which looks at the next step's batch, over several windows.
+
+    The next window has always been read before a window is used: it must lie elsewhere.
+    """
+    submit = reading.Reader._submit
+
+    def submit_and_wait(self, number, before):
+        future = submit(self, number, before)
+        concurrent.futures.wait([future])
+        return future
+
+    monkeypatch.setattr(reading.Reader, "_submit", submit_and_wait)
     fisher = sghmc.EmpiricalFisher(every=2, raise_friction=True)
     sampler = sghmc.SGHMC(0.01, friction=3.0, gradient_noise=fisher)
     there, here = (run(each, sghmc.Minibatch(10), sampler, num_chains=2) for each in posteriors)
