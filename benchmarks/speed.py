@@ -54,6 +54,7 @@ def main() -> None:
         peers.environment(name, options.peers_folder)
     for part in given.only:
         report.add(part, options)
+    print(judgement(report.bars), flush=True)
 
 
 class Report:
@@ -90,12 +91,12 @@ class Report:
         self.json |= {"bars": self.bars, "load_after": load}
         before = self.json["load_before"]
         head = f"{self.json['machine']}; load average {before[0]:.1f} before, {load[0]:.1f} after."
-        text = "\n\n".join([head, *self.sections, _judgement(self.bars)]) + "\n"
+        text = "\n\n".join([head, *self.sections, judgement(self.bars)]) + "\n"
         (self.folder / "speed.md").write_text(text, encoding="utf-8")
         (self.folder / "speed.json").write_text(json.dumps(self.json, indent=1), encoding="utf-8")
 
 
-def _judgement(bars: list[dict[str, Any]]) -> str:
+def judgement(bars: list[dict[str, Any]]) -> str:
     lines = [
         "### Bars",
         "",

@@ -65,12 +65,12 @@ def ours(posterior: sghmc.Posterior, num_steps: int) -> Program:
             SAMPLER,
             MODEL.init(jax.random.key(1)),
             gradient=sghmc.Minibatch(BATCH),
-            num_samples=11,
-            thinning=num_steps // 10,
+            num_samples=5,
+            thinning=num_steps // 4,
             keep=nothing,
             progress=True,
         )
-        return (samples.seconds - samples.startup_seconds) / (num_steps // 10 * 10)
+        return (samples.seconds - samples.startup_seconds) / (num_steps // 4 * 4)
 
     return run
 

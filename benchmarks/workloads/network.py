@@ -89,13 +89,13 @@ def ours(
             SAMPLER,
             MODEL.init(jax.random.key(1)),
             gradient=sghmc.Minibatch(images.BATCH, shared=shared),
-            num_samples=11,
-            thinning=num_steps // 10,
+            num_samples=5,
+            thinning=num_steps // 4,
             num_chains=num_chains,
             keep=nothing,
             progress=True,
         )
-        return (samples.seconds - samples.startup_seconds) / (num_steps // 10 * 10)
+        return (samples.seconds - samples.startup_seconds) / (num_steps // 4 * 4)
 
     return run
 
