@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint format docs bench bench-quick clean
+.PHONY: setup demo test test-browser lint format docs bench bench-quick clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,browser]'
 	touch $@
 
 demo: setup
@@ -16,6 +16,13 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest --numprocesses 2 --dist loadfile
+
+# Reports and the site in the system's Chromium, headless. Without the gallery, which takes minutes to
+# make: after make docs, SITE=results/site looks at that.
+SITE ?= results/site-without-gallery
+test-browser: setup
+	test $(SITE) = results/site || WITHOUT=gallery NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir $(SITE)
+	SITE=$(SITE) $(BIN)/pytest -m browser tests/browser
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -2,10 +2,11 @@
 
 `extra.makers` in mkdocs.yml names modules of this folder. `write(folder)` of the one named
 "reference" writes what becomes the folder reference/ of the site; a maker may leave there what is
-still good from the last time.
+still good from the last time. WITHOUT=gallery in the environment leaves the gallery out.
 """
 
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ _LOADS = re.compile(
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add to what is written what is made."""
     sys.path.insert(0, str(_DOCS))
-    for maker in config.extra["makers"]:
+    without = os.environ.get("WITHOUT", "").split()
+    for maker in (each for each in config.extra["makers"] if each not in without):
         folder = _MADE / maker
         folder.mkdir(parents=True, exist_ok=True)
         importlib.import_module(maker).write(folder)

@@ -114,7 +114,7 @@ def test_missing_data_do_not_stop_the_others(monkeypatch, tmp_path):
     assert found["table1"] == {"missing": "no <b>data</b> for table1"}
     assert "sghmc: figure1: no <b>data</b> for figure1" in result.stderr
     contents = (tmp_path / "report.html").read_text("utf-8")
-    assert "not reproduced here: no &lt;b&gt;data&lt;/b&gt; for table1" in contents
+    assert ": no &lt;b&gt;data&lt;/b&gt; for table1. The command is" in contents
     assert 'href="figure2/report.html"' in contents
     assert (tmp_path / "figure2" / "report.html").exists()
     alone = invoke("reproduce", "table1", "--quick", "--out", tmp_path)

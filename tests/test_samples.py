@@ -145,7 +145,7 @@ def test_printing_says_what_there_is():
     text = repr(samples)
     for part in ("2 chains × 50 draws", "50 steps", "weights (3,)", "acceptance", "all finite"):
         assert part in text
-    assert "<td>weights</td>" in samples._repr_html_()
+    assert ">weights</td>" in samples._repr_html_()
     many = {f"layer{i:02}": np.zeros((1, 1)) for i in range(20)}
     assert "and 14 more" in repr(handmade(many))
     assert "nothing kept" in repr(draw(jnp.zeros(2), keep=lambda position: ()))

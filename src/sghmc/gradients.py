@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc import matrices, random, tree
+from sghmc import matrices, notebook, random, tree
 from sghmc.posterior import Posterior, Target
 from sghmc.types import Change, Evaluation, PyTree
 
@@ -82,6 +82,9 @@ class Oracle:
 
 class Gradient(eqx.Module):
     """A way to estimate gradients, as given; `prepare` makes the estimator that runs."""
+
+    def _repr_html_(self) -> str:
+        return notebook.settings(self)
 
     @property
     def is_independent(self) -> bool:

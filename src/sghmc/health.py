@@ -7,12 +7,13 @@ and the curvature measured where the chains are.
 
 import dataclasses
 import math
+import textwrap
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import matrices, mode, theory, tree
+from sghmc import matrices, mode, notebook, theory, tree
 from sghmc.control import ControlVariate
 from sghmc.gradients import Estimator, FullBatch, Gradient, NoisyGradient
 from sghmc.noise import EmpiricalFisher, mean_gradient_noise
@@ -84,20 +85,32 @@ class Health:
     def verdict(self) -> str:
         return "; ".join(self.reasons) if self.reasons else "no sign of trouble"
 
-    def __str__(self) -> str:
-        def shown(value, form="{:.3g}"):
-            return "not known" if value is None else form.format(value)
+    @property
+    def evidence(self) -> dict[str, str]:
+        """What the verdict rests on, in words."""
 
-        percent = "{:+.1%}"
-        lines = [
-            f"verdict: {self.verdict}",
-            f"R-hat at most {shown(self.r_hat, '{:.3f}')}, effective draws at least "
-            f"{shown(self.effective, '{:.0f}')}",
-            f"kinetic temperature {shown(self.kinetic_temperature, '{:.3f}')} of 1; gradient noise "
-            f"adds {shown(self.noise_share, percent)}; predicted error of standard deviations "
-            f"{shown(self.predicted_error, percent)}",
-        ]
-        return "\n".join(lines + [f"not looked at: {each}" for each in self.skipped])
+        def shown(value: float | None, form: str) -> str:
+            return "not known" if value is None or math.isnan(value) else format(value, form)
+
+        named = {
+            "largest R-hat": shown(self.r_hat, ".3f"),
+            "smallest effective size": shown(self.effective, ".0f"),
+            "kinetic temperature (1 is right)": shown(self.kinetic_temperature, ".3f"),
+            "gradient noise adds to the injected noise": shown(self.noise_share, "+.1%"),
+            "predicted error of standard deviations": shown(self.predicted_error, "+.1%"),
+        }
+        return named | ({"not looked at": "; ".join(self.skipped)} if self.skipped else {})
+
+    def __str__(self) -> str:
+        """Lines for a terminal of 80 columns."""
+        told = {"verdict": self.verdict, **self.evidence}
+        lines = [textwrap.fill(f"{name}: {words}", 80) for name, words in told.items()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return notebook.facts(f"Verdict: {self.verdict}", self.evidence)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from sghmc import notebook
 from sghmc.source import DataError, Source
 from sghmc.types import Change, Evaluation, PyTree
 
@@ -33,6 +34,9 @@ class Potential(eqx.Module):
     def __check_init__(self):
         if not callable(self.function):
             raise TypeError(f"Potential needs a function U(params), not {self.function!r}.")
+
+    def _repr_html_(self) -> str:
+        return notebook.settings(self)
 
     def potential(self, params: PyTree) -> jax.Array:
         return self.function(params)
@@ -73,6 +77,9 @@ class Posterior(eqx.Module):
     hyper: PyTree = None
     num_real: jax.Array | None = None
     """How many rows count, where the data were padded to stack posteriors."""
+
+    def _repr_html_(self) -> str:
+        return notebook.settings(self)
 
     def __init__(self, log_likelihood, log_prior, data: PyTree, hyper: PyTree = None):
         self.log_likelihood = log_likelihood

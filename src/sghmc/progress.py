@@ -1,7 +1,8 @@
-"""The terminal's side of a long run: a progress bar, and Ctrl-C between blocks."""
+"""The user's side of a long run: a progress bar, and Ctrl-C between blocks."""
 
 import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -14,47 +15,90 @@ class Bar:
 
     def __init__(self, is_shown: bool, num_steps: int, num_done: int = 0):
         self.is_shown, self.num_steps, self.num_done = is_shown, num_steps, num_done
-        self.progress: Any = None
+        self.shown: _Terminal | _Notebook | None = None
 
     def __enter__(self) -> "Bar":
         if self.is_shown:
             from rich import get_console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             console = get_console()
-            self.progress = Progress(
-                TextColumn("sampling"),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f} %"),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[health]}"),
-                transient=True,
-                disable=not (console.is_terminal or console.is_jupyter),
-            )
-            self.progress.start()
-            self.task = self.progress.add_task(
-                "", total=self.num_steps, completed=self.num_done, rate="", health=""
-            )
+            if console.is_jupyter:
+                self.shown = _Notebook(self.num_steps)
+            elif console.is_terminal:
+                self.shown = _Terminal(self.num_steps, self.num_done)
         return self
 
     def update(self, num_done: int, failed_at: np.ndarray) -> None:
-        if self.progress is None:
-            return
+        if self.shown is not None:
+            self.shown.update(num_done, int((failed_at < NEVER).sum()), len(failed_at))
+
+    def __exit__(self, *exception) -> None:
+        if self.shown is not None:
+            self.shown.stop()
+
+
+class _Terminal:
+    """Through rich."""
+
+    def __init__(self, num_steps: int, num_done: int):
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.progress = Progress(
+            TextColumn("sampling"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[health]}"),
+            transient=True,
+        )
+        self.progress.start()
+        self.task = self.progress.add_task(
+            "", total=num_steps, completed=num_done, rate="", health=""
+        )
+
+    def update(self, num_done: int, num_failed: int, num_chains: int) -> None:
         speed = self.progress.tasks[0].speed
-        failed = int((failed_at < NEVER).sum())
+        health = _health(num_failed, num_chains)
         self.progress.update(
             self.task,
             completed=num_done,
             rate=f"{speed:,.0f} steps/s" if speed else "",
-            health=f"[red]{failed} of {len(failed_at)} chains not finite"
-            if failed
-            else "all finite",
+            health=f"[red]{health}" if num_failed else health,
         )
 
-    def __exit__(self, *exception) -> None:
-        if self.progress is not None:
-            self.progress.stop()
+    def stop(self) -> None:
+        self.progress.stop()
+
+
+class _Notebook:
+    """The browser's own bar. rich's needs ipywidgets, which not every notebook has."""
+
+    def __init__(self, num_steps: int):
+        from IPython import display  # pyright: ignore[reportMissingImports]
+
+        self.html, self.num_steps = display.HTML, num_steps
+        self.first: tuple[int, float] | None = None
+        """Steps and time after the first block, most of which is compilation."""
+        self.handle = display.display(self.html(""), display_id=True)
+
+    def update(self, num_done: int, num_failed: int, num_chains: int) -> None:
+        bar = f'<progress value="{num_done}" max="{self.num_steps}"></progress>'
+        parts = [f"{bar} {num_done / self.num_steps:.0%}"]
+        if self.first is None:
+            self.first = num_done, time.monotonic()
+        else:
+            speed = (num_done - self.first[0]) / max(time.monotonic() - self.first[1], 1e-9)
+            left = (self.num_steps - num_done) / max(speed, 1e-9)
+            parts += [f"{speed:,.0f} steps/s", f"{left:,.0f} s left"]
+        self.handle.update(self.html(", ".join([*parts, _health(num_failed, num_chains)])))
+
+    def stop(self) -> None:
+        self.handle.update(self.html(""))
+
+
+def _health(num_failed: int, num_chains: int) -> str:
+    return f"{num_failed} of {num_chains} chains not finite" if num_failed else "all finite"
 
 
 class Interruption:

@@ -61,7 +61,7 @@ def _read(folder: pathlib.Path, found: Manifest) -> Samples:
         hyper=None,
         averages={},
         trace=None,
-        info=Info(**info),
+        info=Info(info.pop("potential", None), **info),
         num_steps=progress.done * int(arguments.get("thinning", "1")),
         seconds=progress.seconds,
         startup_seconds=progress.startup_seconds,

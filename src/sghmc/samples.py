@@ -1,7 +1,6 @@
 """What a run returns."""
 
 import dataclasses
-import html
 import math
 import os
 import pathlib
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sghmc import diagnostics
+from sghmc import diagnostics, notebook
 from sghmc.health import Health, HealthWarning, Origin, Record, assess
 from sghmc.report import page
 from sghmc.report.run import Check, run_page
@@ -25,8 +24,8 @@ _TOLERANCE = 0.05
 """The relative error of a standard deviation that is nothing to speak of."""
 _MOST_REPORTED = 2_000
 """Numbers that a report looks at: arviz takes milliseconds for each."""
-_NUM_SHOWN = 6
-"""Variables that a printed overview names."""
+_NUM_SHOWN, _MOST_LISTED = 6, 50
+"""Variables that a printed overview names, and that a notebook lists."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,15 +257,12 @@ class Samples:
         return f"Samples({'; '.join(self._overview())})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(name)}</td><td>{leaf.shape[2:]}</td><td>{leaf.dtype}</td></tr>"
-            for name, leaf in diagnostics.named_leaves(self.positions, self.hyper).items()
-        )
-        lines = "<br>".join(html.escape(line) for line in self._overview())
-        return (
-            f"<b>Samples</b><p>{lines}</p><table><thead><tr><th>variable</th><th>shape</th>"
-            f"<th>dtype</th></tr></thead><tbody>{rows}</tbody></table>"
-        )
+        variables = diagnostics.named_leaves(self.positions, self.hyper).items()
+        rows = [(name, leaf.shape[2:], leaf.dtype) for name, leaf in variables]
+        if len(rows) > _MOST_LISTED:
+            rows = [*rows[:_MOST_LISTED], (f"and {len(rows) - _MOST_LISTED} more", "", "")]
+        title = f"Samples: {'; '.join(self._overview())}"
+        return notebook.table(title, ("variable", "shape", "dtype"), rows)
 
     def _overview(self) -> list[str]:
         """How big the run was, what it kept, and whether it is sound."""

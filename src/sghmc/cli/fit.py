@@ -15,6 +15,7 @@ from sghmc.cli.session import (
     app,
     is_watched,
     print_json,
+    print_table,
     session,
 )
 from sghmc.experiments import files
@@ -85,7 +86,10 @@ def predict(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Predict new rows with a fitted model, as csv with uncertainty."""
+    """Predict new rows with a fitted model, with uncertainty.
+
+    In a terminal a table, in a pipe or a file csv.
+    """
     with session(debug):
         if quiet and out is None:
             raise ValueError("--quiet without --out would predict for nobody: name a file.")
@@ -100,6 +104,10 @@ def predict(
                 (stage / out.name).write_text(tabular.as_csv(columns), encoding="utf-8")
         if as_json:
             print_json(columns)
+        elif out is None and is_watched():
+            # The probabilities of all classes are for files: there may be very many.
+            shown = {name: cells for name, cells in columns.items() if not name.startswith("p(")}
+            print_table(list(shown), zip(*shown.values(), strict=True))
         elif out is None:
             sys.stdout.write(tabular.as_csv(columns))
         elif not quiet:

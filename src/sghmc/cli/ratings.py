@@ -14,6 +14,7 @@ from sghmc.cli.session import (
     app,
     is_watched,
     print_json,
+    print_table,
     session,
 )
 from sghmc.experiments import files
@@ -123,5 +124,10 @@ def recommend(
             return
         if not is_known:
             print(f"User {user} has rated nothing here: this is what people like.")
-        for item, rating, std in zip(*best, strict=True):
-            print(f"{item}\t{rating:.2f} ± {std:.2f}")
+        rows = [
+            (item, f"{rating:.2f} ± {std:.2f}") for item, rating, std in zip(*best, strict=True)
+        ]
+        if is_watched():
+            print_table(("item", "rating"), rows)
+        else:
+            print("\n".join("\t".join(map(str, row)) for row in rows))

@@ -5,12 +5,15 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import jax
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 import sghmc
 from sghmc.draws import CheckpointError
@@ -100,8 +103,22 @@ def console() -> Console:
     return screen
 
 
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table for a reader, who sees as much of long cells as fits."""
+    table = Table(box=box.SIMPLE)
+    for heading in headings:
+        table.add_column(Text(heading), overflow="ellipsis", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(_short(cell)) for cell in row))
+    console().print(table)
+
+
+def _short(cell: object) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
 def is_watched() -> bool:
-    """Whether somebody sees a progress bar: in a file or a pipe it would only be noise."""
+    """Whether somebody reads along, who wants progress bars and tables: not a file or a pipe."""
     return sys.stdout.isatty()
 
 

@@ -1,7 +1,7 @@
 """Pages of results: one for an experiment, and one that leads to those of all experiments."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sghmc.experiments.claims import Claim
 from sghmc.report import page, pictures
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FILE = "report.html"
+_MOST_CLAIMS = 6
+"""More than these are on the experiment's own page alone."""
 _OF_THE_RUN = ("seed", "quick", "seconds", "machine", "device", "jax", "python")
 
 
@@ -40,15 +42,29 @@ def experiment_page(
     )
 
 
-def contents_page(entries: Sequence[str]) -> str:
+class Entry(NamedTuple):
+    """An experiment in the table of contents: its page, if it has one, and a summary."""
+
+    title: str
+    verdict: str
+    address: str | None
+    summary: str
+
+
+def contents_page(entries: Sequence[Entry]) -> str:
     """The table of contents, of `entry` and `missing_entry`."""
+    reports = [(e.address, e.title, f": {e.verdict}") for e in entries if e.address is not None]
+    missing = [f"{e.title}: {e.verdict}" for e in entries if e.address is None]
     return page.page(
-        "Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox & Guestrin, 2014), reproduced",
+        "The paper, reproduced",
         [
             page.paragraph(
-                "The paper's figures, table and theorems: what it says, and our result."
+                "Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox & Guestrin, 2014): what "
+                "its figures, table and theorems say, and what came out here."
             ),
-            *entries,
+            *([page.section("Reports", page.links(reports))] if reports else []),
+            *([page.section("Not reproduced here", page.points(missing))] if missing else []),
+            *(entry.summary for entry in entries if entry.address is not None),
         ],
     )
 
@@ -59,25 +75,22 @@ def entry(
     claims: Sequence[Claim],
     figure: "Figure",
     config: Mapping[str, Any],
-) -> str:
-    """An experiment in the table of contents."""
-    return page.section(
+) -> Entry:
+    words, is_good = judged(claims)
+    summary = page.section(
         title,
-        page.verdict(*judged(claims)),
+        page.verdict(words, is_good),
         *([page.paragraph(_QUICK)] if config.get("quick") else []),
-        _beside(claims),
-        drawing(figure, title, dpi=60),
-        page.link(f"{name}/{FILE}", f"The page of {name}: settings, machine, every number"),
+        *([_beside(claims)] if len(claims) <= _MOST_CLAIMS else []),
+        drawing(figure, title),
         page.paragraph(f"{config.get('seconds', '?')} seconds on {config.get('device', '?')}."),
     )
+    return Entry(title, words, f"{name}/{FILE}", summary)
 
 
-def missing_entry(name: str, title: str, reason: str) -> str:
-    return page.section(
-        title,
-        page.verdict(f"not reproduced here: {reason.rstrip('.')}", is_good=False),
-        page.paragraph(f"The command is: sghmc reproduce {name}"),
-    )
+def missing_entry(name: str, title: str, reason: str) -> Entry:
+    words = f"{reason.rstrip('.')}. The command is: sghmc reproduce {name}"
+    return Entry(title, words, None, "")
 
 
 def judged(claims: Sequence[Claim]) -> tuple[str, bool]:

@@ -73,9 +73,13 @@ def grid(columns: Sequence[str], entries: Iterable[Sequence[str]]) -> str:
     )
 
 
-def link(address: str, words: str) -> str:
-    """To another page, by a path from here."""
-    return f'<p><a href="{text(urllib.parse.quote(address))}">{text(words)}</a></p>'
+def links(named: Iterable[tuple[str, str, str]]) -> str:
+    """To other pages, by paths from here: address, name, what more there is to say."""
+    lines = (
+        f'<li><a href="{text(urllib.parse.quote(address))}">{text(name)}</a>{text(more)}</li>'
+        for address, name, more in named
+    )
+    return f"<ul>{''.join(lines)}</ul>"
 
 
 def preformatted(words: str) -> str:
@@ -124,8 +128,8 @@ def side_by_side(caption: str, shown: Sequence[str]) -> str:
 
 
 def card(address: str, words: str) -> str:
-    """A picture on white."""
-    return f'<figure><img class="card" src="{address}" alt="{text(words)}"></figure>'
+    """A picture on white, to be scrolled where it would be too small."""
+    return f'<figure class="card" tabindex="0"><img src="{address}" alt="{text(words)}"></figure>'
 
 
 def write(path: str | os.PathLike[str], content: str) -> pathlib.Path:

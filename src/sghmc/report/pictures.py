@@ -58,7 +58,7 @@ def trace(values: np.ndarray, title: str = "trace", level: float | None = None) 
         for chain in values[:_MOST_CHAINS]:
             axes.plot(np.arange(0, len(chain), step), chain[::step], linewidth=0.6)
         if level is not None:
-            axes.axhline(level, linewidth=1, linestyle="--", color=_GRAY)
+            axes.axhline(level, linewidth=1, linestyle="--", color=_GRAY, zorder=3)
 
     return _both(title, draw)
 

@@ -79,7 +79,7 @@ def run_page(
     sections = [
         page.verdict(health.verdict, health.is_sound),
         page.section("What to do next", page.points(_next(health, checks))),
-        page.section("What the verdict rests on", page.facts(_evidence(health))),
+        page.section("What the verdict rests on", page.facts(health.evidence)),
         page.section("The run", page.facts(settings)),
     ]
     if notes:
@@ -100,22 +100,6 @@ def _next(health: Health, checks: Sequence[Check]) -> list[str]:
             f"the model. Better sampling of this one will not help."
         )
     return steps
-
-
-def _evidence(health: Health) -> dict[str, object]:
-    def shown(value: float | None, form: str) -> str:
-        return "not known" if value is None else format(value, form)
-
-    named: dict[str, object] = {
-        "largest R-hat": shown(health.r_hat, ".3f"),
-        "smallest effective size": shown(health.effective, ".0f"),
-        "kinetic temperature (1 is right)": shown(health.kinetic_temperature, ".3f"),
-        "what gradient noise adds to the injected noise": shown(health.noise_share, "+.1%"),
-        "predicted error of standard deviations": shown(health.predicted_error, "+.1%"),
-    }
-    if health.skipped:
-        named["not looked at"] = "; ".join(health.skipped)
-    return named
 
 
 def _predictive(checks: Sequence[Check]) -> list[str]:

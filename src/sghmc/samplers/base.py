@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import matrices, random, tree
+from sghmc import matrices, notebook, random, tree
 from sghmc.gradients import Oracle
 from sghmc.noise import EmpiricalFisher
 from sghmc.types import PyTree, Schedule, StepInfo
@@ -31,6 +31,9 @@ class Sampler(eqx.Module):
     """The settings of a sampler, checked on construction; `prepare` makes the kernel that runs."""
 
     traits: ClassVar[Traits]
+
+    def _repr_html_(self) -> str:
+        return notebook.settings(self)
 
     @property
     def subtracts_gradient_noise(self) -> bool:
