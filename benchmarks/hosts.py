@@ -31,7 +31,7 @@ DRAWS, THINNING = 12, 10
 SIZES = [10**k for k in range(2, 8)]
 NUM_HOSTS = (8, 64, 512)
 EFFICIENCY = 0.8
-_REPEATS, _SECONDS = 5, 0.15
+_REPEATS = 5
 
 
 # What the processes do
@@ -99,27 +99,30 @@ def steps_per_second(num_processes: int):
 def seconds_of_sums(num_processes: int):
     """A function that returns the seconds of a sum over all processes, for each size."""
     import jax
-    import jax.numpy as jnp
+    import numpy as np
     from jax import lax
-    from jax.sharding import PartitionSpec
+    from jax.sharding import NamedSharding, PartitionSpec
 
+    everywhere = PartitionSpec()
     mesh = jax.make_mesh((num_processes,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def sums(x, count):
         return lax.fori_loop(0, count, lambda _, x: lax.psum(x, "data") / num_processes, x)
 
-    spread = jax.shard_map(
-        sums, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    summed = jax.jit(
+        jax.shard_map(sums, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
     )
-    summed = jax.jit(spread)
 
     def seconds(size: int) -> float:
-        # As many as the slowest network here makes in that time: the same in all processes.
-        count = max(1, min(1000, int(_SECONDS * 1e9 / (4 * size) / 10)))
-        times = []
+        """Of one sum: as many in a row as take a while, the same number in all processes."""
+        ones = np.ones(size, np.float32)
+        x = jax.make_array_from_callback(
+            ones.shape, NamedSharding(mesh, everywhere), lambda index: ones[index]
+        )
+        count, times = max(5, min(1000, 10**7 // size)), []
         for _ in range(_REPEATS + 1):
             start = time.perf_counter()
-            jax.block_until_ready(summed(jnp.ones(size), count))
+            jax.block_until_ready(summed(x, np.int32(count)))
             times.append((time.perf_counter() - start) / count)
         return statistics.median(times[1:])
 
