@@ -54,9 +54,11 @@ def started(
     programs, notes = {}, []
     for name in names:
         try:
-            programs[name] = Peer(name, folder, *workload)
-        except (OSError, subprocess.CalledProcessError) as error:
-            notes.append(f"{name} could not be installed here: {error}")
+            peer = Peer(name, folder, *workload)
+            peer()
+            programs[name] = peer
+        except (OSError, subprocess.CalledProcessError, RuntimeError) as error:
+            notes.append(f"{name} could not be installed or run here: {error}")
     return programs, notes
 
 
