@@ -34,9 +34,18 @@ def run(page: str) -> tuple[dict, str]:
 
 
 SPECIAL = {"trust.md", "extend.md", "get-started/posterior.md"}
+SLOW = {"get-started/ratings.md"}
+"""What takes longest to compile, and is run by a docstring's example, too."""
 
 
-@pytest.mark.parametrize("page", [p for p, code in PAGES.items() if code and p not in SPECIAL])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else [])
+        for page, code in PAGES.items()
+        if code and page not in SPECIAL
+    ],
+)
 def test_the_code_of_a_page_runs(page):
     run(page)
 
