@@ -54,7 +54,11 @@ def main() -> None:
     names = list(peers.PACKAGES) if given.peers is None else given.peers
     table = {f"sghmc: `{name}`": ours(make) for name, make in OURS.items()}
     for name in names:
-        seen = measured(name)
+        try:
+            seen = measured(name)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"{name} could not be installed or run here: {error}\n")
+            continue
         for sampler, laws in seen["samplers"].items():
             cells = [cell(Seen(*law)) for law in laws]
             table[f"{name} {seen['version']}: `{sampler}`"] = cells
