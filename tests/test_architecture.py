@@ -87,6 +87,17 @@ def test_importing_sghmc_imports_nothing_heavy():
     assert found.stdout.strip() == "[]"
 
 
+def test_every_part_is_there_after_importing_sghmc():
+    """Also those that are imported when they are first named."""
+    code = (
+        "import sghmc; sghmc.models.MLP, sghmc.interop.nuts, sghmc.interop.numpyro.posterior, "
+        "sghmc.interop.optax.transformation, sghmc.estimators.BayesianMLPClassifier"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT.parent)
+    with pytest.raises(AttributeError, match="no attribute 'estimator'"):
+        _ = sghmc.estimator
+
+
 def with_examples():
     """Modules whose docstrings have examples."""
     names = [path.relative_to(ROOT.parent).with_suffix("") for path in FILES]

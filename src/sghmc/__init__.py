@@ -1,6 +1,9 @@
 """Bayesian inference on data too big for exact MCMC."""
 
-from sghmc import data, theory
+import importlib
+from types import ModuleType
+
+from sghmc import data, models, theory
 from sghmc.adapt import Adapt
 from sghmc.adapt.hmc import AdaptHMC
 from sghmc.adapt.mass import AdaptMass
@@ -75,7 +78,15 @@ __all__ = [
     "Whitened",
     "data",
     "kernel_stein_discrepancy",
+    "models",
     "sample",
     "theory",
     "tune",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """What brings other libraries comes in when it is first named."""
+    if name in ("estimators", "interop"):
+        return importlib.import_module(f"sghmc.{name}")
+    raise AttributeError(f"module 'sghmc' has no attribute {name!r}")
