@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import sghmc
-from sghmc.data import MemoryMapped, mapped, scattered
+from sghmc.data import MemoryMapped, mapped, mapping, scattered
 
 N = 1_000
 
@@ -45,8 +45,8 @@ def way(request, monkeypatch):
         monkeypatch.setattr(mapped, "_SPAN_BYTES", 1_000)
     if request.param == "scattered":
         monkeypatch.setattr(mapped, "_FAR_APART", -1)
-        always = property(lambda ways: mapped._Column.read_scattered)
-        monkeypatch.setattr(mapped._Ways, "quickest", always)
+        always = property(lambda ways: mapping.Column.read_scattered)
+        monkeypatch.setattr(mapping.Ways, "quickest", always)
         if scattered.available() is None:
             pytest.skip("the system has no asynchronous input")
 
@@ -59,8 +59,8 @@ def test_rows_of_a_directory(folder, arrays, way):
 
 
 def test_the_quickest_way_to_read_is_taken_and_the_other_tried_again():
-    quick, slow = mapped._Column.read, mapped._Column.read_scattered
-    ways, taken = mapped._Ways(quick, slow), []
+    quick, slow = mapping.Column.read, mapping.Column.read_scattered
+    ways, taken = mapping.Ways(quick, slow), []
     for _ in range(1_000):
         taken.append(ways.quickest)
         ways.note(taken[-1], {quick: 1e-7, slow: 1e-6}[taken[-1]])

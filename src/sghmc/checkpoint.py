@@ -13,7 +13,6 @@ where they are expected, and only with the shapes that the run expects.
 
 import contextlib
 import dataclasses
-import math
 import os
 import pathlib
 import re
@@ -28,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import fingerprint, manifest
+from sghmc import fingerprint, manifest, state
 from sghmc.draws import CheckpointError, DamagedError, Files, writing
 from sghmc.manifest import Manifest, Progress
 from sghmc.types import PyTree
@@ -37,7 +36,6 @@ T = TypeVar("T")
 
 MARKER = "sghmc-checkpoint"
 _NAMES = {MARKER, "draws", "saves", "tuning", "report.html"}
-_STATE = "state"
 _UNFINISHED = "unfinished"
 _DEFAULT_SECONDS = 60.0
 _WITHOUT_EFFECT = ("checkpoint", "mesh", "progress", "throw")
@@ -212,7 +210,7 @@ class Folder:
         done, num_kept = progress.done, progress.num_kept
         if not done <= len(is_kept) or num_kept != np.count_nonzero(is_kept[:done]):
             raise DamagedError(f"it speaks of {num_kept} draws kept of {done}, unlike this run")
-        arrays = _read_arrays(place, found, _named(like))
+        arrays = state.read(place, found, _named(like))
         self.files.go_on(num_kept, progress.draws)
         # Copies: the loop writes over its arguments.
         leaves = [jnp.array(arrays[name]) for name in _named(like)]
@@ -259,7 +257,7 @@ class Folder:
         try:
             found = manifest.read(place)
             self._check_arguments(found.arguments)
-            return decode(found.content, _read_arrays(place, found, _said(found, most)))
+            return decode(found.content, state.read(place, found, state.said(found, most)))
         except DamagedError as fault:
             warnings.warn(
                 f"In {self.path} the result of tuning is damaged: {fault}. It is tuned anew.",
@@ -290,7 +288,7 @@ class Folder:
         """A folder with arrays and a manifest: whole and on the disk, or not there."""
         unfinished = place.parent / _UNFINISHED
         try:
-            _write_arrays(unfinished / _STATE, arrays)
+            state.write(unfinished, arrays)
             names = manifest.files_in(unfinished)
             whole = Manifest(
                 arguments=self.arguments,
@@ -317,69 +315,6 @@ def saves_in(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _named(tree: PyTree) -> dict[str, Any]:
     return {f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
-
-
-def _checkpointer() -> Any:
-    import orbax.checkpoint
-
-    options = orbax.checkpoint.options.MultiprocessingOptions()
-    if jax.process_count() > 1:  # of which only this one writes or reads: it waits for no other
-        options = orbax.checkpoint.options.MultiprocessingOptions(
-            primary_host=jax.process_index(),
-            active_processes={jax.process_index()},
-            barrier_sync_key_prefix="sghmc",
-        )
-    return orbax.checkpoint.StandardCheckpointer(multiprocessing_options=options)
-
-
-def _write_arrays(place: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    # orbax refuses arrays without entries; their shapes are all there is to know of them.
-    full = {name: np.asarray(array) for name, array in arrays.items() if np.size(array)}
-    try:
-        with _checkpointer() as checkpointer:
-            checkpointer.save(place, full)
-    except OSError:
-        raise
-    except Exception as error:  # tensorstore reports a full disk as its own kind of error
-        raise OSError(str(error)) from error
-
-
-def _said(found: Manifest, most: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays that a manifest speaks of, if they have at most so many numbers together."""
-    if sum(math.prod(shape) for _, shape in found.arrays.values()) > most:
-        raise DamagedError("it has larger arrays than this run makes")
-    try:
-        return {
-            name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-            for name, (dtype, shape) in found.arrays.items()
-        }
-    except TypeError as error:
-        raise DamagedError(f"it has arrays of a type that is none ({error})") from error
-
-
-def _read_arrays(
-    place: pathlib.Path, found: Manifest, like: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
-    """The arrays of a save, which must be those of `like`."""
-    manifest.check_files(place, found)
-    full = {name: leaf for name, leaf in like.items() if leaf.size}
-    with _checkpointer() as checkpointer:
-        try:
-            # Before anything is read, and so before room is made for it: a piece of an array is
-            # as large as its header says, and a process without that much memory ends there.
-            there = checkpointer.metadata(place / _STATE).item_metadata
-            shapes = {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in there.items()}
-            if shapes != {name: (leaf.shape, leaf.dtype) for name, leaf in full.items()}:
-                raise DamagedError("it has arrays of other shapes than this run")
-            if any(
-                np.greater(leaf.storage.chunk_shape, leaf.shape).any() for leaf in there.values()
-            ):
-                raise DamagedError("it has pieces of arrays that are larger than the arrays")
-            arrays = checkpointer.restore(place / _STATE, full)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise DamagedError(f"orbax cannot read it ({error})") from error
-    empty = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in like.items() if not leaf.size}
-    return empty | arrays
 
 
 def _remove(path: pathlib.Path) -> None:
