@@ -27,7 +27,7 @@ def small_figure4(tmp_path_factory):
 def test_figure4_writes_its_files(small_figure4):
     out, result = small_figure4
     folder = out / "figure4"
-    names = {"config.json", "result.json", "figure4.png"}
+    names = {"config.json", "result.json", "figure4.png", "report.html"}
     assert {path.name for path in folder.iterdir()} == names
     assert json.loads((folder / "result.json").read_text()) == result
 

@@ -309,9 +309,7 @@ def plot(result: dict[str, Any]) -> "Figure":
 def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
     rows = {name: row["rmse"] for name, row in result["methods"].items()}
     is_the_papers = config["dataset"] == "ml-1m"
-    found = [
-        _claim(name, PAPER[name], row, is_the_papers) for name, row in rows.items() if name in PAPER
-    ]
+    found = [_claim(name, row, is_the_papers) for name, row in rows.items()]
     if set(LABELS) <= set(rows):
         optimized = min(rows[name]["mean"] for name in OPTIMIZERS)
         sampled = {name: rows[name]["mean"] for name in ("sgld", "sghmc")}
@@ -326,14 +324,19 @@ def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
     return found
 
 
-def _claim(name: str, paper: tuple[float, float], row: dict[str, Any], is_told: bool) -> Claim:
-    """Agreement: within three standard errors of the difference, on the paper's ratings."""
+def _claim(name: str, row: dict[str, Any], is_told: bool) -> Claim:
+    """Agreement: within three standard errors of the difference, on the paper's ratings.
+
+    A recipe of our own stands beside the paper's SGHMC, and may be better.
+    """
+    is_ours = name not in PAPER
+    paper, paper_error = PAPER["sghmc" if is_ours else name]
     mean, error = row["mean"], row["standard_error"]
-    near = abs(mean - paper[0]) < 3 * math.hypot(error, paper[1])
+    excess = (mean - paper) / math.hypot(error, paper_error)
     return Claim(
-        f"{LABELS[name]}: RMSE {paper[0]:.4f} ± {paper[1]:.4f}",
-        f"{mean:.4f} ± {error:.4f}" + ("" if is_told else ", of other ratings"),
-        near if is_told else None,
+        f"{LABELS['sghmc' if is_ours else name]}: RMSE {paper:.4f} ± {paper_error:.4f}",
+        f"{_label(name)}: {mean:.4f} ± {error:.4f}" + ("" if is_told else ", of other ratings"),
+        (excess < 3 and (is_ours or excess > -3)) if is_told else None,
     )
 
 
