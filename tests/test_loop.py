@@ -84,6 +84,27 @@ def test_a_large_model_that_diverges_is_seen_within_a_draw(num_burnin):
         run_wide(1.0, lambda theta: 10 * wide(theta), thinning=100, num_burnin=num_burnin)
 
 
+@pytest.mark.parametrize("thinning", [1, 4])
+def test_very_many_chains_move_as_a_few_do(thinning):
+    """With 3,000 chains a block has fewer steps than a small model's."""
+
+    def run(num_chains):
+        return sghmc.sample(
+            jax.random.key(4),
+            sghmc.Potential(gaussian),
+            sghmc.SGHMC(0.3, friction=1.0),
+            jnp.ones(2),
+            gradient=sghmc.NoisyGradient(0.5),
+            num_samples=7,
+            thinning=thinning,
+            num_chains=num_chains,
+            progress=False,
+        )
+
+    few, many = run(2), run(3_000)
+    np.testing.assert_allclose(many.positions[:2], few.positions, rtol=1e-4, atol=1e-5)
+
+
 def test_whole_blocks_of_an_accelerator_give_the_same_draws_and_averages(monkeypatch):
     """Seven draws in blocks of four: the last block makes one more, which leaves no trace."""
 

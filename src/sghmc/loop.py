@@ -19,6 +19,8 @@ _BLOCK_VARIATES = 65_536
 """Variates drawn at once: enough to vectorize, few enough to stay in the cache."""
 _SMALL = 8
 """A model is small where as many of its steps fit into one block."""
+_FEW = 4
+"""Steps of a block of very many chains, though they do not fit."""
 _BLOCK_DRAWS = 512
 """Draws of a block on an accelerator, which makes all of them even where fewer are asked for."""
 _BLOCK_ROWS = 1_048_576
@@ -196,15 +198,21 @@ class _Plan(NamedTuple):
         variates = rows + sum(leaf.size for leaf in jax.tree.leaves(motion))
         together = _BLOCK_VARIATES // max(1, variates)
         is_small, is_padded = together >= _SMALL, _has_accelerator()
-        draws = together // program.thinning if is_small else 0
+        # So many chains of a small model that it is not small any more: alone, each would make its
+        # normals again for everything that they enter.
+        is_many = program.layout.num_chains > 1 and program.layout.axis == -1
+        is_wide = is_many and not is_small and not is_padded
+        together = max(_FEW, together) if is_wide else together
+        draws = together // program.thinning if is_small or is_wide else 0
         # A divisor of the period: a count known at compile time spares an accelerator a question
         # to the host.
-        most = together if is_small else max(1, _BLOCK_ROWS // max(1, rows))
+        most = together if is_small or is_wide else max(1, _BLOCK_ROWS // max(1, rows))
+        length = max(n for n in range(1, min(most, period) + 1) if period % n == 0)
         return cls(
             period=period,
             draws_per_block=min(draws, _BLOCK_DRAWS) if is_padded else draws,
-            block_length=max(n for n in range(1, min(most, period) + 1) if period % n == 0),
-            block_has_motion=is_small,
+            block_length=length,
+            block_has_motion=is_small or (is_wide and length > 1),
             is_watched=carry.info.acceptance is not None
             or (program.has_info and (is_small or program.thinning == 1)),
             is_burnin=is_burnin,
