@@ -19,9 +19,10 @@ SLOW = [name for name in NAMES if name.startswith("test_slow_")]
 def run(names: list[str]) -> dict[str, str]:
     """What became of these tests, by name, with all that was said of them."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"]
+    # Slow samplers too, which the usual options leave out.
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-o", "addopts="]
     done = subprocess.run(
-        [*command, "-p", "no:xdist", *(f"{FILE}::{name}" for name in names)],
+        [*command, "-p", "no:cacheprovider", "-p", "no:xdist", *(f"{FILE}::{name}" for name in names)],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         cwd=FILE.parents[1],
         capture_output=True,
