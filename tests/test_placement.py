@@ -22,7 +22,14 @@ def run(names: list[str]) -> dict[str, str]:
     # Slow samplers too, which the usual options leave out.
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-o", "addopts="]
     done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-p", "no:xdist", *(f"{FILE}::{name}" for name in names)],
+        [
+            *command,
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            *(f"{FILE}::{name}" for name in names),
+        ],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         cwd=FILE.parents[1],
         capture_output=True,
