@@ -12,6 +12,7 @@ from cases import params
 from sghmc import matrices
 from sghmc.adapt.base import Moment
 from sghmc.adapt.hmc import begin_search
+from sghmc.health import Origin
 
 START = {"a": jnp.array([0.5, -1.0, 2.0]), "b": jnp.asarray(0.3)}
 MASS = {"a": jnp.array([0.5, 1.7, 20.0]), "b": jnp.asarray(3.0)}
@@ -216,7 +217,7 @@ def test_sghmc_finds_its_mass():
         thinning=10,
     )
     assert_right(samples)
-    assert samples.origin is not None
+    assert isinstance(samples.origin, Origin)
     assert samples.origin.is_adapted  # so that health does not judge by the mass it began with
 
 

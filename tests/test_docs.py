@@ -94,7 +94,7 @@ def test_the_site_builds_with_nothing_missing(tmp_path, caplog):
     assert not unexpected
     assert "stationary_law" in (tmp_path / "reference/theory.html").read_text("utf-8")
     assert (tmp_path / "search/search_index.js").read_text("utf-8").startswith("var __index = {")
-    assert "refused" in (tmp_path / "laws/bias.html").read_text("utf-8")
+    assert "refused" in (tmp_path / "law_table/bias.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -395,7 +395,7 @@ def test_without_info_draws_are_the_same_and_no_potential_is_computed(plain):
     assert bare.num_draws == 40
     assert bare.info.is_finite.all()
     assert bare.info.potential is bare.info.kinetic_temperature is bare.info.acceptance is None
-    assert list(bare.to_arviz().sample_stats) == ["diverging"]
+    assert list(bare.to_arviz()["sample_stats"]) == ["diverging"]
 
 
 @pytest.mark.parametrize("num_burnin", [0, 5])

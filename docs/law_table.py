@@ -27,7 +27,7 @@ UNCORRECTED: dict[str, Callable[[float], Sampler]] = {
 PAGE = """\
 # The bias of our samplers
 
-Computed when this page was built (`python docs/laws.py` prints it), on U = θ²/2, in double
+Computed when this page was built (`python docs/law_table.py` prints it), on U = θ²/2, in double
 precision, from the Jacobians of the steps that run: exact, no draws. Steps are in units where the
 posterior has spread 1; `Whitened` and `tune` work in such units.
 
