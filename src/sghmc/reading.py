@@ -19,7 +19,7 @@ from sghmc.samples import Growth
 from sghmc.source import DataError, increasing, inverse
 from sghmc.types import PyTree
 
-_WINDOW_BYTES = 1 << 26
+_WINDOW_BYTES = 1 << 27
 """Rows of a window: the more, the nearer together they lie in a file. Two are in memory."""
 
 

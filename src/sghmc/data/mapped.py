@@ -1,6 +1,6 @@
 """Files of rows that need not fit into memory: `.npy` and Arrow IPC, mapped and read at random."""
 
-import itertools
+import concurrent.futures
 import math
 import os
 import pathlib
@@ -14,8 +14,9 @@ from sghmc.data.mapping import Column, File, Ways, available_memory, check_dtype
 from sghmc.source import DataError, NotFinite, Source, check_finite, check_num_rows
 from sghmc.types import PyTree
 
-_SPAN_BYTES = 1 << 28
-"""Of the files, how much may be resident at once: a page that was read counts until given back."""
+_SPAN_BYTES = 1 << 27
+"""Of the files, how much a thread may have resident: a page that was read counts until released."""
+_NUM_THREADS = min(4, os.cpu_count() or 1)
 _FAR_APART = 1 << 13
 """Bytes from row to row below which most pages are needed anyway, and mapped."""
 
@@ -64,12 +65,20 @@ class MemoryMapped(Source):
         check_num_rows(self._num_rows, self._name)
         size = sum(file.size for file in self._files)
         self._row_size = size / self._num_rows
-        if size > available_memory():  # what is read around a row would not stay
-            for file in self._files:
-                file.advise("MADV_RANDOM")
+        # What is read around a row stays where all of it fits, and is mapped by large pages.
+        advice = "MADV_RANDOM" if size > available_memory() else "MADV_HUGEPAGE"
+        for file in self._files:
+            file.advise(advice)
         self.example = jax.tree.unflatten(self._treedef, [c.example for c in self._columns])
         has_scattered = scattered.available() is not None
-        self._ways = Ways(Column.read, *[Column.read_scattered] * has_scattered)
+        for column in self._columns:
+            column.gives_back = size > _SPAN_BYTES
+        self._threads = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS, "sghmc-spans")
+        rows_per_span = max(1, int(_SPAN_BYTES / self._row_size))
+        self._edges = np.arange(rows_per_span, self._num_rows, rows_per_span)
+        ways = (Column.read, *[Column.read_scattered] * has_scattered)
+        # A part of a file may be in the cache in large pages, and the next in small ones.
+        self._ways = [Ways(*ways) for _ in range(len(self._edges) + 1)]
 
     @property
     def num_rows(self):
@@ -79,26 +88,25 @@ class MemoryMapped(Source):
         for file in self._files:
             file.check()
         leaves = jax.tree.leaves(rows)
-        rows_per_span = max(1, int(_SPAN_BYTES / self._row_size))
-        edges = np.arange(rows_per_span, self._num_rows, rows_per_span)
-        cuts = [0, *np.searchsorted(numbers, edges), len(numbers)]
-        for start, stop in itertools.pairwise(cuts):
+        cuts = [0, *np.searchsorted(numbers, self._edges), len(numbers)]
+
+        def read_span(ways: Ways, start: int, stop: int) -> None:
             if start < stop:
-                self._read_span(numbers[start:stop], [leaf[start:stop] for leaf in leaves])
-            if len(edges):
-                for file in self._files:
-                    file.release()
+                self._read_span(ways, numbers[start:stop], [leaf[start:stop] for leaf in leaves])
+
+        for _ in self._threads.map(read_span, self._ways, cuts, cuts[1:]):
+            pass
         if not self._allow_nan:
             self._check_finite(rows, numbers)
 
-    def _read_span(self, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
+    def _read_span(self, ways: Ways, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
         extent = (int(numbers[-1]) - int(numbers[0])) * self._row_size
         is_near = extent < _FAR_APART * len(numbers)
-        way, began = Column.read if is_near else self._ways.quickest, time.perf_counter()
+        way, began = Column.read if is_near else ways.quickest, time.perf_counter()
         for column, leaf in zip(self._columns, leaves, strict=True):
             way(column, numbers, leaf)
         if not is_near:
-            self._ways.note(way, (time.perf_counter() - began) / len(numbers))
+            ways.note(way, (time.perf_counter() - began) / len(numbers))
 
     def _check_finite(self, rows: PyTree, numbers: np.ndarray) -> None:
         try:

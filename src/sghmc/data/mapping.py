@@ -50,13 +50,15 @@ class File:
                 f"now): keep files as they are while they are in use."
             )
 
-    def release(self) -> None:
-        """Give the pages that were read back to the system's cache."""
-        self.advise("MADV_DONTNEED")
+    def release(self, start: int, stop: int) -> None:
+        """Give the pages of these bytes back to the system's cache."""
+        first = start - start % mmap.PAGESIZE
+        self.advise("MADV_DONTNEED", first, stop - first)
 
-    def advise(self, advice: str) -> None:
-        if hasattr(mmap, advice):  # not on all systems; nothing depends on it but memory and speed
-            self.map.madvise(getattr(mmap, advice))
+    def advise(self, advice: str, *part: int) -> None:
+        # Not on all systems; nothing depends on it but memory and speed.
+        with contextlib.suppress(AttributeError, OSError):
+            self.map.madvise(getattr(mmap, advice), *part)
 
 
 def _stamp(stat: os.stat_result) -> tuple[int, ...]:
@@ -72,27 +74,29 @@ class Column:
         self.ends = np.cumsum([len(piece) for piece in self.pieces])
         self.num_rows = int(self.ends[-1])
         self.shape = self.pieces[0].shape[1:]
-        self.dtype = self.pieces[0].dtype
+        self.dtype, self.gives_back = self.pieces[0].dtype, False
         canonical = jax.dtypes.canonicalize_dtype(self.dtype.newbyteorder("="))
         self.example = jax.ShapeDtypeStruct(self.shape, canonical)
 
     def read(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Rows by increasing numbers, to an array."""
+        """Rows by increasing numbers, to an array; their pages are given back where asked for."""
         for i, inside, into in self._cut(numbers, rows):
             if into.dtype == self.dtype:
                 # Numbers are in bounds; with this mode numpy writes to `into` directly.
                 self.pieces[i].take(inside, 0, out=into, mode="clip")
             else:
                 into[...] = self.pieces[i].take(inside, 0)
+            if self.gives_back:
+                start, size = self._place(i)
+                self.files[i].release(start + size * inside[0], start + size * (inside[-1] + 1))
 
     def read_scattered(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """The same past the mapped pages."""
         reads = scattered.available()
         assert reads is not None
         raw = rows if rows.dtype == self.dtype else np.empty(rows.shape, self.dtype)
-        size = self.dtype.itemsize * math.prod(self.shape)
         for i, inside, into in self._cut(numbers, raw):
-            file, start = self.files[i], self.pieces[i].ctypes.data - self.files[i].address
+            file, (start, size) = self.files[i], self._place(i)
             places = into.ctypes.data + size * np.arange(len(into))
             try:
                 reads.read(file.file.fileno(), start + size * inside, places, size)
@@ -100,6 +104,11 @@ class Column:
                 raise DataError(f"{file.path} cannot be read: {error}.") from error
         if raw is not rows:
             rows[...] = raw
+
+    def _place(self, i: int) -> tuple[int, int]:
+        """Where in its file a piece begins, and the bytes of a row."""
+        size = self.dtype.itemsize * math.prod(self.shape)
+        return self.pieces[i].ctypes.data - self.files[i].address, size
 
     def _cut(self, numbers: np.ndarray, rows: np.ndarray):
         """Which pieces these rows lie in: which, their numbers in it, and where they go."""
