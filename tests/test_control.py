@@ -239,6 +239,7 @@ def posteriors():
     ]
 
 
+@pytest.mark.slow
 def test_every_stacked_posterior_has_its_own_mode(monkeypatch):
     estimators = []
     start = loop.start

@@ -130,6 +130,7 @@ def test_logistic_regression_of_two_classes_is_exact():
     near(draws, mean, sd, bias=0.03)
 
 
+@pytest.mark.slow
 def test_logistic_regression_of_three_classes_agrees_with_exact_hmc():
     x, y = blobs()
     model = BayesianLogisticRegression(num_draws=4000, num_chains=16, random_state=0).fit(x, y)
@@ -181,6 +182,7 @@ def test_the_spread_of_predictions_is_that_of_new_observations():
     assert abs(model.log_likelihood(x[1::2], y[1::2]).mean() + expected.mean()) < 0.05
 
 
+@pytest.mark.slow
 def test_power_and_sharpness_are_as_held_out_labels_ask_for():
     settings: dict[str, Any] = TINY | {"num_steps": 1000, "random_state": 0}
     clear = BayesianMLPClassifier(**settings).fit(*blobs(0.5))
@@ -392,6 +394,7 @@ def test_a_stream_ends_where_all_rows_at_once_do():
     np.testing.assert_allclose(one.std(0), other.std(0), rtol=0.2)
 
 
+@pytest.mark.slow
 def test_networks_go_on_with_more_rows():
     x, y = blobs()
     classifier = BayesianMLPClassifier(**TINY, random_state=0)
@@ -432,6 +435,7 @@ def test_new_scalings_leave_a_chains_function_as_it_was():
     np.testing.assert_allclose(function(moved, *new), function(layers, *old), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_pipelines_and_searches():
     x, y = line()
     model = make_pipeline(PolynomialFeatures(2), BayesianLinearRegression(**SMALL, random_state=0))
@@ -477,6 +481,7 @@ def test_rows_are_a_weighted_set():
     assert (merged.x.ravel().tolist(), merged.weight.tolist()) == ([0.0, 1.0], [4.0, 2.0])
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_kept_draws():
     x, y = line()
     model = BayesianMLPRegressor((8,), num_steps=400, num_draws=10, num_chains=2).fit(x, y)

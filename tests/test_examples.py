@@ -10,7 +10,16 @@ import pytest
 
 import gallery
 
-SLOW = ("logistic_regression", "digits", "recommender", "numpyro_model")
+SLOW = (
+    "logistic_regression",
+    "digits",
+    "recommender",
+    "numpyro_model",
+    "calibration",
+    "cyclical",
+    "equinox_network",
+    "flax_training_loop",
+)
 """What they show is tested elsewhere too, and they take longest to compile."""
 
 

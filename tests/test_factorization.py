@@ -135,7 +135,10 @@ def sampled_moments(prior, noise):
     return np.concatenate([samples.averages["mean"], samples.averages["square"]], axis=-1)
 
 
-@pytest.mark.parametrize(("prior", "noise"), [("shared", "shared"), ("dimension", "user")])
+@pytest.mark.parametrize(
+    ("prior", "noise"),
+    [("shared", "shared"), pytest.param("dimension", "user", marks=pytest.mark.slow)],
+)
 def test_predictions_agree_with_exact_gibbs(prior, noise):
     exact, sampled = exact_moments(prior, noise), sampled_moments(prior, noise)
     difference = exact.mean(0) - sampled.mean(0)

@@ -438,6 +438,7 @@ def test_a_friction_that_would_have_to_be_too_large_is_an_error():
         )
 
 
+@pytest.mark.slow
 def test_every_stacked_posterior_has_its_own_estimate():
     others = [model(), model(np.float32(0.5) * ROWS[:12])]
     settings: dict[str, Any] = {"num_chains": 2, "friction": 30.0}
@@ -452,6 +453,7 @@ def test_every_stacked_posterior_has_its_own_estimate():
         np.testing.assert_allclose(together[i], alone[i], rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("diagonal", [True, False], ids=["diagonal", "dense noise"])
 def test_any_pytree(diagonal):
     """Of many shapes, one leaf in low precision; with a mass that adapts where that is diagonal."""

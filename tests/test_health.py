@@ -106,6 +106,7 @@ def test_sound_runs_are_left_alone(name):
     assert worst_error(samples) < TOLERANCE + 4 * 0.023
 
 
+@pytest.mark.slow
 def test_runs_made_to_fail_are_seen():
     """Nine of ten at least; and each of these did fail."""
     seen = {}

@@ -211,6 +211,7 @@ def test_double_precision():
         assert {leaf.dtype for leaf in jax.tree.leaves(evaluation)} == {np.dtype(np.float64)}
 
 
+@pytest.mark.slow
 def test_networks_of_flax_in_a_model():
     def model(network, x, y):
         prior = dist.Normal(0.0, 1.0)

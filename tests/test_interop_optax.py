@@ -233,6 +233,7 @@ def accuracy_by_sample(apply, weights):
     return np.mean(samples.averages["p"][0].argmax(-1) == LABELS)
 
 
+@pytest.mark.slow
 def test_an_equinox_model_in_a_training_loop():
     network = eqx.nn.MLP(4, 2, width_size=16, depth=1, key=jax.random.key(0))
     weights, static = eqx.partition(network, eqx.is_inexact_array)

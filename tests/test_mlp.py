@@ -53,6 +53,7 @@ def test_noise_precision_follows_its_conditional():
     assert abs(z) < 5
 
 
+@pytest.mark.slow
 def test_learns_a_line():
     model = MLP((4, 8, 1), activation=jnp.tanh, likelihood="gaussian")
     x = jnp.asarray(X)

@@ -20,7 +20,7 @@ from sghmc.scores import class_scores
 @pytest.fixture(scope="module")
 def small_figure4(tmp_path_factory):
     out = tmp_path_factory.mktemp("figure4")
-    options = {"num_epochs": 60, "num_burnin": 40, "num_seeds": 2}
+    options = {"num_epochs": 24, "num_burnin": 16, "num_seeds": 2}
     return out, experiments.reproduce("figure4", out, quick=True, progress=False, **options)
 
 

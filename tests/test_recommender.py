@@ -145,6 +145,7 @@ def test_similar_items_have_similar_tastes(model, ratings):
     assert np.corrcoef(agreement, similarity)[0, 1] > 0.4
 
 
+@pytest.mark.slow
 def test_learns_on_from_new_ratings(model, ratings, parts, tmp_path):
     train = parts[0]
     model.save(tmp_path / "model")
@@ -287,6 +288,7 @@ def table(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_commands_fit_and_recommend(table, tmp_path):
     fitted = call("fit-ratings", table, "--out", tmp_path / "m", "--rank", 2, "--json")
     assert fitted.exit_code == 0, fitted.output

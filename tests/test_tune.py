@@ -140,6 +140,7 @@ def test_a_mode_far_from_the_draws():
     assert np.all(tuned.init["log_spread"] < 0.5)
 
 
+@pytest.mark.slow
 def test_much_data_gets_a_control_variate():
     posterior = logistic(20_000)
     tuned = sghmc.tune(jax.random.key(0), posterior, jnp.zeros(3), batch_size=100)
@@ -195,6 +196,7 @@ def test_the_same_key_gives_the_same_settings():
     assert first.report.step_size == second.report.step_size
 
 
+@pytest.mark.slow
 def test_a_tolerance_out_of_reach_is_said():
     posterior = logistic(20_000)
     tuned = sghmc.tune(jax.random.key(0), posterior, jnp.zeros(3), batch_size=1, tolerance=0.0005)
@@ -232,6 +234,7 @@ def test_more_parameters_than_a_matrix_is_kept_for():
     assert any("no single mode" in note for note in tuned.report.notes)
 
 
+@pytest.mark.slow
 def test_gibbs_updates_run_in_the_pilots_too():
     data = np.random.default_rng(0).normal(2.0, 1.0, size=50).astype(np.float32)
     target = sghmc.Posterior(
