@@ -43,7 +43,7 @@ def test_a_notebook_has_one_bar_that_goes_away(notebook):
 
 
 def test_a_terminal_has_a_bar_and_a_pipe_has_none(monkeypatch, capsys):
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TERM", "xterm")  # one that can do more than print
     for is_terminal in (True, False):
         console = rich.console.Console(force_terminal=is_terminal, width=80)
         monkeypatch.setattr("rich.get_console", lambda console=console: console)

@@ -25,7 +25,7 @@ class Bar:
             if console.is_jupyter:
                 self.shown = _Notebook(self.num_steps)
             elif console.is_terminal:
-                self.shown = _Terminal(self.num_steps, self.num_done)
+                self.shown = _Terminal(console, self.num_steps, self.num_done)
         return self
 
     def update(self, num_done: int, failed_at: np.ndarray) -> None:
@@ -40,7 +40,7 @@ class Bar:
 class _Terminal:
     """Through rich."""
 
-    def __init__(self, num_steps: int, num_done: int):
+    def __init__(self, console: Any, num_steps: int, num_done: int):
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.progress = Progress(
@@ -51,6 +51,7 @@ class _Terminal:
             TimeRemainingColumn(),
             TextColumn("{task.fields[health]}"),
             transient=True,
+            console=console,
         )
         self.progress.start()
         self.task = self.progress.add_task(
