@@ -191,7 +191,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         if len(classes) < 2:
             raise ValueError(
                 f"Classification needs two classes or more, but y has one class only: "
-                f"{classes[0]!r}."
+                f"{classes.tolist()[0]!r}."
             )
         self.classes_ = classes
 
