@@ -17,7 +17,7 @@ import numpy as np
 
 import sghmc
 from sghmc.checkpoint import Folder
-from sghmc.draws import Files
+from sghmc.files import Files
 
 
 def logistic():
@@ -117,7 +117,7 @@ def compare(make, clock: Clock, seconds: float, num_pairs: int) -> None:
             saved = draw(model, count, folder)
             shares.append(clock.seconds / (saved[0] - clock.seconds))
             pairs.append((saved, draw(model, count, None)))
-        size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
+        size = sum(file.stat().st_size for file in folder.glob("draws/*/*/c.*"))
     print(f"{make.__name__}: {make.__doc__}")
     print(
         f"  {count:,} draws of {size / count / 1e3:.1f} kB; seconds with and without a checkpoint:"
@@ -136,7 +136,7 @@ def watch_memory(num_samples: int, size: int, place: str | None) -> None:
     with tempfile.TemporaryDirectory(dir=place) as folder:
         done = threading.Event()
         seen: list[tuple[float, float]] = []
-        file = pathlib.Path(folder) / "run" / "draws" / "000-positions.npy"
+        file = pathlib.Path(folder) / "run/draws/posterior/position/c.0.0.0"
 
         def watch():
             while not done.wait(0.5):

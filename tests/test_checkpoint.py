@@ -21,7 +21,7 @@ import pytest
 import checkpoint_run
 import sghmc
 from cases import SAMPLERS, halving
-from sghmc import loop, manifest, run, sampling
+from sghmc import loop, manifest, run, sampling, zarr_format
 from sghmc.draws import DamagedError
 from sghmc.progress import Bar
 from sghmc.tune import TuneReport
@@ -160,9 +160,16 @@ def test_all_that_a_run_carries_through_burnin_and_draws(kill_at, tmp_path):
         ends=(4, 8),
     )
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
-    files = list((tmp_path / "run" / "draws").iterdir())
-    assert len(files) == 2 + 1 + 1 + 3 + 1  # positions, hyper, trace, info, clock
-    assert all(each.stem.isascii() for each in files)
+    draws = tmp_path / "run" / "draws"
+    arrays = {str(file.parent.relative_to(draws)) for file in draws.rglob("c.0.0*")}
+    assert {path for path in arrays if "sample_stats" not in path} == {
+        "posterior/-..-up",
+        "posterior/hyper",
+        "run/ε",  # bits
+        "run/trace",
+        "run/clock",
+    }
+    assert len(arrays) == 5 + 3
 
 
 def test_a_posterior_for_each_chain(kill_at, tmp_path):
@@ -268,6 +275,11 @@ def link(path: pathlib.Path):
     path.symlink_to(elsewhere)
 
 
+def positions(path) -> pathlib.Path:
+    """The file of their draws."""
+    return path / "draws" / "posterior" / "position" / "c.0.0.0"
+
+
 def newest_manifest(path):
     return path / "saves" / f"{9:012d}" / "manifest.json"
 
@@ -308,16 +320,16 @@ def test_damage_to_any_file_of_a_save_is_seen(finished, tmp_path):
 
 
 def test_draws_that_changed_are_seen_and_made_again(folder, whole):
-    file = folder / "draws" / "000-positions.npy"
+    file = positions(folder)
     content = bytearray(file.read_bytes())
     content[-9] ^= 1  # of the last draw
     file.write_bytes(content)
-    with pytest.warns(sghmc.CheckpointWarning, match=r"000-positions.npy has changed.*from 6"):
+    with pytest.warns(sghmc.CheckpointWarning, match=r"position/c.0.0.0 has changed.*from 6"):
         same(sample(folder), whole)
 
 
 def test_without_an_intact_save_nothing_is_touched(folder):
-    cut(folder / "draws" / "000-positions.npy")
+    cut(positions(folder))
     for place in (folder / "saves").iterdir():
         flip(place / "manifest.json")
     before = contents(folder)
@@ -326,9 +338,11 @@ def test_without_an_intact_save_nothing_is_touched(folder):
     assert contents(folder) == before
 
 
-def test_draws_that_are_elsewhere_are_not_followed(folder):
-    link(folder / "draws" / "000-positions.npy")
-    with pytest.raises(sghmc.CheckpointError, match=r"000-positions.npy cannot be opened"):
+@pytest.mark.parametrize("depth", [0, 1, 2], ids=["file", "array", "group"])
+def test_draws_that_are_elsewhere_are_not_followed(depth, folder):
+    file = positions(folder)
+    link([file, *file.parents][depth])
+    with pytest.raises(sghmc.CheckpointError, match=r"is a link"):
         sample(folder)
 
 
@@ -477,22 +491,37 @@ def test_ctrl_c_keeps_everything(tmp_path, whole, monkeypatch):
     same(sample(tmp_path), whole)
 
 
-@pytest.mark.parametrize("room", [150, 1_000], ids=["for no draws", "for no state"])
-def test_a_full_disk_is_told_and_earlier_work_kept(room, tmp_path, whole, kill_at):
+def sum_of_squares(tree):
+    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree))
+
+
+FULL = {
+    "for the store's metadata": (1_000, jnp.zeros(5_000), None),
+    "for the draws": (30_000, jnp.zeros(5_000), None),
+    "for the state": (6_000, [jnp.zeros(())] * 40, lambda leaves: leaves[0]),
+}
+
+
+@pytest.mark.parametrize("no_room", FULL)
+def test_a_full_disk_is_told_and_earlier_work_kept(no_room, tmp_path, kill_at, monkeypatch):
+    """The store's metadata are 4 kB; a draw is 20 kB, or orbax writes 12 kB about 40 arrays."""
+    monkeypatch.setattr(zarr_format, "_CHUNK_BYTES", 1)  # no hole, whose end would be too far
+    room, init, keep = FULL[no_room]
+    args, given = (sghmc.Potential(sum_of_squares), SAMPLER, init), {"gradient": None, "keep": keep}
     kill_at(5)
     with pytest.raises(Killed):
-        sample(tmp_path)
+        sample(tmp_path, *args, **given)
     kill_at(None)
     assert saves(tmp_path) == [3]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
         with pytest.raises(sghmc.CheckpointError, match=r"Writing to .* failed.*make room"):
-            sample(tmp_path)
+            sample(tmp_path, *args, **given)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert saves(tmp_path) == [3]
-    same(sample(tmp_path), whole)
+    same(sample(tmp_path, *args, **given), sample(None, *args, **given))
 
 
 def test_a_run_that_diverges_does_so_again(tmp_path):
@@ -513,14 +542,11 @@ def test_saves_by_time_and_the_last_few_stay(tmp_path, whole, monkeypatch):
 # Draws on the disk
 
 
-def test_draws_are_mapped_from_npy_files_and_arviz_reads_them(folder, whole):
+def test_draws_are_mapped_and_not_read(folder, whole):
     samples = sample(folder)
     assert isinstance(samples.positions, np.memmap)
     assert not samples.positions.flags.writeable
-    file = np.load(folder / "draws" / "000-positions.npy", allow_pickle=False)
-    np.testing.assert_array_equal(file, np.moveaxis(whole.positions, 0, 1))
-    drawn = samples.to_arviz()["posterior"].position
-    np.testing.assert_array_equal(drawn.values, whole.positions)
+    np.testing.assert_array_equal(samples.positions, whole.positions)
 
 
 # Processes that are killed
@@ -534,9 +560,9 @@ def start_process(path, *options) -> subprocess.Popen:
 
 
 def num_written(path) -> int:
-    """Draws that had come to the disk."""
-    row = 2 * 3 * 4
-    return (os.path.getsize(path / "draws" / "000-positions.npy") - 128) // row
+    """Draws that had come to the disk: after them is a hole, and no draw is all zeros."""
+    after_index = np.frombuffer(positions(path).read_bytes()[16:], "<f4")
+    return int(np.any(after_index.reshape(-1, 2 * 3), axis=1).sum())
 
 
 def kill(process: subprocess.Popen, path: pathlib.Path) -> None:

@@ -10,16 +10,16 @@ import pytest
 
 from sghmc import manifest
 from sghmc.draws import DamagedError
-from sghmc.manifest import Manifest, Progress
+from sghmc.manifest import Manifest, Progress, Stored
 
 DIGEST = "0" * 64
+STORED = Stored("positions", "float32", (2, 3), 16, DIGEST)
 PROGRESS = Progress(
     done=5,
     seconds=1.5,
     startup_seconds=0.5,
     num_kept=3,
-    draws={"000-positions.npy": DIGEST},
-    names={"000-positions.npy": ("positions", "float32")},
+    draws={"posterior/position": STORED},
     sizes=((0, 50), (4, 200)),
 )
 
@@ -47,7 +47,7 @@ def whole(place):
 def craft(place, text):
     """Write a manifest with any text and a right checksum."""
     digest = hashlib.sha256(text.encode()).hexdigest()
-    (place / "manifest.json").write_text(f"sghmc checkpoint, format 1\n{digest}\n{text}")
+    (place / "manifest.json").write_text(f"sghmc checkpoint, format 2\n{digest}\n{text}")
 
 
 def changed(place, path, value):
@@ -108,11 +108,15 @@ CRAFTED = [
     (["content", "num_kept"], 6),  # of 5 made
     (["content", "seconds"], float("nan")),
     (["content", "seconds"], "long"),
-    (["content", "draws"], {"../../elsewhere.npy": DIGEST}),
-    (["content", "draws"], {"/etc/passwd": DIGEST}),
-    (["content", "draws"], {"000-positions.npy": "0"}),
-    (["content", "draws"], {}),
-    (["content", "names", "000-positions.npy"], ["positions"]),
+    (["content", "draws"], {"posterior/position": ["positions"]}),
+    (["content", "draws", "posterior/position", "digest"], "0"),
+    (["content", "draws", "posterior/position", "name"], 3),
+    (["content", "draws", "posterior/position", "row"], [2, -3]),
+    (["content", "draws", "posterior/position", "row"], 2),
+    (["content", "draws", "posterior/position", "row"], []),
+    (["content", "draws", "posterior/position", "offset"], -1),
+    (["content", "draws", "posterior/position", "dtype"], "object"),
+    (["content", "draws", "posterior/position", "dtype"], "V8"),
     (["content", "sizes"], [[0, 0]]),
     (["content", "sizes"], [[5, 50], [4, 200]]),
     (["content", "sizes"], [[0, 50, 1]]),
@@ -127,17 +131,36 @@ CRAFTED = [
 @pytest.mark.parametrize(("path", "value"), CRAFTED, ids=lambda part: str(part)[:40])
 def test_entries_that_are_not_believed(path, value, folder):
     changed(folder, path, value)
-    with pytest.raises(DamagedError, match=r"its manifest (has .* for|contradicts itself)"):
+    with pytest.raises(DamagedError, match=r"its manifest('s draws)? (has|contradicts itself)"):
         Progress.of(manifest.read(folder))
 
 
-@pytest.mark.parametrize("name", ["../../elsewhere.npy", "/etc/passwd", "a/b.npy", "a.txt"])
-def test_names_of_draws_are_names_of_files(name, folder):
-    """Consistently false: whoever reads the draws would open them."""
-    changed(folder, ["content", "draws"], {name: DIGEST})
-    changed(folder, ["content", "names"], {name: ["positions", "float32"]})
+OUTWARD = [
+    "../../elsewhere",
+    "/etc/passwd",
+    "elsewhere/a",
+    "posterior",
+    "posterior/",
+    "posterior/..",
+    "posterior/../..",
+    "posterior/a/b",
+    "posterior/\0",
+]
+
+
+@pytest.mark.parametrize("name", OUTWARD)
+def test_paths_of_draws_lead_to_arrays(name, folder):
+    """Whoever reads the draws opens them."""
+    changed(folder, ["content", "draws"], {name: dataclasses.asdict(STORED)})
     with pytest.raises(DamagedError, match="for draws"):
         Progress.of(manifest.read(folder))
+
+
+def test_a_save_of_another_format_is_named(folder):
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace("format 2", "format 1", 1))
+    with pytest.raises(DamagedError, match=r"another version of sghmc, .* format 1 and not 2"):
+        manifest.read(folder)
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "state/../../secret"])

@@ -110,18 +110,29 @@ def no_saves(folder):
     (folder / "saves").mkdir()
 
 
+def draws_of(folder, array):
+    (path,) = (folder / "draws" / array).glob("c.0.0*")
+    return path
+
+
 def changed_draws(folder):
-    change(next((folder / "draws").glob("000-*")))
+    change(draws_of(folder, "run/b"))
     shutil.rmtree(saves(folder)[0])
 
 
 def short_draws(folder):
-    path = next((folder / "draws").glob("*clock*"))
-    os.truncate(path, path.stat().st_size // 2)
+    path = draws_of(folder, "run/clock")
+    os.truncate(path, 20)
 
 
 def linked_draws(folder):
-    path = next((folder / "draws").glob("*clock*"))
+    path = draws_of(folder, "run/clock")
+    path.rename(folder / "elsewhere")
+    path.symlink_to(folder / "elsewhere")
+
+
+def linked_folder(folder):
+    path = folder / "draws" / "posterior"
     path.rename(folder / "elsewhere")
     path.symlink_to(folder / "elsewhere")
 
@@ -130,13 +141,22 @@ def linked_draws(folder):
     ("break_it", "message"),
     [
         (no_saves, "there is none yet"),
-        (changed_draws, "000-positions.* has changed"),
-        (short_draws, "is cut short"),
+        (changed_draws, "draws/run/b/c.0.0 has changed"),
+        (short_draws, "draws/run/clock/c.0.0 is cut short"),
         (linked_draws, "is a link"),
+        (linked_folder, "draws/posterior is a link"),
         (lambda folder: shutil.rmtree(folder / "draws"), "cannot be read"),
         (lambda folder: [change(s / "manifest.json") for s in saves(folder)], "has changed"),
     ],
-    ids=["no saves", "changed draws", "short draws", "linked draws", "no draws", "manifests"],
+    ids=[
+        "no saves",
+        "changed draws",
+        "short draws",
+        "linked draws",
+        "linked folder",
+        "no draws",
+        "manifests",
+    ],
 )
 def test_a_broken_folder_is_an_error_that_says_what_is_broken(copy, break_it, message):
     break_it(copy)

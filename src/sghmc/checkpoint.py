@@ -1,7 +1,7 @@
 """Stop and resume: a run's state saved in a folder, and found there again.
 
     sghmc-checkpoint    says what the folder is; locked while a run writes
-    draws/              a .npy file for each array, appended to: `draws.Files`
+    draws/              a Zarr store, each array a file that is appended to: `files`
     saves/<draws>/      the state after so many draws, through orbax, and a manifest
     tuning/             what "auto" chose, likewise
     report.html         the page of `sghmc report`, if it was asked for
@@ -28,7 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import fingerprint, manifest, state
-from sghmc.draws import CheckpointError, DamagedError, Files, writing
+from sghmc.draws import CheckpointError, DamagedError, writing
+from sghmc.files import Files
 from sghmc.manifest import Manifest, Progress
 from sghmc.types import PyTree
 
@@ -60,6 +61,12 @@ class Checkpoint:
     Called again with the same arguments, `sample` goes on where it was stopped, and returns bit for
     bit what it would have returned. Draws go to files as they come and are memory-mapped when they
     are looked at, so that memory does not grow with their number.
+
+    These files are a Zarr store, `path/draws`, with groups posterior and sample_stats as
+    `Samples.to_arviz` has them. Any reader of Zarr version 3 opens it, while the run goes on, too,
+    and then sees the draws until the last save. With `pip install zarr`:
+
+        arviz.InferenceData.from_datatree(xarray.open_datatree("runs/first/draws", engine="zarr"))
 
     >>> import sghmc
     >>> sghmc.Checkpoint("runs/first", every=100)
@@ -224,14 +231,14 @@ class Folder:
             seconds=save.seconds,
             startup_seconds=save.startup_seconds,
             num_kept=self.files.num_kept,
-            draws=self.files.extent(),
-            names=self.files.content(),
+            draws=self.files.stored(),
             sizes=tuple(save.sizes),
         )
         saves = self.path / "saves"
         arrays = _named(jax.device_get(save.carry))
         with writing(self.path):
             self._write(saves / f"{save.done:012d}", arrays, dataclasses.asdict(progress))
+            self.files.publish()
             for old in self._places()[: -self.settings.num_saves]:
                 shutil.rmtree(old)
         self.saved_at = time.monotonic()

@@ -5,7 +5,8 @@ import numpy as np
 
 from sghmc import hosts
 from sghmc.checkpoint import Folder, Save
-from sghmc.draws import CheckpointError, Files
+from sghmc.draws import CheckpointError
+from sghmc.files import Files
 from sghmc.types import PyTree
 
 

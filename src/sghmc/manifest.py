@@ -18,14 +18,19 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
+
 from sghmc.draws import DamagedError
+from sghmc.zarr_format import safe_name
 
 _FILE = "manifest.json"
-_MAGIC = "sghmc checkpoint, format 1"
+_FORMAT = "sghmc checkpoint, format "
+_MAGIC = f"{_FORMAT}2"
 _LARGEST = 1 << 26
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ARRAY = re.compile(r"\d{4}")
-_DRAWS = re.compile(r"[\w-]+\.npy", re.ASCII)
+GROUPS = ("posterior", "sample_stats", "run")
+"""The folders of arrays among the draws."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,25 +52,38 @@ class Manifest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
-    """The content of a run's save: how far it was, burn-in included, and what its draws hash to.
+class Stored:
+    """An array of draws in its file: name in the run, what a draw is, where they begin, their hash.
 
-    `names` has, for each file of draws, what it holds and the dtype of that; `sizes`, where the
-    data are a stream, from which draw on it had how many rows.
+    `row` is the shape of a draw, the chains first.
+    """
+
+    name: str
+    dtype: str
+    row: tuple[int, ...]
+    offset: int
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """The content of a run's save: how far it was, burn-in included, and what there is of draws.
+
+    `draws` has the arrays by their paths in the folder of draws; `sizes`, where the data are a
+    stream, from which draw on it had how many rows.
     """
 
     done: int
     seconds: float
     startup_seconds: float
     num_kept: int
-    draws: dict[str, str]
-    names: dict[str, tuple[str, str]]
+    draws: dict[str, Stored]
     sizes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Progress":
         progress = cls(**_fields(manifest.content, _PROGRESS, "content"))
-        if set(progress.draws) != set(progress.names) or progress.num_kept > progress.done:
+        if progress.num_kept > progress.done:
             raise DamagedError("its manifest contradicts itself")
         return progress
 
@@ -89,6 +107,12 @@ def read(folder: pathlib.Path) -> Manifest:
         magic, digest, text = path.read_text(encoding="utf-8").split("\n", 2)
     except (OSError, ValueError) as error:
         raise DamagedError(f"its manifest cannot be read ({error})") from error
+    if magic.startswith(_FORMAT) and magic != _MAGIC:
+        raise DamagedError(
+            f"it was written by another version of sghmc, whose saves have format "
+            f"{magic.removeprefix(_FORMAT)[:10]} and not {_MAGIC.removeprefix(_FORMAT)} as here; "
+            f"that version can go on with it"
+        )
     if magic != _MAGIC:
         raise DamagedError(f"its manifest begins with {magic[:40]!r}, not with {_MAGIC!r}")
     if hashlib.sha256(text.encode()).hexdigest() != digest:
@@ -202,9 +226,22 @@ def _array(value: Any) -> tuple[str, tuple[int, ...]]:
     return _text(dtype), tuple(map(_count, shape))
 
 
-def _column(value: Any) -> tuple[str, str]:
-    name, dtype = value
-    return _text(name), _text(dtype)
+def _dtype(value: Any) -> str:
+    found = jnp.dtype(_text(value))
+    _believe(found.name == value and (found.kind == "b" or jnp.issubdtype(found, jnp.number)))
+    return value
+
+
+def _row(value: Any) -> tuple[int, ...]:
+    _believe(len(value) > 0)
+    return tuple(map(_count, value))
+
+
+def _draws(value: Any) -> dict[str, Stored]:
+    for path in value:
+        group, _, name = path.partition("/")
+        _believe(group in GROUPS and safe_name(name) == name)
+    return {path: Stored(**_fields(entry, _STORED, "draws")) for path, entry in value.items()}
 
 
 def _sizes(value: Any) -> tuple[tuple[int, int], ...]:
@@ -221,12 +258,18 @@ _MANIFEST: dict[str, Callable[[Any], Any]] = {
     "arrays": _named(_ARRAY, _array),
     "files": _named(_ANYTHING, _hash),
 }
+_STORED: dict[str, Callable[[Any], Any]] = {
+    "name": _text,
+    "dtype": _dtype,
+    "row": _row,
+    "offset": _count,
+    "digest": _hash,
+}
 _PROGRESS: dict[str, Callable[[Any], Any]] = {
     "done": _count,
     "seconds": _seconds,
     "startup_seconds": _seconds,
     "num_kept": _count,
-    "draws": _named(_DRAWS, _hash),
-    "names": _named(_DRAWS, _column),
+    "draws": _draws,
     "sizes": _sizes,
 }

@@ -4,20 +4,18 @@ The newest save that is intact counts, and the draws until then. Nothing is chan
 a run may still be writing.
 """
 
-import hashlib
 import os
 import pathlib
 
-import jax.numpy as jnp
 import numpy as np
 
 from sghmc import checkpoint, manifest
 from sghmc.draws import CheckpointError, DamagedError
+from sghmc.files import column_of, stored_as, variable
 from sghmc.health import Record
-from sghmc.manifest import Manifest, Progress
+from sghmc.manifest import Manifest, Progress, Stored
 from sghmc.samples import Info, Samples
 
-_CHUNK = 1 << 22
 _INFO = "info."
 
 
@@ -48,15 +46,13 @@ def read_run(folder: str | os.PathLike[str]) -> Samples:
 def _read(folder: pathlib.Path, found: Manifest) -> Samples:
     progress, arguments = Progress.of(found), found.arguments
     columns = {
-        name: _column(folder / "draws" / file, progress.num_kept, progress.draws[file], dtype)
-        for file, (name, dtype) in progress.names.items()
+        stored.name: _checked(folder / "draws", path, stored, progress.num_kept)
+        for path, stored in progress.draws.items()
     }
     info = {n.removeprefix(_INFO): part for n, part in columns.items() if n.startswith(_INFO)}
     return Samples(
         positions={
-            shown: part
-            for name, part in columns.items()
-            if (shown := _shown_name(name)) is not None
+            shown: part for name, part in columns.items() if (shown := variable(name)) is not None
         },
         hyper=None,
         averages={},
@@ -70,12 +66,11 @@ def _read(folder: pathlib.Path, found: Manifest) -> Samples:
     )
 
 
-def _shown_name(name: str) -> str | None:
-    """The name of a parameter or hyperparameter; None for what is neither."""
-    if name.startswith("positions"):
-        rest = name.removeprefix("positions")
-        return rest[1:] if rest.startswith(".") else f"position{rest}"
-    return name if name.startswith("hyper") else None
+def _checked(folder: pathlib.Path, path: str, stored: Stored, num_kept: int) -> np.ndarray:
+    """An array of draws, axes (chain, draw, …), if it is what was stored."""
+    column = column_of(folder, path, stored)
+    column.check(num_kept, stored.digest)
+    return stored_as(stored.name, column.draws(num_kept))
 
 
 def _number(words: str | None) -> float | None:
@@ -83,39 +78,3 @@ def _number(words: str | None) -> float | None:
         return float(words or "")
     except ValueError:  # a schedule, or an array
         return None
-
-
-def _column(path: pathlib.Path, num_kept: int, digest: str, dtype: str) -> np.ndarray:
-    """The draws in a file, axes (chain, draw, …), if they hash to `digest`."""
-    if path.is_symlink():
-        raise DamagedError(f"draws/{path.name} is a link")
-    try:
-        with open(path, "rb") as file:
-            np.lib.format.read_magic(file)
-            shape, _, written = np.lib.format.read_array_header_1_0(file)
-            offset = file.tell()
-            row = shape[1:]
-            end = offset + num_kept * written.itemsize * int(np.prod(row))
-            if written.hasobject or os.fstat(file.fileno()).st_size < end:
-                raise DamagedError(f"draws/{path.name} is cut short")
-            file.seek(0)
-            if _hash(file, end) != digest:
-                raise DamagedError(f"draws/{path.name} has changed")
-    except (OSError, ValueError) as error:
-        raise DamagedError(f"draws/{path.name} cannot be read ({error})") from error
-    if num_kept * int(np.prod(row)) == 0:
-        rows = np.empty((num_kept, *row), jnp.dtype(dtype))
-    else:
-        rows = np.memmap(path, written, "r", offset, (num_kept, *row)).view(jnp.dtype(dtype))
-    return np.moveaxis(rows, 0, 1)
-
-
-def _hash(file, left: int) -> str:
-    digest = hashlib.sha256()
-    while left:
-        chunk = file.read(min(left, _CHUNK))
-        if not chunk:
-            break
-        digest.update(chunk)
-        left -= len(chunk)
-    return digest.hexdigest()
