@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sghmc
-from sghmc import cli
+from sghmc import cli, manifest
 from sghmc.cli import session
 from sghmc.draws import CheckpointError
 from sghmc.recorded import read_run
@@ -131,6 +131,15 @@ def linked_draws(folder):
     path.symlink_to(folder / "elsewhere")
 
 
+def huge_draws(folder):
+    """A manifest that speaks of more bytes than 64 bits can count, with right checksums."""
+    for place in saves(folder):
+        found = manifest.read(place)
+        found.content["draws"]["run/clock"]["row"] = [2**40, 2**40]
+        manifest.write(place, found)
+    draws_of(folder, "run/clock").rename(folder / "draws" / "run" / "clock" / "c.0.0.0")
+
+
 def linked_folder(folder):
     path = folder / "draws" / "posterior"
     path.rename(folder / "elsewhere")
@@ -143,6 +152,7 @@ def linked_folder(folder):
         (no_saves, "there is none yet"),
         (changed_draws, "draws/run/b/c.0.0 has changed"),
         (short_draws, "draws/run/clock/c.0.0 is cut short"),
+        (huge_draws, "draws/run/clock/c.0.0.0 is cut short"),
         (linked_draws, "is a link"),
         (linked_folder, "draws/posterior is a link"),
         (lambda folder: shutil.rmtree(folder / "draws"), "cannot be read"),
@@ -152,6 +162,7 @@ def linked_folder(folder):
         "no saves",
         "changed draws",
         "short draws",
+        "huge draws",
         "linked draws",
         "linked folder",
         "no draws",

@@ -63,9 +63,10 @@ class Checkpoint:
     are looked at, so that memory does not grow with their number.
 
     These files are a Zarr store, `path/draws`, with groups posterior and sample_stats as
-    `Samples.to_arviz` has them. Any reader of Zarr version 3 opens it, while the run goes on, too,
-    and then sees the draws until the last save. With `pip install zarr`:
+    `Samples.to_arviz` has them. After `pip install zarr` ArviZ 1 opens it, and 0.23 by way of
+    xarray; while the run goes on, too, and then with the draws until the last save:
 
+        arviz.from_zarr("runs/first/draws")
         arviz.InferenceData.from_datatree(xarray.open_datatree("runs/first/draws", engine="zarr"))
 
     >>> import sghmc

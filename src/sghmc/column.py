@@ -1,6 +1,7 @@
 """One file of draws: appended to, checked, mapped into memory."""
 
 import hashlib
+import math
 import os
 import pathlib
 import stat
@@ -26,7 +27,7 @@ class Column:
     ):
         self.folder, self.path = folder, folder / name
         self.dtype, self.row, self.offset = dtype, row, offset
-        self.row_bytes = dtype.itemsize * int(np.prod(row))
+        self.row_bytes = dtype.itemsize * math.prod(row)
         self._hash = hashlib.sha256()
         self._file: Any = None
 
