@@ -34,6 +34,21 @@ def is_leader() -> bool:
     return jax.process_index() == 0
 
 
+def be_unhurried() -> None:
+    """Ask the system not to interrupt a thread of this process because another one wakes.
+
+    gloo has a thread that wakes when numbers come in, and then polls until the thread that adds
+    them up lets go of a lock. Where the first has interrupted the second, on a core of both, it
+    does so for a whole time slice: 4 ms for a sum that takes 0.14 ms.
+    """
+    if not are_many() or jax.default_backend() != "cpu" or not hasattr(os, "SCHED_BATCH"):
+        return
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.sched_getscheduler(thread) == os.SCHED_OTHER:
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+
+
 def told(numbers: Any) -> np.ndarray:
     """The leader's numbers, in every process."""
     numbers = np.asarray(numbers)

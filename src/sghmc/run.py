@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from sghmc import checks, hosts, loop, random, theory
 from sghmc import keep as keeping
@@ -76,6 +76,7 @@ def run(
     checks.check_axis(target, posterior_axis, num_chains)
     checks.check_adapt(adapt, sampler, num_burnin * thinning)
     place = placement(mesh, num_chains, target, gradient)
+    hosts.be_unhurried()
     is_stacked = isinstance(target, StackedPosterior)
     positions = checks.start_positions(init, init_axis, num_chains)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), positions)
@@ -468,11 +469,16 @@ def _explain_noise(noise: RunningNoise, is_raised: bool) -> str:
     )
 
 
-@functools.partial(jax.jit, static_argnums=1)
 def chain_keys(key: jax.Array, num_chains: int) -> jax.Array:
     """Words of the keys (chain, stream): a chain's do not depend on how many chains there are."""
-    chains = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_chains))
-    streams = jnp.arange(NUM_STREAMS)
-    return random.words(
-        jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(chains, streams)
-    )
+    words = random.words(key)
+    if not isinstance(words, Tracer):
+        words = np.asarray(words)  # a few operations, not worth a compiler's time
+    chains = _folded(words[:, None], num_chains)
+    return jnp.stack(_folded([word[:, None] for word in chains], NUM_STREAMS), axis=-1)
+
+
+def _folded(keys: Any, count: int) -> tuple[Any, Any]:
+    """The words of `random.fold` of each key and 0, …, count − 1, along a last axis."""
+    numbers = np.arange(count, dtype=np.uint32).reshape(*[1] * (keys[0].ndim - 1), count)
+    return random.threefry(keys, np.zeros_like(numbers), numbers)
