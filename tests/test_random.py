@@ -11,7 +11,8 @@ import scipy.stats
 import sghmc
 from cases import GRADIENTS, SAMPLERS, params, posterior
 from sghmc import loop, random
-from sghmc.program import GIBBS, START
+from sghmc.program import GIBBS, NUM_STREAMS, START
+from sghmc.run import chain_keys
 
 FALSE_ALARM = 1e-6
 """The chance that a right generator fails one check; with fixed keys it fails always or never."""
@@ -24,6 +25,7 @@ uniforms, normals = (
 integers = jax.jit(random.integers, static_argnums=(2, 3, 4))
 permuted = jax.jit(random.permuted, static_argnums=3)
 threefry = jax.jit(random.threefry)
+gammas = jax.jit(random.gammas)
 
 
 def words(seed):
@@ -89,6 +91,14 @@ def test_fold_is_fold_in():
         np.testing.assert_array_equal(random.fold(words(1), number), expected)
 
 
+def test_keys_of_chains_are_folded_from_the_runs_key():
+    keys = chain_keys(typed(9), 3)
+    for chain, stream in itertools.product(range(3), range(NUM_STREAMS)):
+        folded = jax.random.fold_in(jax.random.fold_in(typed(9), chain), stream)
+        np.testing.assert_array_equal(keys[chain, stream], jax.random.key_data(folded))
+    np.testing.assert_array_equal(jax.jit(chain_keys, static_argnums=1)(typed(9), 3), keys)
+
+
 def test_words_of_other_generators_are_distinct_and_each_key_has_its_own():
     keys = jax.random.split(jax.random.key(0, impl="rbg"), (3, 2))
     together = np.asarray(random.words(keys))
@@ -139,6 +149,34 @@ def test_hundred_million_normals_are_standard_normal():
     assert scipy.stats.kstwobign.sf(distance * 10**4) > FALSE_ALARM
     tail = scipy.stats.binomtest(beyond, 10**8, 2 * float(scipy.stats.norm.sf(5)))
     assert tail.pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("shape", [0.05, 0.7, 1.0, 2.5, 1e3, 5e6])
+@pytest.mark.parametrize("is_double", [False, True])
+def test_gammas_follow_their_law(shape, is_double):
+    with jax.enable_x64(is_double):
+        shapes = jnp.full(200_000, shape, float)
+        drawn = gammas(words(11), shapes)
+        assert drawn.dtype == shapes.dtype
+    # In logarithms: at the smallest shape most variates are below any float's reach, but for those.
+    law, least = scipy.stats.gamma(float(shapes[0])), np.finfo(drawn.dtype).tiny
+    seen = np.asarray(drawn, float)
+    seen = seen[seen > least]
+    cut = law.cdf(least)
+    assert abs(len(seen) - len(drawn) * (1 - cut)) < 6 * np.sqrt(len(drawn) * cut * (1 - cut)) + 1
+    found = scipy.stats.kstest(seen, lambda x: (law.cdf(x) - cut) / (1 - cut))
+    assert found.pvalue > FALSE_ALARM
+
+
+def test_gammas_of_several_shapes_are_independent_and_each_its_own():
+    shapes = jnp.tile(jnp.array([0.5, 3.0, 200.0]), (2**16, 1))
+    ranks = scipy.stats.rankdata(gammas(words(12), shapes), axis=0)
+    correlations = np.corrcoef(ranks, rowvar=False)[np.triu_indices(3, 1)]
+    # Three tests, two-sided, of normal correlations with standard deviation 1/√n.
+    most = scipy.stats.norm.isf(FALSE_ALARM / 6) / 2**8
+    assert np.all(np.abs(correlations) < most)
+    means = np.asarray(gammas(words(12), shapes)).mean(0)
+    np.testing.assert_allclose(means, shapes[0], rtol=0.05)
 
 
 @pytest.mark.parametrize("draw", [uniforms, normals])

@@ -72,11 +72,11 @@ def _compiled_look() -> Any:
     return eqx.filter_jit(look_at, **look_options())
 
 
+@functools.cache
 def look_options() -> dict[str, Any]:
     """For what runs once, so that its compilation is what counts."""
-    return {
-        "compiler_options": None if _has_accelerator() else {"xla_backend_optimization_level": 0}
-    }
+    quick = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    return {"compiler_options": _understood(quick)}
 
 
 def look_at(program: Program, positions: PyTree, t) -> tuple[jax.Array, jax.Array]:
@@ -92,14 +92,18 @@ def look_at(program: Program, positions: PyTree, t) -> tuple[jax.Array, jax.Arra
 
 
 @functools.cache
-def compiler_options() -> dict[str, int] | None:
+def compiler_options() -> dict[str, Any] | None:
     """Wide vectors on CPUs that have them: normals then cost two thirds of what they do without."""
+    return _understood({"xla_cpu_prefer_vector_width": 512})
+
+
+def _understood(options: dict[str, Any]) -> dict[str, Any] | None:
+    """Options of XLA for CPUs; None on an accelerator, and where XLA does not know their names."""
     if _has_accelerator():
         return None
-    options = {"xla_cpu_prefer_vector_width": 512}
     try:
         jax.jit(lambda: 0, compiler_options=options)()
-    except jax.errors.JaxRuntimeError:  # an XLA that does not know the name
+    except jax.errors.JaxRuntimeError:
         return None
     return options
 

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from sghmc import random
 from sghmc.gibbs import Gibbs
 from sghmc.types import PyTree
 
@@ -83,4 +84,5 @@ def draw_precision(key, shape, rate, count, sum_of_squares, *, temperature=1.0) 
     """The precision of `count` centered normal numbers from its (tempered) conditional."""
     a = 1 + (shape - 1 + count / 2) / temperature
     b = (rate + sum_of_squares / 2) / temperature
-    return jax.random.gamma(key, a, dtype=jnp.result_type(sum_of_squares)) / b
+    a = jnp.broadcast_to(a, jnp.shape(b)).astype(jnp.result_type(sum_of_squares))
+    return random.gammas(random.words(key), a) / b

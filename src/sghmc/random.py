@@ -11,6 +11,7 @@ with a second axis are the keys of several chains: all arrays then have that axi
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +40,8 @@ def fold(key: jax.Array, number) -> jax.Array:
     return jnp.stack(threefry(key, jnp.uint32(0), jnp.asarray(number).astype(jnp.uint32)))
 
 
-def threefry(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Threefry-2x32 with 20 rounds of the counter (high, low), elementwise."""
+def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
+    """Threefry-2x32 with 20 rounds of the counter (high, low), elementwise; NumPy's arrays too."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
     x, y = high + schedule[0], low + schedule[1]
     for group in range(5):
@@ -176,6 +177,34 @@ def _multiply(x: jax.Array, bound) -> tuple[jax.Array, jax.Array]:
     cross = x_low * high16 + (middle & np.uint32(0xFFFF))
     high = x_high * high16 + (middle >> np.uint32(16)) + (cross >> np.uint32(16))
     return high, x * bound
+
+
+def gammas(key: jax.Array, shape: jax.Array) -> jax.Array:
+    """Gamma variates with rate 1, by Marsaglia & Tsang's rejection (2000).
+
+    Attempt i takes row i of the key's variates; below 1, a variate of shape + 1 is scaled down. In
+    place of `jax.random.gamma`, which takes XLA for CPUs several times as long to compile.
+    """
+    flat = shape.reshape(-1)
+    d = jnp.where(flat < 1, flat + 1, flat) - 1 / 3
+    width, dtype = flat.size, flat.dtype
+
+    def attempt(state):
+        i, accepted, is_done = state
+        r = normals(key, i, 1, width, dtype=dtype) / (3 * jnp.sqrt(d))
+        u = uniforms(key, i, 1, width, slot=width, dtype=dtype)
+        is_inside = r > -1
+        r = jnp.where(is_inside, r, 0)
+        # x²/2 + d − dv + d log v with v = (1 + r)³, put so that large shapes lose no digits.
+        log_ratio = 3 * d * (jnp.log1p(r) - r * (1 - r * (1 / 2 - r / 3)))
+        is_good = is_inside & (jnp.log(u) < log_ratio)
+        return i + 1, jnp.where(is_done, accepted, (1 + r) ** 3), is_done | is_good
+
+    start = jnp.int32(1), jnp.ones_like(d), jnp.zeros(width, bool)
+    v = lax.while_loop(lambda state: ~jnp.all(state[2]), attempt, start)[1]
+    # 1 − u is never 0, and so no variate is.
+    below = (1 - uniforms(key, 0, 1, width, dtype=dtype)) ** (1 / flat)
+    return (d * v * jnp.where(flat < 1, below, 1)).reshape(shape.shape)
 
 
 def permuted(key, number: jax.Array, index: jax.Array, bound) -> jax.Array:

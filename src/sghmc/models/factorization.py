@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc import random
 from sghmc.adapt import Adapt
 from sghmc.gibbs import Gibbs
 from sghmc.posterior import Posterior
@@ -161,10 +162,12 @@ class MatrixFactorization(eqx.Module):
             draw_precision(of_precisions, shape, rate, count, squares),
             np.cumsum([len(part.count) for part in normals[:-1]]),
         )
+        width = self.rank + 1
+        variates = random.normals(random.words(of_means), 0, 1, len(SIDES) * width)
         fresh = {
-            side: self._with_means(of_side, sides[side], precision[self._groups])
-            for side, precision, of_side in zip(
-                SIDES, precisions, jax.random.split(of_means), strict=True
+            side: self._with_means(normal, sides[side], precision[self._groups])
+            for side, precision, normal in zip(
+                SIDES, precisions, variates.reshape(-1, width), strict=True
             )
         }
         return {**posterior.hyper, **fresh, **self._with_rate(noise)}
@@ -232,10 +235,9 @@ class MatrixFactorization(eqx.Module):
         totals = jnp.zeros_like(counts).at[self._groups].add(squares)
         return _Normals(counts, totals, jnp.ones_like(counts), jnp.ones_like(counts))
 
-    def _with_means(self, key: jax.Array, rows: jax.Array, precision: jax.Array) -> PyTree:
+    def _with_means(self, normal: jax.Array, rows: jax.Array, precision: jax.Array) -> PyTree:
         """Precisions, and means given them: μ | λ ~ N(n x̄/(n + 1), 1/(λ(n + 1)))."""
         count, average = len(rows), jnp.mean(rows, axis=0)
-        normal = jax.random.normal(key, average.shape)
         mean = count / (count + 1) * average + normal / jnp.sqrt(precision * (count + 1))
         return {"mean": jnp.where(self._has_mean, mean, 0.0), "precision": precision}
 
