@@ -58,6 +58,25 @@ def test_rows_of_a_directory(folder, arrays, way):
     assert source.example["y"].dtype == np.int32  # as jax would hold it
 
 
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_rows_that_their_highest_bits_do_not_tell_apart(tmp_path, way, num_files):
+    """More rows than 16 bits can number, in one file or in two that divide such a block."""
+    count = 100_001 * num_files
+    rng = np.random.default_rng(2)
+    around_the_middle = rng.integers(count // 2 - 3, count // 2 + 3, 100)
+    numbers = np.append(rng.integers(0, count, 5_000), around_the_middle)
+    for i, part in enumerate(np.split(np.arange(count), num_files)):
+        table = pa.table({"y": part})
+        path = str(tmp_path / f"{i}.arrow")
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    source = MemoryMapped(tmp_path)
+    np.testing.assert_array_equal(source.take(numbers)["y"], numbers)
+    places = numbers[source.order(numbers)] >> 2
+    assert np.all(np.diff(places) >= 0)
+    assert source.take(np.arange(count - 2_000, count))["y"].tolist()[-1] == count - 1
+
+
 def test_the_quickest_way_to_read_is_taken_and_the_other_tried_again():
     quick, slow = mapping.Column.read, mapping.Column.read_scattered
     ways, taken = mapping.Ways(quick, slow), []

@@ -16,10 +16,10 @@ from sghmc.posterior import Posterior
 from sghmc.program import GRADIENT, Batches, Program
 from sghmc.samplers.base import Sampler
 from sghmc.samples import Growth
-from sghmc.source import DataError, increasing, inverse
+from sghmc.source import DataError, inverse
 from sghmc.types import PyTree
 
-_WINDOW_BYTES = 1 << 27
+_WINDOW_BYTES = 1 << 28
 """Rows of a window: the more, the nearer together they lie in a file. Two are in memory."""
 
 
@@ -201,7 +201,7 @@ class Reader:
             numbers = numbers[:, 1:]
         count = numbers.size
         into = jax.tree.map(lambda leaf: leaf[num_known : num_known + count], room)
-        order = np.arange(count) if self.source.is_sequential else increasing(numbers.reshape(-1))
+        order = self.source.order(numbers.reshape(-1))
         self.source.read(numbers.reshape(-1)[order], into)
         places[:, -numbers.shape[1] :] = num_known + inverse(order).reshape(numbers.shape)
         return places

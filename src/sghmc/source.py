@@ -49,14 +49,18 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def read(self, numbers: np.ndarray, rows: PyTree) -> None:
-        """Put the rows of these numbers, 1-D and increasing, into arrays with a leading axis.
+        """Put the rows of these numbers, 1-D and in the order of `order`, into arrays of rows.
 
         A sequential source puts its next rows there, whatever the numbers, in any order.
         """
 
+    def order(self, numbers: np.ndarray) -> np.ndarray:
+        """In which order `read` must be asked for the rows of these numbers."""
+        return increasing(numbers)
+
     def take(self, numbers: np.ndarray) -> PyTree:
         """The rows of these numbers, 1-D: a pytree of host arrays with a leading axis."""
-        order, rows = increasing(numbers), self.room(len(numbers))
+        order, rows = self.order(numbers), self.room(len(numbers))
         self.read(numbers[order], rows)
         places = inverse(order)
         return jax.tree.map(lambda leaf: leaf[places], rows)

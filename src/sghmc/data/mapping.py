@@ -1,4 +1,4 @@
-"""Arrays in mapped files: rows by increasing numbers, whichever way is the quickest."""
+"""Arrays in mapped files: rows by their numbers, whichever way is the quickest."""
 
 import contextlib
 import math
@@ -79,7 +79,10 @@ class Column:
         self.example = jax.ShapeDtypeStruct(self.shape, canonical)
 
     def read(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Rows by increasing numbers, to an array; their pages are given back where asked for."""
+        """Rows by their numbers, to an array; their pages are given back where asked for.
+
+        Of an array in several pieces the numbers must increase.
+        """
         for i, inside, into in self._cut(numbers, rows):
             if into.dtype == self.dtype:
                 # Numbers are in bounds; with this mode numpy writes to `into` directly.
@@ -88,7 +91,8 @@ class Column:
                 into[...] = self.pieces[i].take(inside, 0)
             if self.gives_back:
                 start, size = self._place(i)
-                self.files[i].release(start + size * inside[0], start + size * (inside[-1] + 1))
+                first, last = inside.min(), inside.max()
+                self.files[i].release(start + size * first, start + size * (last + 1))
 
     def read_scattered(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """The same past the mapped pages."""
