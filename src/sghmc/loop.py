@@ -208,10 +208,12 @@ class _Plan(NamedTuple):
         is_wide = is_many and not is_small and not is_padded
         together = max(_FEW, together) if is_wide else together
         draws = together // program.thinning if is_small or is_wide else 0
-        # A divisor of the period: a count known at compile time spares an accelerator a question
-        # to the host.
         most = together if is_small or is_wide else max(1, _BLOCK_ROWS // max(1, rows))
-        length = max(n for n in range(1, min(most, period) + 1) if period % n == 0)
+        most = min(most, period)
+        # A divisor of the period: a count known at compile time spares an accelerator a question
+        # to the host. Elsewhere, where there is none but 1, the last block is cut short.
+        length = max(n for n in range(1, most + 1) if period % n == 0)
+        length = most if length == 1 and not is_padded else length
         return cls(
             period=period,
             draws_per_block=min(draws, _BLOCK_DRAWS) if is_padded else draws,
@@ -282,15 +284,20 @@ def _steps_of_draw(program: Program, plan: _Plan, carry: Carry, t, block, offset
 def _steps_in_blocks(program: Program, plan: _Plan, carry: Carry, t) -> Carry:
     """The steps of one period, with variates made for some of them at a time."""
 
+    length = plan.block_length
+    num_blocks = -(-plan.period // length)
+
     def one_block(i, carry):
-        now = t + i * plan.block_length
-        block = _draw(program, now, plan.block_length, has_motion=plan.block_has_motion)
-        return _steps(program, plan, carry, now, block, 0, plan.block_length)
+        now = t + i * length
+        block = _draw(program, now, length, has_motion=plan.block_has_motion)
+        is_whole = num_blocks * length == plan.period
+        count = length if is_whole else jnp.minimum(length, plan.period - i * length)
+        return _steps(program, plan, carry, now, block, 0, count)
 
-    return _repeat(plan.period // plan.block_length, one_block, carry)
+    return _repeat(num_blocks, one_block, carry)
 
 
-def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset, count: int):
+def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset, count):
     """Steps t, …, t + count − 1 of all chains, with the block's variates from `offset` on."""
 
     def of_chain(chain, t, j, keys, motion, gradient, state, hyper, memory, info, failed_at):
@@ -357,8 +364,9 @@ def _first_failure(failed_at: jax.Array, t, seen: PyTree) -> jax.Array:
     return jnp.where(tree.all_finite(seen), failed_at, jnp.minimum(failed_at, t))
 
 
-def _repeat(count: int, body: Callable, carry: Carry) -> Carry:
-    return body(0, carry) if count == 1 else lax.fori_loop(0, count, body, carry)
+def _repeat(count: int | jax.Array, body: Callable, carry: Carry) -> Carry:
+    is_once = isinstance(count, int) and count == 1
+    return body(0, carry) if is_once else lax.fori_loop(0, count, body, carry)
 
 
 def _part(variates: jax.Array, j, num_steps: int) -> jax.Array:

@@ -109,6 +109,7 @@ class FrictionSampler(Sampler):
             "friction_scale": array_setting(self.friction if is_scheduled else 1.0, dtype),
             "temperature": array_setting(self.temperature, dtype),
             "unit": jnp.asarray(unit, dtype),
+            "one": jnp.ones((), dtype),
             "learning_rate": matrices.finish(matrices.scaled(mass.inverse(), unit**2), dtype),
             "noise": noise,
             "drag": drag,
@@ -162,6 +163,7 @@ class FrictionKernel(Kernel):
     friction_scale: jax.Array | Schedule
     temperature: jax.Array | Schedule
     unit: jax.Array
+    one: jax.Array
     learning_rate: matrices.Matrix
     noise: matrices.Pencil
     drag: matrices.Pencil
@@ -171,8 +173,7 @@ class FrictionKernel(Kernel):
         return SGHMCState(position, self._fresh(0, random.copy_of(normals, 0, position), 0))
 
     def _kicked(self, t, velocity, grad, fraction=1.0):
-        scale = fraction * value_at(self.step_size, t) / self.unit
-        return tree.add_scaled(velocity, -scale, self.learning_rate @ grad)
+        return tree.add_scaled(velocity, -fraction * self._share(t), self.learning_rate @ grad)
 
     def _injected(self, t, normals):
         """uM⁻¹ N(0, 2τa_t C − ε_t² V̂)."""
@@ -180,9 +181,14 @@ class FrictionKernel(Kernel):
         return self.noise.sqrt(heat, value_at(self.step_size, t) ** 2, normals)
 
     def _drift(self, t, position, velocity, fraction: float | jax.Array = 1.0):
-        return tree.add_scaled(
-            position, fraction * value_at(self.step_size, t) / self.unit, velocity
-        )
+        return tree.add_scaled(position, fraction * self._share(t), velocity)
+
+    def _share(self, t) -> float | jax.Array:
+        """ε_t/u. Where it is always 1 it is an argument: an accelerator would divide in every step,
+
+        and XLA for CPUs, if it knew, would make additions of their own of what it fuses now.
+        """
+        return value_at(self.step_size, t) / self.unit if callable(self.step_size) else self.one
 
     def _decay(self, t):
         return value_at(self.step_size, t) * value_at(self.friction_scale, t)

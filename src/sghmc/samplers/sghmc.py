@@ -152,7 +152,8 @@ class SGHMCKernel(FrictionKernel):
 
     def _kick(self, t, noise, position, velocity, oracle):
         potential, grad = oracle(0, position)
-        slowed = tree.add_scaled(velocity, -self._decay(t) / self.unit, self.decay @ velocity)
+        drag = self._share(t) * value_at(self.friction_scale, t)
+        slowed = tree.add_scaled(velocity, -drag, self.decay @ velocity)
         injected = self._injected(t, random.copy_of(noise, 0, position))
         return tree.add_scaled(self._kicked(t, slowed, grad), 1, injected), potential
 
