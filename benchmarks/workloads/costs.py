@@ -1,8 +1,10 @@
 """What comes on top of steps: compilation, running averages, memory."""
 
+import functools
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,15 @@ def measure(quick: bool) -> list[dict[str, Any]]:
     num_draws = 20_000 if quick else 1_000_000
     return [
         *(_limited(f"compilation, {name}", "s", 3.0, _apart("startup", name)) for name in MODELS),
-        _limited("averages of every tenth step / without", "×", 1.03, _apart("averages")),
+        *(
+            _limited(
+                f"averages of every tenth step / without, {name}",
+                "×",
+                1.03,
+                _apart("averages", name),
+            )
+            for name in (list(AVERAGED)[:1] if quick else AVERAGED)
+        ),
         _limited(
             f"memory above import: {num_draws:,} draws of {NUM_PARAMETERS:,} parameters, averages",
             "MiB",
@@ -120,16 +130,60 @@ def _wide(num_draws: int, averages, thinning: int = 1) -> Any:
     )
 
 
-def averages() -> float:
-    """The time of a run with a running mean and a mean square, over that without; in turns."""
-    from workloads.timing import Table, clocked, take_turns
+def _squares_with(functions: dict[str, Any]) -> Any:
+    return _wide(1_000, functions, 10)
 
-    both = {"mean": lambda theta: theta, "square": lambda theta: theta**2}
-    programs = {
-        name: clocked(lambda functions=functions: _wide(1_000, functions, 10), 10_000)
-        for name, functions in (("without", {}), ("with", both))
-    }
-    return Table("", "µs", "without", take_turns(programs, 5)).ratio("with", "without")
+
+def _network_with(functions: dict[str, Any]) -> Any:
+    import jax
+
+    import sghmc
+    from workloads import images, network
+
+    return sghmc.sample(
+        jax.random.key(0),
+        _images_posterior(),
+        network.SAMPLER,
+        network.MODEL.init(jax.random.key(1)),
+        gradient=sghmc.Minibatch(images.BATCH),
+        num_samples=50,
+        thinning=10,
+        keep=network.nothing,
+        averages=functions,
+        progress=False,
+    )
+
+
+@functools.cache
+def _images_posterior() -> Any:
+    from workloads import images, network
+
+    return network.MODEL.posterior(*images.make())
+
+
+AVERAGED = {"½‖θ‖²": _squares_with, "Fig. 4's network": _network_with}
+
+
+def averages(name: str) -> float:
+    """The time of a run with a running mean and a mean square, over that without; in turns."""
+    import jax
+
+    from workloads.timing import Table, take_turns
+
+    def square(params: Any, *hyper: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf**2, params)
+
+    both = {"mean": lambda params, *hyper: params, "square": square}
+
+    def program(functions: dict[str, Any]) -> Callable[[], float]:
+        def run() -> float:
+            samples = AVERAGED[name](functions)
+            return samples.seconds - samples.startup_seconds
+
+        return run
+
+    programs = {"without": program({}), "with": program(both)}
+    return Table("", "µs", "without", take_turns(programs, 7)).ratio("with", "without")
 
 
 def memory(num_draws: str) -> float:
