@@ -151,8 +151,10 @@ def test_hundred_million_normals_are_standard_normal():
     assert tail.pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("shape", [0.05, 0.7, 1.0, 2.5, 1e3, 5e6])
-@pytest.mark.parametrize("is_double", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "is_double"),
+    [*((shape, False) for shape in (0.05, 0.7, 1.0, 2.5, 1e3, 5e6)), (0.7, True), (5e6, True)],
+)
 def test_gammas_follow_their_law(shape, is_double):
     with jax.enable_x64(is_double):
         shapes = jnp.full(200_000, shape, float)
