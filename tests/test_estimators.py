@@ -444,6 +444,7 @@ def test_pipelines_and_searches():
     assert search.fit(x, y).best_score_ > 0.5
 
 
+@pytest.mark.slow
 def test_pipelines_and_searches_of_networks():
     x, y = blobs(2.0)
     labels = np.array(["a", "b", "c"])[y]

@@ -77,7 +77,7 @@ def test_a_badly_scaled_potential():
     assert np.max(np.abs(draws.mean(0) - 2.0) / spread) < 0.08
 
 
-@pytest.mark.parametrize("is_cured", [True, False])
+@pytest.mark.parametrize("is_cured", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_momenta_that_are_too_hot_halve_the_step_size(monkeypatch, is_cured):
     """Draws agree at all step sizes here: only the temperature, planted in the pilots, objects."""
     measure, seen = tuner.Tuner.measure, []
@@ -97,6 +97,7 @@ def test_momenta_that_are_too_hot_halve_the_step_size(monkeypatch, is_cured):
     assert any("hotter than they should be by 5" in note for note in report.notes) != is_cured
 
 
+@pytest.mark.slow
 def test_pilots_that_boil_teach_the_region_nothing(monkeypatch):
     """Steps beyond 0.1 are planted to be hot, with draws far out though finite."""
     run_pilot = tuner.run_pilot
