@@ -24,6 +24,12 @@ def test_rows_come_in_order_whatever_the_batches_and_begin_again():
     np.testing.assert_array_equal(stream.take(np.zeros(1, int))["y"], [0])
 
 
+def test_no_more_is_read_ahead_than_is_said():
+    """Else a run would learn late, or never, that N has grown."""
+    assert Stream([{"x": np.ones((5, 3)), "y": np.ones(5)}], size=5).read_ahead == 2**25 // 16
+    assert Stream([np.ones(5)], size=5, read_ahead=7).read_ahead == 7
+
+
 def test_what_loaders_yield():
     pairs = [[ROWS[:4].reshape(2, 2), np.array([1, 2])]]  # a list of arrays, as of a DataLoader
     x, y = Stream(pairs, size=2).take(np.zeros(2, int))

@@ -9,6 +9,9 @@ import numpy as np
 from sghmc.source import DataError, NotFinite, Source, check_finite, check_num_rows
 from sghmc.types import PyTree
 
+_READ_AHEAD_BYTES = 1 << 25
+"""Less than of a file: rows that were read know nothing of an N that has grown since."""
+
 
 class Stream(Source):
     """Rows from an iterator of batches: a torch DataLoader, a Hugging Face dataset, a socket.
@@ -73,7 +76,7 @@ class Stream(Source):
             if not isinstance(number, int | np.integer) or number < lowest:
                 raise ValueError(f"{name} must be a whole number from {lowest}, not {number!r}.")
         self.size = size
-        self.buffer_rows, self.read_ahead = buffer, read_ahead
+        self.buffer_rows = buffer
         self.is_independent = independent
         self.num_taken = 0
         """Rows that left the stream since it was last started."""
@@ -88,6 +91,7 @@ class Stream(Source):
         self.example = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), first
         )
+        self.read_ahead = read_ahead or max(1, _READ_AHEAD_BYTES // max(1, self.row_bytes))
         self._rest = [first]
 
     @property
