@@ -49,6 +49,13 @@ def test_all_finite_sees_one_bad_number_in_any_leaf(bad):
     assert not tree.all_finite((MIXED, jnp.zeros(5, jnp.bfloat16).at[3].set(bad)))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_numbers_whose_sum_is_not_finite_are_so_themselves(dtype):
+    largest = jnp.full(100_000, jnp.finfo(dtype).max)
+    assert jax.jit(tree.all_finite)(largest)
+    assert not jax.jit(tree.all_finite)(largest.at[-1].set(np.nan))
+
+
 def test_add_scaled_keeps_dtypes():
     total = tree.add_scaled(MIXED, jnp.asarray(2.0), jax.tree.map(jnp.ones_like, MIXED))
     for leaf, original in zip(jax.tree.leaves(total), jax.tree.leaves(MIXED), strict=True):

@@ -1,5 +1,7 @@
 """What sample() refuses: each error names the input, what came, and the remedy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,8 @@ import numpy as np
 from sghmc.adapt import Adaptation
 from sghmc.gibbs import Gibbs
 from sghmc.gradients import Estimator, Gradient
+from sghmc.loop import Start
 from sghmc.noise import EmpiricalFisher
-from sghmc.placement import Placement
 from sghmc.posterior import Posterior, Potential, StackedPosterior, Target
 from sghmc.program import NEVER, Program
 from sghmc.samplers.base import Sampler
@@ -174,9 +176,12 @@ def start_positions(init: PyTree, init_axis: int | None, num_chains: int) -> PyT
         if not np.all(np.isfinite(np.asarray(array, np.float64))):
             raise ValueError(f"{name} is not finite: chains must start at finite numbers.")
     arrays = jax.tree.map(jnp.asarray, init)
-    if init_axis == 0:
-        return arrays
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_chains, *leaf.shape)), arrays)
+    return arrays if init_axis == 0 else _repeated(arrays, num_chains)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _repeated(arrays: PyTree, count: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), arrays)
 
 
 def check_functions(target: Target, like: PyTree) -> None:
@@ -199,11 +204,11 @@ def check_functions(target: Target, like: PyTree) -> None:
             )
 
 
-def check_start(place: Placement, program: Program, positions: PyTree) -> None:
-    potentials, are_finite = place.look(program, positions)
-    for chain in np.flatnonzero(~np.atleast_1d(are_finite)):
+def check_start(start: Start) -> None:
+    for chain in np.flatnonzero(~np.atleast_1d(start.is_finite)):
+        potential = np.atleast_1d(start.potential)[chain]
         raise ValueError(
             f"The potential or its gradient is not finite where chain {chain} starts: the "
-            f"potential is {np.atleast_1d(potentials)[chain]}. Start elsewhere, or look for NaN in "
-            f"the data and log of zero in the model."
+            f"potential is {potential}. Start elsewhere, or look for NaN in the data and log of "
+            f"zero in the model."
         )

@@ -55,37 +55,41 @@ def _own_parts(program: Program) -> tuple:
     return ()
 
 
-@eqx.filter_jit
-def start(program: Program, positions: PyTree) -> Carry:
-    """The carry before step 0, from positions with a leading chain axis."""
-    flat = program.layout.inward(jax.vmap(tree.flatten_leaves)(positions))
-    return _each_chain(program, Program.start, None, program.layout.inward(program.keys), flat)
+class Start(NamedTuple):
+    """The carry before step 0, and what the first gradient evaluation of every chain sees."""
+
+    carry: Carry
+    potential: jax.Array
+    is_finite: jax.Array
 
 
-def look(program: Program, positions: PyTree) -> tuple[jax.Array, jax.Array]:
-    """The first gradient evaluation of every chain: the potential, and whether all is finite."""
-    return _compiled_look()(program, positions, np.int32(0))
-
-
-@functools.cache
-def _compiled_look() -> Any:
-    return eqx.filter_jit(look_at, **look_options())
+def start(program: Program, positions: PyTree) -> Start:
+    """The start of all chains, from positions with a leading chain axis."""
+    return _compiled_start()(program, positions, np.int32(0))
 
 
 @functools.cache
-def look_options() -> dict[str, Any]:
+def _compiled_start() -> Any:
+    return eqx.filter_jit(start_at, **start_options())
+
+
+@functools.cache
+def start_options() -> dict[str, Any]:
     """For what runs once, so that its compilation is what counts."""
     quick = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
     return {"compiler_options": _understood(quick)}
 
 
-def look_at(program: Program, positions: PyTree, t) -> tuple[jax.Array, jax.Array]:
-    """`look`, not compiled, by the batches of step t."""
+def start_at(program: Program, positions: PyTree, t) -> Start:
+    """`start`, not compiled, looking at the batches of step t."""
 
     def of_chain(chain, keys, flat):
-        hyper, memory = getattr(chain.target, "hyper", None), chain.estimator.remember(chain.target)
-        evaluation = chain.look(t, keys, flat, hyper, memory)
-        return evaluation.potential, tree.all_finite(evaluation)
+        carry = chain.start(keys, flat)
+        evaluation = chain.look(t, keys, flat, carry.hyper, carry.memory)
+        # Without jax's weak types, which a saved number does not have: promotions are then the same
+        # before and after.
+        carry = jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carry)
+        return Start(carry, evaluation.potential, tree.all_finite(evaluation))
 
     flat = program.layout.inward(jax.vmap(tree.flatten_leaves)(positions))
     return _each_chain(program, of_chain, None, program.layout.inward(program.keys), flat)

@@ -19,13 +19,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sghmc import hosts, loop, posterior
 from sghmc.gradients import Gradient
 from sghmc.layout import Layout
+from sghmc.loop import Start
 from sghmc.posterior import Posterior, StackedPosterior, Target
 from sghmc.program import Batches, Carry, Program, Record
 from sghmc.shard import Shard
@@ -42,11 +42,12 @@ class Alone:
         """The program with its arrays where they belong."""
         return program
 
-    def start(self, program: Program, positions: PyTree) -> Carry:
+    def start(self, program: Program, positions: PyTree) -> Start:
         return loop.start(program, positions)
 
-    def look(self, program: Program, positions: PyTree) -> tuple[jax.Array, jax.Array]:
-        return loop.look(program, positions)
+    def start_like(self, program: Program, positions: PyTree) -> Start:
+        """What `start` returns, by shapes and dtypes."""
+        return eqx.filter_eval_shape(loop.start_at, program, positions, 0)
 
     def advance(self, program: Program, carry: Carry, first, count, *, capacity: int):
         return loop.advance(program, carry, first, count, capacity=capacity)
@@ -183,12 +184,11 @@ class Spread(Alone):
     # The loop, on each device for the chains that it has
 
     def start(self, program, positions):
-        return _start(self, program, self._by_chains(positions))
+        started = _compiled_start()(self, program, self._by_chains(positions), np.int32(0))
+        return Start(started.carry, *hosts.fetched(started[1:]))
 
-    def look(self, program, positions):
-        return hosts.fetched(
-            _compiled_look()(self, program, self._by_chains(positions), np.int32(0))
-        )
+    def start_like(self, program, positions):
+        return eqx.filter_eval_shape(_start, self, program, positions, 0)
 
     def advance(self, program, carry, first, count, *, capacity):
         return _compiled()((self, program), carry, first, count, capacity=capacity)
@@ -239,24 +239,17 @@ class Spread(Alone):
 Placement = Alone | Spread
 
 
-@eqx.filter_jit
-def _start(spread: Spread, program: Program, positions: PyTree) -> Carry:
-    def start(program, positions):
-        return _chains_first(program.layout, loop.start(program, positions))
+def _start(spread: Spread, program: Program, positions: PyTree, t) -> Start:
+    def start(program, positions, t):
+        return _chains_first(program.layout, loop.start_at(program, positions, t))
 
-    return spread.kept(program.layout, spread.on_devices(start, program, positions))
-
-
-def _look(spread: Spread, program: Program, positions: PyTree, t) -> tuple[jax.Array, jax.Array]:
-    def look(program, positions, t):
-        return _chains_first(program.layout, loop.look_at(program, positions, t))
-
-    return spread.on_devices(look, program, positions, t)
+    started = spread.on_devices(start, program, positions, t)
+    return started._replace(carry=spread.kept(program.layout, started.carry))
 
 
 @functools.cache
-def _compiled_look() -> Any:
-    return eqx.filter_jit(_look, **loop.look_options())
+def _compiled_start() -> Any:
+    return eqx.filter_jit(_start, **loop.start_options())
 
 
 def _advance(fixed: tuple[Spread, Program], carry: Carry, first, count, *, capacity: int):
@@ -302,8 +295,6 @@ def _table(program: Program) -> Posterior | None:
 
 
 def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    if isinstance(leaf, Tracer):  # only its shape is asked for
-        return leaf
     is_everywhere = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     if is_everywhere or not hosts.are_many():
         return jax.device_put(leaf, sharding)

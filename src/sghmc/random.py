@@ -8,8 +8,12 @@ rolled loop to something several times slower.
 Every function takes a key as two 32-bit words (`words`); the arrays it returns are 1-D,
 step after step, the layout that XLA vectorizes best and that a step cuts its part out of. Words
 with a second axis are the keys of several chains: all arrays then have that axis, last.
+
+They are jitted, though they run inside of compiled programs, so that Python goes through their
+hundreds of operations once for a shape, not wherever they are used.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -23,6 +27,7 @@ from sghmc.types import PyTree
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _SHUFFLE_ROUNDS = 24
+_sized = functools.partial(jax.jit, static_argnames=("num_steps", "width", "slot", "dtype"))
 
 
 def words(key: jax.Array) -> jax.Array:
@@ -37,7 +42,7 @@ def words(key: jax.Array) -> jax.Array:
 
 def fold(key: jax.Array, number) -> jax.Array:
     """A new key from a key and a number: the words of `jax.random.fold_in`."""
-    return jnp.stack(threefry(key, jnp.uint32(0), jnp.asarray(number).astype(jnp.uint32)))
+    return jnp.stack(_threefry(key, jnp.uint32(0), jnp.asarray(number).astype(jnp.uint32)))
 
 
 def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
@@ -53,10 +58,13 @@ def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
     return x, y
 
 
+_threefry = jax.jit(threefry)
+
+
 def _bits(key, start, num_steps: int, width: int, slot: int = 0) -> tuple[jax.Array, jax.Array]:
     """Two words for each of `num_steps` rows of `width` variates, raveled."""
     step, slots = _counters(start, num_steps, width, slot)
-    return threefry(_beside(key, 1), _under(key, step), _under(key, slots))
+    return _threefry(_beside(key, 1), _under(key, step), _under(key, slots))
 
 
 def _beside(key: jax.Array, num_axes: int) -> jax.Array:
@@ -78,6 +86,7 @@ def _counters(start, num_steps: int, width: int, slot: int) -> tuple[jax.Array, 
     return first + number // np.uint32(width), number % np.uint32(width) + np.uint32(slot)
 
 
+@_sized
 def uniforms(
     key, start, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
 ) -> jax.Array:
@@ -101,6 +110,7 @@ def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
     return lax.bitcast_convert_type(mantissa | one, jnp.float32) - np.float32(1.0)
 
 
+@_sized
 def normals(
     key, start, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
 ) -> jax.Array:
@@ -161,6 +171,7 @@ def integers(key, start, num_steps: int, width: int, bound) -> jax.Array:
     return _scale(*_bits(key, start, num_steps, width), bound)
 
 
+@jax.jit
 def _scale(x: jax.Array, y: jax.Array, bound) -> jax.Array:
     """⌊(2³² x + y) · bound / 2⁶⁴⌋ in 32-bit arithmetic."""
     high, low = _multiply(x, bound)
@@ -207,6 +218,7 @@ def gammas(key: jax.Array, shape: jax.Array) -> jax.Array:
     return (d * v * jnp.where(flat < 1, below, 1)).reshape(shape.shape)
 
 
+@jax.jit
 def permuted(key, number: jax.Array, index: jax.Array, bound) -> jax.Array:
     """The image of `index` under the `number`-th random permutation of 0, …, bound − 1.
 
@@ -216,19 +228,28 @@ def permuted(key, number: jax.Array, index: jax.Array, bound) -> jax.Array:
     """
     row = jnp.asarray(number).astype(jnp.uint32)[:, None]
     counter = lax.iota(jnp.uint32, _SHUFFLE_ROUNDS + 1)[None]
-    x, salt = threefry(_beside(key, 2), _under(key, row), _under(key, counter))
+    x, salt = _threefry(_beside(key, 2), _under(key, row), _under(key, counter))
     pivots = _scale(x, jnp.zeros_like(x), bound)
     image = _under(key, index)
-    for i in range(_SHUFFLE_ROUNDS):
-        partner = pivots[:, i : i + 1] - image
+    image = jnp.broadcast_to(image, jnp.broadcast_shapes(image.shape, pivots[:, :1].shape))
+
+    def swapped(i, image):
+        pivot, salted = (lax.dynamic_slice_in_dim(each, i, 1, axis=1) for each in (pivots, salt))
+        partner = pivot - image
         partner = jnp.where(partner < 0, partner + bound, partner)
-        coin = _mix(jnp.maximum(image, partner).astype(jnp.uint32) ^ salt[:, i : i + 1])
-        image = jnp.where(coin >> np.uint32(31) == 1, partner, image)
+        coin = _mix(jnp.maximum(image, partner).astype(jnp.uint32) ^ salted)
+        return jnp.where(coin >> np.uint32(31) == 1, partner, image)
+
+    # Round by round on CPUs, where that is faster, and quicker to compile; elsewhere each round
+    # would be a launch.
+    is_unrolled = jax.default_backend() != "cpu"
+    image = lax.fori_loop(0, _SHUFFLE_ROUNDS, swapped, image, unroll=is_unrolled)
     rotation = _scale(x[:, -1:], salt[:, -1:], bound)
     image = image - (bound - rotation)
     return jnp.where(image < 0, image + bound, image)
 
 
+@jax.jit
 def _mix(x: jax.Array) -> jax.Array:
     """An avalanche of 32 bits (the finalizer of MurmurHash3)."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)

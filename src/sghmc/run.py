@@ -11,7 +11,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import Tracer
 
 from sghmc import checks, hosts, loop, random, theory
@@ -170,8 +169,7 @@ class _Run:
             save.carry = self._start(positions)
             self._make_room(place.like(program.layout, save.carry))
         else:
-            start = eqx.filter_eval_shape(place.start, program, positions)
-            like = place.like(program.layout, start)
+            like = place.like(program.layout, place.start_like(program, positions).carry)
             self._make_room(like)
             save = folder.resume(like, is_kept) or save
             if reader is not None and save.done:
@@ -185,11 +183,9 @@ class _Run:
         self.has_warned = False
 
     def _start(self, positions: PyTree) -> Carry:
-        checks.check_start(self.place, self.program, positions)
-        carry = self.place.start(self.program, positions)
-        # Without jax's weak types, which a saved number does not have: promotions are then the same
-        # before and after.
-        return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carry)
+        start = self.place.start(self.program, positions)
+        checks.check_start(start)
+        return start.carry
 
     def _make_room(self, carry: Carry) -> None:
         """Make the store, and see how many draws the compiled loop may hold at a time."""
@@ -392,14 +388,18 @@ def _kept_draws(sampler: Sampler, num_burnin: int, num_samples: int, thinning: i
 def _prepare(gradient: Gradient, target: Target | StackedPosterior, positions: PyTree) -> Estimator:
     """The estimator of all chains; with a chain axis where each has a posterior of its own."""
 
-    def start(chain: int) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf[chain], positions)
-
     if not isinstance(target, StackedPosterior):
-        return gradient.prepare(target, start(0))
-    chains = [gradient.prepare(target[i], start(i)) for i in range(target.num_chains)]
+        return gradient.prepare(target, _of_chain(positions, 0))
+    chains = [
+        gradient.prepare(target[i], _of_chain(positions, i)) for i in range(target.num_chains)
+    ]
     arrays, rest = zip(*(eqx.partition(each, eqx.is_array) for each in chains), strict=True)
     return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
+
+
+@jax.jit
+def _of_chain(positions: PyTree, chain) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[chain], positions)
 
 
 def _origin(program: Program, sampler: Sampler, gradient: Gradient, num_steps: int) -> Origin:
@@ -471,11 +471,12 @@ def _explain_noise(noise: RunningNoise, is_raised: bool) -> str:
 
 def chain_keys(key: jax.Array, num_chains: int) -> jax.Array:
     """Words of the keys (chain, stream): a chain's do not depend on how many chains there are."""
-    words = random.words(key)
-    if not isinstance(words, Tracer):
-        words = np.asarray(words)  # a few operations, not worth a compiler's time
+    words, xnp = random.words(key), jnp
+    if not isinstance(words, Tracer):  # a few operations, not worth a compiler's time
+        words, xnp = np.asarray(words), np
     chains = _folded(words[:, None], num_chains)
-    return jnp.stack(_folded([word[:, None] for word in chains], NUM_STREAMS), axis=-1)
+    streams = _folded([word[:, None] for word in chains], NUM_STREAMS)
+    return jnp.asarray(xnp.stack(streams, axis=-1))
 
 
 def _folded(keys: Any, count: int) -> tuple[Any, Any]:

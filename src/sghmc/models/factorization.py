@@ -153,17 +153,17 @@ class MatrixFactorization(eqx.Module):
     def _update(self, key: jax.Array, params: jax.Array, posterior: Posterior) -> PyTree:
         sides = self.sides(params)
         normals = [*(self._spread(sides[side]) for side in SIDES), self._errors(params, posterior)]
-        of_precisions, of_means = jax.random.split(key)
         # All in one call: every call compiles a rejection sampler of its own.
         count, squares, shape, rate = (
             jnp.concatenate(parts) for parts in zip(*normals, strict=True)
         )
         *precisions, noise = jnp.split(
-            draw_precision(of_precisions, shape, rate, count, squares),
+            draw_precision(key, shape, rate, count, squares),
             np.cumsum([len(part.count) for part in normals[:-1]]),
         )
         width = self.rank + 1
-        variates = random.normals(random.words(of_means), 0, 1, len(SIDES) * width)
+        # Slots that the precisions' variates never come to: a key of their own takes compiling.
+        variates = random.normals(random.words(key), 0, 1, len(SIDES) * width, slot=1 << 31)
         fresh = {
             side: self._with_means(normal, sides[side], precision[self._groups])
             for side, precision, normal in zip(
