@@ -238,24 +238,24 @@ class Posterior(eqx.Module):
         """The sum of function(rows, weights) over chunks of the data; padding has weight 0."""
         if self.source is not None:
             return self._over_source(self.source, function)
-        size = _chunk_rows(self.data)
-        chunks, rest = divmod(self.num_rows, size)
-        numbers = self._first + lax.iota(jnp.int32, self.num_rows)
-        table = (self._table, (numbers < self.num_examples).astype(jnp.float32))
-        if chunks == 0:
-            return function(*table)
+        size = min(_chunk_rows(self.data), self.num_rows)
 
         def of_chunk(i):
-            rows = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, i * size, size), table)
-            return function(*rows)
+            # By number: chunks of a reshaped array would be a copy of the data. The last reaches
+            # back into the one before, whose rows then have weight 0: so all are compiled as one.
+            first = jnp.minimum(i * size, self.num_rows - size)
+            rows = jax.tree.map(
+                lambda leaf: lax.dynamic_slice_in_dim(leaf, first, size), self._table
+            )
+            numbers = first + lax.iota(jnp.int32, size)
+            is_new = (numbers >= i * size) & (self._first + numbers < self.num_examples)
+            return function(rows, is_new.astype(jnp.float32))
 
-        # By number: chunks of a reshaped array would be a copy of the data.
-        parts = lax.map(of_chunk, jnp.arange(chunks))
-        total = jax.tree.map(lambda part: jnp.sum(part, 0), parts)
-        if rest:
-            last = function(*jax.tree.map(lambda leaf: leaf[chunks * size :], table))
-            total = jax.tree.map(jnp.add, total, last)
-        return total
+        num_chunks = -(-self.num_rows // size)
+        if num_chunks == 1:
+            return of_chunk(0)
+        parts = lax.map(of_chunk, jnp.arange(num_chunks))
+        return jax.tree.map(lambda part: jnp.sum(part, 0), parts)
 
     @property
     def _table(self) -> PyTree:
