@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc import loop
+from sghmc import loop, plan
 from sghmc.layout import Layout
 from sghmc.program import Program
 
@@ -122,8 +122,8 @@ def test_whole_blocks_of_an_accelerator_give_the_same_draws_and_averages(monkeyp
         )
 
     usual = run(gaussian)
-    monkeypatch.setattr(loop, "_has_accelerator", lambda: True)
-    monkeypatch.setattr(loop, "_BLOCK_DRAWS", 4)
+    monkeypatch.setattr(plan.xla, "has_accelerator", lambda: True)
+    monkeypatch.setattr(plan, "_BLOCK_DRAWS", 4)
     padded = run(functools.partial(gaussian))  # another function: nothing compiled fits it
     for one, other in ((usual.positions, padded.positions), (usual.averages, padded.averages)):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), one, other)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import sghmc
 from cases import halving, params, posterior
-from sghmc import loop, run
+from sghmc import plan, run
 from sghmc.progress import Bar
 
 KEY = jax.random.key(7)
@@ -177,7 +177,7 @@ def test_draws_do_not_depend_on_blocks_of_variates(thinning, monkeypatch):
     settings = {"num_samples": 6, "thinning": thinning, "num_chains": 2}
     usual = sample(POSTERIOR, gradient=sghmc.Minibatch(3), **settings)
     for variates in (1, 25):  # one step at a time; two steps, so that blocks do not fit draws
-        monkeypatch.setattr(loop, "_BLOCK_VARIATES", variates)
+        monkeypatch.setattr(plan, "_BLOCK_VARIATES", variates)
         anew = functools.partial(log_likelihood)  # another function: nothing compiled fits it
         target = sghmc.Posterior(anew, log_prior, DATA)
         samples = sample(target, gradient=sghmc.Minibatch(3), **settings)

@@ -1,7 +1,6 @@
 """The step that `sghmc.sample` makes, in a loop with nothing around it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,9 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 import sghmc
-from sghmc import tree
+from sghmc import tree, xla
 from sghmc.layout import Layout
-from sghmc.loop import compiler_options
 from sghmc.program import NUM_STREAMS, Program
 from sghmc.samplers.base import Sampler
 from workloads import timing
@@ -19,8 +17,7 @@ from workloads import timing
 
 def jitted(function: Callable, *, as_ours: bool = True) -> Callable:
     """Data are arguments of what is compiled, functions are not; `as_ours`: with our options."""
-    settings: dict[str, Any] = {"compiler_options": compiler_options() if as_ours else None}
-    return eqx.filter_jit(function, **settings)
+    return eqx.filter_jit(function, **(xla.loop_options() if as_ours else {}))
 
 
 def scans(

@@ -1,7 +1,6 @@
 """The compiled loop over all chains: blocks of raw variates, steps, draws. No Python runs in it."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,20 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc import tree
+from sghmc import tree, xla
+from sghmc.plan import Plan
 from sghmc.program import MOTION, Carry, Program, Record
 from sghmc.types import PyTree, StepInfo
-
-_BLOCK_VARIATES = 65_536
-"""Variates drawn at once: enough to vectorize, few enough to stay in the cache."""
-_SMALL = 8
-"""A model is small where as many of its steps fit into one block."""
-_FEW = 4
-"""Steps of a block of very many chains, though they do not fit."""
-_BLOCK_DRAWS = 512
-"""Draws of a block on an accelerator, which makes all of them even where fewer are asked for."""
-_BLOCK_ROWS = 1_048_576
-"""The same for gradients' variates alone: each draw of rows costs an accelerator some launches."""
 
 
 def _each_chain(program: Program, method: Callable, *args, shared: tuple[int, ...] = ()):
@@ -70,14 +59,7 @@ def start(program: Program, positions: PyTree) -> Start:
 
 @functools.cache
 def _compiled_start() -> Any:
-    return eqx.filter_jit(start_at, **start_options())
-
-
-@functools.cache
-def start_options() -> dict[str, Any]:
-    """For what runs once, so that its compilation is what counts."""
-    quick = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-    return {"compiler_options": _understood(quick)}
+    return eqx.filter_jit(start_at, **xla.start_options())
 
 
 def start_at(program: Program, positions: PyTree, t) -> Start:
@@ -95,23 +77,6 @@ def start_at(program: Program, positions: PyTree, t) -> Start:
     return _each_chain(program, of_chain, None, program.layout.inward(program.keys), flat)
 
 
-@functools.cache
-def compiler_options() -> dict[str, Any] | None:
-    """Wide vectors on CPUs that have them: normals then cost two thirds of what they do without."""
-    return _understood({"xla_cpu_prefer_vector_width": 512})
-
-
-def _understood(options: dict[str, Any]) -> dict[str, Any] | None:
-    """Options of XLA for CPUs; None on an accelerator, and where XLA does not know their names."""
-    if _has_accelerator():
-        return None
-    try:
-        jax.jit(lambda: 0, compiler_options=options)()
-    except jax.errors.JaxRuntimeError:
-        return None
-    return options
-
-
 def advance(program: Program, carry: Carry, first, count, *, capacity: int):
     """Make draws first, …, first + count − 1 and return the new carry and their records.
 
@@ -124,14 +89,15 @@ def advance(program: Program, carry: Carry, first, count, *, capacity: int):
 
 @functools.cache
 def compiled() -> Any:
-    settings: dict[str, Any] = {"compiler_options": compiler_options()}
-    return eqx.filter_jit(draws, donate="all-except-first", **settings)
+    return eqx.filter_jit(draws, donate="all-except-first", **xla.loop_options())
 
 
 def draws(program: Program, carry: Carry, first, count, *, capacity: int):
     """`advance`, not compiled."""
     is_burnin = capacity == 0
-    plan = _Plan.of(program, carry, is_burnin)
+    one = jax.eval_shape(lambda: _draw(program, 0, 1, has_motion=True))
+    must_watch = carry.info.acceptance is not None
+    plan = Plan.of(program, tree.size(one.motion), tree.size(one.gradient), is_burnin, must_watch)
     records = _empty_records(program, carry, plan.rows(capacity))
 
     def make_draw(k, block, offset, loop):
@@ -165,73 +131,6 @@ def draws(program: Program, carry: Carry, first, count, *, capacity: int):
 
     num_blocks = (count + plan.draws_per_block - 1) // plan.draws_per_block
     return lax.fori_loop(0, num_blocks, make_block, (carry, records))
-
-
-class _Plan(NamedTuple):
-    """How a run is cut into loops of known length.
-
-    `period` steps go by between moments when a Gibbs update, an adaptation, a renewal of the
-    estimator's memory or an estimate of its noise may be due: they are asked for then only. Where a
-    step has few variates, `draws_per_block` draws have theirs made together; where that would not
-    be one draw, `block_length` steps. An accelerator asks the host whether to go on at every turn
-    of a loop whose length is not compiled in: there blocks are always whole (`is_padded`), and what
-    was not asked for is thrown away. A model with many parameters makes its normals step by step
-    (`block_has_motion` is False), and is looked at once a draw (`is_watched` is False), since the
-    potential of every step would cost a pass over them; so is one whose potentials nobody wants.
-    """
-
-    period: int
-    draws_per_block: int
-    block_length: int
-    block_has_motion: bool
-    is_watched: bool
-    is_burnin: bool
-    is_padded: bool
-
-    def rows(self, capacity: int) -> int:
-        """How many draws a record of `capacity` must have room for."""
-        whole = self.draws_per_block if self.is_padded and self.draws_per_block else 1
-        return -(-capacity // whole) * whole
-
-    @classmethod
-    def of(cls, program: Program, carry: Carry, is_burnin: bool) -> "_Plan":
-        intervals = [program.thinning]
-        intervals += [program.gibbs.every] if program.gibbs else []
-        intervals += [program.estimator.renew_every] if program.estimator.renew_every else []
-        intervals += [program.kernel.fisher.every] if program.kernel.fisher else []
-        intervals += [program.adapt.every] if program.adapt and is_burnin else []
-        period = math.gcd(*intervals)
-        motion, gradient, _ = jax.eval_shape(lambda: _draw(program, 0, 1, has_motion=True))
-        rows = sum(leaf.size for leaf in jax.tree.leaves(gradient))
-        variates = rows + sum(leaf.size for leaf in jax.tree.leaves(motion))
-        together = _BLOCK_VARIATES // max(1, variates)
-        is_small, is_padded = together >= _SMALL, _has_accelerator()
-        # So many chains of a small model that it is not small any more: alone, each would make its
-        # normals again for everything that they enter.
-        is_many = program.layout.num_chains > 1 and program.layout.axis == -1
-        is_wide = is_many and not is_small and not is_padded
-        together = max(_FEW, together) if is_wide else together
-        draws = together // program.thinning if is_small or is_wide else 0
-        most = together if is_small or is_wide else max(1, _BLOCK_ROWS // max(1, rows))
-        most = min(most, period)
-        # A divisor of the period: a count known at compile time spares an accelerator a question
-        # to the host. Elsewhere, where there is none but 1, the last block is cut short.
-        length = max(n for n in range(1, most + 1) if period % n == 0)
-        length = most if length == 1 and not is_padded else length
-        return cls(
-            period=period,
-            draws_per_block=min(draws, _BLOCK_DRAWS) if is_padded else draws,
-            block_length=length,
-            block_has_motion=is_small or (is_wide and length > 1),
-            is_watched=carry.info.acceptance is not None
-            or (program.has_info and (is_small or program.thinning == 1)),
-            is_burnin=is_burnin,
-            is_padded=is_padded,
-        )
-
-
-def _has_accelerator() -> bool:
-    return jax.default_backend() != "cpu"
 
 
 def _where(condition: jax.Array, chosen: PyTree, otherwise: PyTree) -> PyTree:
@@ -270,7 +169,7 @@ def _draw(program: Program, t, num_steps: int, *, has_motion: bool) -> _Block:
     return _Block(motion, gradient, num_steps)
 
 
-def _steps_of_draw(program: Program, plan: _Plan, carry: Carry, t, block, offset) -> Carry:
+def _steps_of_draw(program: Program, plan: Plan, carry: Carry, t, block, offset) -> Carry:
     """All steps of one draw, and what is due between them."""
 
     def one_period(i, carry):
@@ -285,7 +184,7 @@ def _steps_of_draw(program: Program, plan: _Plan, carry: Carry, t, block, offset
     return carry if plan.is_watched else _watch(program, t + program.thinning - 1, carry)
 
 
-def _steps_in_blocks(program: Program, plan: _Plan, carry: Carry, t) -> Carry:
+def _steps_in_blocks(program: Program, plan: Plan, carry: Carry, t) -> Carry:
     """The steps of one period, with variates made for some of them at a time."""
 
     length = plan.block_length
@@ -301,7 +200,7 @@ def _steps_in_blocks(program: Program, plan: _Plan, carry: Carry, t) -> Carry:
     return _repeat(num_blocks, one_block, carry)
 
 
-def _steps(program: Program, plan: _Plan, carry: Carry, t, block: _Block, offset, count):
+def _steps(program: Program, plan: Plan, carry: Carry, t, block: _Block, offset, count):
     """Steps t, …, t + count − 1 of all chains, with the block's variates from `offset` on."""
 
     def of_chain(chain, t, j, keys, motion, gradient, state, hyper, memory, info, failed_at):
@@ -381,7 +280,7 @@ def _part(variates: jax.Array, j, num_steps: int) -> jax.Array:
     return lax.dynamic_slice(variates, (j * width,), (width,))
 
 
-def _events(program: Program, plan: _Plan, t, carry: Carry) -> Carry:
+def _events(program: Program, plan: Plan, t, carry: Carry) -> Carry:
     """What may be due after step t."""
     carry = _follow(program, t, _update_hyper(program, t, carry))
     carry = _adapt(program, t, carry) if plan.is_burnin else carry

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sghmc import hosts, loop, posterior
+from sghmc import hosts, loop, posterior, xla
 from sghmc.gradients import Gradient
 from sghmc.layout import Layout
 from sghmc.loop import Start
@@ -249,7 +249,7 @@ def _start(spread: Spread, program: Program, positions: PyTree, t) -> Start:
 
 @functools.cache
 def _compiled_start() -> Any:
-    return eqx.filter_jit(_start, **loop.start_options())
+    return eqx.filter_jit(_start, **xla.start_options())
 
 
 def _advance(fixed: tuple[Spread, Program], carry: Carry, first, count, *, capacity: int):
@@ -267,8 +267,7 @@ def _advance(fixed: tuple[Spread, Program], carry: Carry, first, count, *, capac
 
 @functools.cache
 def _compiled() -> Any:
-    settings: dict[str, Any] = {"compiler_options": loop.compiler_options()}
-    return eqx.filter_jit(_advance, donate="all-except-first", **settings)
+    return eqx.filter_jit(_advance, donate="all-except-first", **xla.loop_options())
 
 
 def _chains_first(layout: Layout, chains: PyTree, *, leading: int = 0) -> PyTree:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from sghmc import notebook
+from sghmc import notebook, xla
 from sghmc.source import DataError, Source
 from sghmc.types import Change, Evaluation, PyTree
 
@@ -317,7 +317,7 @@ def _gradient(posterior: Posterior, params: PyTree) -> PyTree:
 
 
 def _chunk_rows(data: PyTree) -> int:
-    if jax.default_backend() == "cpu":
+    if not xla.has_accelerator():
         return _CHUNK
     row = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(data))
     return max(_CHUNK, _CHUNK_BYTES // max(1, row))

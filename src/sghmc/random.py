@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc import tree
+from sghmc import tree, xla
 from sghmc.types import PyTree
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -242,8 +242,7 @@ def permuted(key, number: jax.Array, index: jax.Array, bound) -> jax.Array:
 
     # Round by round on CPUs, where that is faster, and quicker to compile; elsewhere each round
     # would be a launch.
-    is_unrolled = jax.default_backend() != "cpu"
-    image = lax.fori_loop(0, _SHUFFLE_ROUNDS, swapped, image, unroll=is_unrolled)
+    image = lax.fori_loop(0, _SHUFFLE_ROUNDS, swapped, image, unroll=xla.has_accelerator())
     rotation = _scale(x[:, -1:], salt[:, -1:], bound)
     image = image - (bound - rotation)
     return jnp.where(image < 0, image + bound, image)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sghmc import xla
 from sghmc.posterior import Posterior
 from sghmc.types import PyTree
 
@@ -214,7 +215,7 @@ class Shard(Posterior):
 
 def _chosen_first(numbers: jax.Array, are_chosen: jax.Array) -> jax.Array:
     """The chosen ones of some numbers, and after them anything."""
-    if not _is_on_cpu():
+    if xla.has_accelerator():
         return lax.sort(jnp.where(are_chosen, numbers, jnp.iinfo(numbers.dtype).max))
     return _gathered(numbers, are_chosen)
 
@@ -238,11 +239,7 @@ def _room(size: int, num_shards: int) -> int:
 
     An accelerator looks again only if chance gave it far more rows than the others.
     """
-    if _is_on_cpu():
+    if not xla.has_accelerator():
         return min(size, _CACHED)
     expected = size / num_shards
     return min(size, math.ceil(expected + _SPARE * math.sqrt(expected)))
-
-
-def _is_on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
