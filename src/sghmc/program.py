@@ -188,7 +188,8 @@ class Program(eqx.Module):
         """New hyperparameters, and the estimator's memory under them."""
         assert self.gibbs is not None
         # jax's own, whose rounds are a loop: quicker to compile, and this happens seldom.
-        key = jax.random.fold_in(jax.random.wrap_key_data(keys[GIBBS], impl="threefry2x32"), t)
+        key = jax.random.wrap_key_data(keys[GIBBS, :2], impl="threefry2x32")
+        key = jax.random.fold_in(key, t)
         params = self.layout.shape(self.kernel.middle(t, state))
         hyper = self.gibbs.update(key, params, self._target(hyper))
         return hyper, self.estimator.renew(self._target(hyper), memory)

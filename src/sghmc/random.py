@@ -5,9 +5,10 @@ The bits are those of jax's threefry-2x32 with the counter (step, slot), that is
 on how many steps are drawn at once. The rounds are written out because XLA:CPU compiles jax's own
 rolled loop to something several times slower.
 
-Every function takes a key as two 32-bit words (`words`); the arrays it returns are 1-D,
-step after step, the layout that XLA vectorizes best and that a step cuts its part out of. Words
-with a second axis are the keys of several chains: all arrays then have that axis, last.
+Every function takes a key as two 32-bit words (`words`), or with their `parity` as a third, which
+an accelerator need not compute in every step then; the arrays it returns are 1-D, step after step,
+the layout that XLA vectorizes best and that a step cuts its part out of. Words with a second axis
+are the keys of several chains: all arrays then have that axis, last.
 
 They are jitted, though they run inside of compiled programs, so that Python goes through their
 hundreds of operations once for a shape, not wherever they are used.
@@ -47,7 +48,7 @@ def fold(key: jax.Array, number) -> jax.Array:
 
 def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
     """Threefry-2x32 with 20 rounds of the counter (high, low), elementwise; NumPy's arrays too."""
-    schedule = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
+    schedule = (key[0], key[1], key[2] if len(key) == 3 else parity(key[0], key[1]))
     x, y = high + schedule[0], low + schedule[1]
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
@@ -56,6 +57,11 @@ def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
         x = x + schedule[(group + 1) % 3]
         y = y + schedule[(group + 2) % 3] + np.uint32(group + 1)
     return x, y
+
+
+def parity(x: Any, y: Any) -> Any:
+    """The third word of threefry's schedule, from the two of a key."""
+    return x ^ y ^ np.uint32(0x1BD11BDA)
 
 
 _threefry = jax.jit(threefry)

@@ -470,13 +470,13 @@ def _explain_noise(noise: RunningNoise, is_raised: bool) -> str:
 
 
 def chain_keys(key: jax.Array, num_chains: int) -> jax.Array:
-    """Words of the keys (chain, stream): a chain's do not depend on how many chains there are."""
+    """Keys (chain, stream) of three words; a chain's do not depend on how many chains there are."""
     words, xnp = random.words(key), jnp
     if not isinstance(words, Tracer):  # a few operations, not worth a compiler's time
         words, xnp = np.asarray(words), np
     chains = _folded(words[:, None], num_chains)
-    streams = _folded([word[:, None] for word in chains], NUM_STREAMS)
-    return jnp.asarray(xnp.stack(streams, axis=-1))
+    x, y = _folded([word[:, None] for word in chains], NUM_STREAMS)
+    return jnp.asarray(xnp.stack([x, y, random.parity(x, y)], axis=-1))
 
 
 def _folded(keys: Any, count: int) -> tuple[Any, Any]:
