@@ -64,6 +64,19 @@ def test_a_pass_in_chunks_is_a_pass_over_all(chunk, monkeypatch):
     np.testing.assert_allclose(target.potential(THETA), whole.potential, rtol=1e-5)
 
 
+def test_an_impossible_row_makes_the_potential_infinite_wherever_it_lies(monkeypatch):
+    """Also where the last chunk sees it again, and does not count it."""
+    monkeypatch.setattr(module, "_CHUNK", 4)
+    for bad in (0, 10, 12):
+        data = np.zeros(13, np.float32)
+        data[bad] = 2.0
+        target = sghmc.Posterior(
+            lambda theta, x: jnp.where(x > 1, -jnp.inf, theta * x), lambda theta: 0.0 * theta, data
+        )
+        assert target.potential(jnp.asarray(1.0)) == np.inf
+        assert target.evaluate(jnp.asarray(1.0)).potential == np.inf
+
+
 def test_hyperparameters_reach_both_functions():
     target = sghmc.Posterior(
         lambda theta, row, hyper: hyper["noise"] * log_likelihood(theta, row),

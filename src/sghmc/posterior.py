@@ -213,9 +213,9 @@ class Posterior(eqx.Module):
     def log_likelihood_total(self, params: PyTree) -> Evaluation:
         """Σᵢ log p(xᵢ | θ) over all data, and its gradient."""
 
-        def of_rows(rows, weights):
+        def of_rows(rows, are_counted):
             def total(params):
-                return jnp.sum(weights * self.log_likelihoods(params, rows))
+                return jnp.sum(jnp.where(are_counted, self.log_likelihoods(params, rows), 0))
 
             return jax.value_and_grad(total)(params)
 
@@ -227,29 +227,34 @@ class Posterior(eqx.Module):
         Looks at a bounded number of rows at a time.
         """
 
-        def of_rows(rows, weights):
-            return jax.tree.map(
-                lambda terms: jnp.tensordot(weights.astype(terms.dtype), terms, 1), function(rows)
-            )
+        def of_rows(rows, are_counted):
+            def total(terms):
+                counted = are_counted.reshape(-1, *[1] * (terms.ndim - 1))
+                return jnp.sum(jnp.where(counted, terms, 0), axis=0)
+
+            return jax.tree.map(total, function(rows))
 
         return self._over_chunks(of_rows)
 
     def _over_chunks(self, function: Callable[[PyTree, jax.Array], PyTree]) -> PyTree:
-        """The sum of function(rows, weights) over chunks of the data; padding has weight 0."""
+        """The sum of function(rows, are_counted) over chunks of the data.
+
+        Rows that are not counted must be left out, not multiplied by 0: terms may be infinite.
+        """
         if self.source is not None:
             return self._over_source(self.source, function)
         size = min(_chunk_rows(self.data), self.num_rows)
 
         def of_chunk(i):
             # By number: chunks of a reshaped array would be a copy of the data. The last reaches
-            # back into the one before, whose rows then have weight 0: so all are compiled as one.
+            # back into the one before, whose rows do not count again: so all are compiled as one.
             first = jnp.minimum(i * size, self.num_rows - size)
             rows = jax.tree.map(
                 lambda leaf: lax.dynamic_slice_in_dim(leaf, first, size), self._table
             )
             numbers = first + lax.iota(jnp.int32, size)
-            is_new = (numbers >= i * size) & (self._first + numbers < self.num_examples)
-            return function(rows, is_new.astype(jnp.float32))
+            are_counted = (numbers >= i * size) & (self._first + numbers < self.num_examples)
+            return function(rows, are_counted)
 
         num_chunks = -(-self.num_rows // size)
         if num_chunks == 1:
@@ -280,8 +285,7 @@ class Posterior(eqx.Module):
         def of_chunk(i):
             k = i * num_readers + which
             numbers = k * count + lax.iota(jnp.int32, count)
-            weights = (numbers < self.num_examples).astype(jnp.float32)
-            return function(_read(source.chunk, source.like(count), k), weights)
+            return function(_read(source.chunk, source.like(count), k), numbers < self.num_examples)
 
         def add(k, total):
             return jax.tree.map(jnp.add, total, of_chunk(k))
