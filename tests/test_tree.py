@@ -50,7 +50,7 @@ def test_all_finite_sees_one_bad_number_in_any_leaf(bad):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
-def test_numbers_whose_sum_is_not_finite_are_so_themselves(dtype):
+def test_finite_numbers_are_seen_to_be_though_their_sum_is_not(dtype):
     largest = jnp.full(100_000, jnp.finfo(dtype).max)
     assert jax.jit(tree.all_finite)(largest)
     assert not jax.jit(tree.all_finite)(largest.at[-1].set(np.nan))

@@ -15,7 +15,7 @@ _FEW = 4
 _BLOCK_DRAWS = 512
 """Draws of a block on an accelerator, which makes all of them even where fewer are asked for."""
 _BLOCK_ROWS = 1_048_576
-"""The same for gradients' variates alone: each draw of rows costs an accelerator some launches."""
+"""Variates of gradients drawn at once, alone: each time costs an accelerator some launches."""
 
 
 class Plan(NamedTuple):
