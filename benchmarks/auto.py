@@ -20,7 +20,7 @@ from jax.scipy.stats import norm
 from numpy.typing import ArrayLike
 
 import sghmc
-from sghmc.diagnostics import autocorrelation_time
+from sghmc.results.diagnostics import autocorrelation_time
 
 
 def design(rng, count, size, condition=1.0, scales: ArrayLike = 1.0):

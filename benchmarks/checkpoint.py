@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import sghmc
-from sghmc.checkpoint import Folder
-from sghmc.files import Files
+from sghmc.checkpoint.checkpoint import Folder
+from sghmc.checkpoint.store import Files
 
 
 def logistic():

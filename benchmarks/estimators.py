@@ -37,11 +37,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from sghmc.estimators import (
-    BayesianLogisticRegression,
-    BayesianMLPClassifier,
-    BayesianMLPRegressor,
-)
+from sghmc.estimators import BayesianLogisticRegression, BayesianMLPClassifier, BayesianMLPRegressor
 
 HIDDEN = (100,)
 LOADERS = {

@@ -103,9 +103,9 @@ def seconds_of_sums(num_processes: int):
     from jax import lax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from sghmc import hosts
+    from sghmc.core import processes
 
-    hosts.be_unhurried()
+    processes.be_unhurried()
     everywhere = PartitionSpec()
     mesh = jax.make_mesh((num_processes,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 

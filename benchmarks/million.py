@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import sghmc
-from sghmc.diagnostics import autocorrelation_time
-from sghmc.mode import find_mode, hessian
+from sghmc.posterior.mode import find_mode, hessian
+from sghmc.results.diagnostics import autocorrelation_time
 
 
 def make(num_rows: int, num_columns: int):

@@ -65,7 +65,7 @@ GROUPS = {
         "Tune and trust",
         "Settings without hand work, and whether the draws can be trusted.",
         _of(sghmc, "tune", "Tuned")
-        | _of(sghmc.health, "Health")
+        | _of(sghmc.results.health, "Health")
         | _of(sghmc, "HealthWarning", "kernel_stein_discrepancy"),
     ),
     "adaptation": Group(
@@ -115,7 +115,8 @@ GROUPS = {
     "extending": Group(
         "Parts of a sampler",
         "What a new sampler is made of; the page Extend shows it at work.",
-        _of(base, "Sampler", "Kernel") | _of(sghmc.gradients, "Gradient", "Estimator", "Oracle"),
+        _of(base, "Sampler", "Kernel")
+        | _of(sghmc.gradients.base, "Gradient", "Estimator", "Oracle"),
     ),
 }
 

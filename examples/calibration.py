@@ -13,7 +13,7 @@ import numpy as np
 
 import sghmc
 from sghmc.models import MLP
-from sghmc.scores import class_scores
+from sghmc.results.scores import class_scores
 
 NUM_SAMPLES = 500  # quick: 100
 generator = np.random.default_rng(0)

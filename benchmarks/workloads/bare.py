@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 import sghmc
-from sghmc import tree, xla
-from sghmc.layout import Layout
-from sghmc.program import NUM_STREAMS, Program
+from sghmc.core import tree, xla
+from sghmc.engine.layout import Layout
+from sghmc.engine.program import NUM_STREAMS, Program
 from sghmc.samplers.base import Sampler
 from workloads import timing
 

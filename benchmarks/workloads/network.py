@@ -7,7 +7,7 @@ import optax
 from jax import lax
 
 import sghmc
-from sghmc import random
+from sghmc.core import random
 from sghmc.models import MLP
 from workloads import bare, images, peers
 from workloads.options import Options

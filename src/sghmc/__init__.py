@@ -8,15 +8,18 @@ from sghmc.adapt import Adapt
 from sghmc.adapt.hmc import AdaptHMC
 from sghmc.adapt.mass import AdaptMass
 from sghmc.adapt.scale import AdaptScale
-from sghmc.checkpoint import Checkpoint, CheckpointError, CheckpointWarning
-from sghmc.control import ControlVariate
-from sghmc.gibbs import Gibbs
-from sghmc.gradients import FullBatch, Minibatch, NoisyGradient
-from sghmc.health import HealthWarning
-from sghmc.hosts import LostProcessError, ProcessError
-from sghmc.noise import EmpiricalFisher
-from sghmc.posterior import Posterior, Potential
-from sghmc.priors import GaussianPrior
+from sghmc.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWarning
+from sghmc.core.processes import LostProcessError, ProcessError
+from sghmc.gradients.base import FullBatch, Minibatch, NoisyGradient
+from sghmc.gradients.control_variate import ControlVariate
+from sghmc.gradients.fisher import EmpiricalFisher
+from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.posterior import Posterior, Potential
+from sghmc.posterior.priors import GaussianPrior
+from sghmc.posterior.source import DataError
+from sghmc.results.health import HealthWarning
+from sghmc.results.samples import DivergenceError, GradientNoiseError, Samples
+from sghmc.results.stein import kernel_stein_discrepancy
 from sghmc.samplers.austerity import Austerity
 from sghmc.samplers.cyclical import Cyclical
 from sghmc.samplers.descent import SGD, Momentum
@@ -29,11 +32,8 @@ from sghmc.samplers.sgnht import SGNHT
 from sghmc.samplers.sgrhmc import SGRHMC
 from sghmc.samplers.splitting import BAOAB, OBABO
 from sghmc.samplers.whitened import Whitened
-from sghmc.samples import DivergenceError, GradientNoiseError, Samples
 from sghmc.sampling import sample
-from sghmc.source import DataError
-from sghmc.stein import kernel_stein_discrepancy
-from sghmc.tune import Tuned, tune
+from sghmc.tuning.tune import Tuned, tune
 
 __version__ = "0.1.0"
 

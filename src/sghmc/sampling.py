@@ -6,17 +6,18 @@ from typing import Any, Literal
 
 import jax
 
-from sghmc import checks, hosts
 from sghmc.adapt import Adaptation
-from sghmc.checkpoint import Checkpoint
-from sghmc.gibbs import Gibbs
-from sghmc.gradients import Gradient
-from sghmc.posterior import StackedPosterior, Target
-from sghmc.recall import recall
-from sghmc.run import run
+from sghmc.checkpoint.checkpoint import Checkpoint
+from sghmc.core import processes
+from sghmc.engine import checks
+from sghmc.engine.run import run
+from sghmc.gradients.base import Gradient
+from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.posterior import StackedPosterior, Target
+from sghmc.results.samples import Samples
 from sghmc.samplers.base import Sampler
-from sghmc.samples import Samples
-from sghmc.tune import tune
+from sghmc.tuning.saved import recall
+from sghmc.tuning.tune import tune
 from sghmc.types import PyTree
 
 _BATCH_SIZE = 500
@@ -113,7 +114,7 @@ def sample(
             '"auto" chooses starts and settings itself, for one posterior: give one init, and no '
             "init_axis, posterior_axis or adapt; or call sghmc.tune first."
         )
-    if hosts.are_many():
+    if processes.are_many():
         raise ValueError(
             f'"auto" tunes in one process, but jax.distributed runs {jax.process_count()}: call '
             f"sghmc.tune in one of its own, and sample with its sampler in all."

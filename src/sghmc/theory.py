@@ -18,10 +18,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike
 
-from sghmc import matrices
-from sghmc.gradients import NoisyGradient
-from sghmc.noise import EmpiricalFisher
-from sghmc.posterior import Potential
+from sghmc.core import matrices
+from sghmc.gradients.base import NoisyGradient
+from sghmc.gradients.fisher import EmpiricalFisher
+from sghmc.posterior.posterior import Potential
 from sghmc.samplers.base import Kernel, Sampler
 from sghmc.samplers.whitened import Whitened, WhitenedKernel
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from importlib import resources
 
 import pytest
+
 from views import DESK, SITE
 
 _RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from views import DESK, PHONE
 
 from sghmc import experiments
+from sghmc.display.page import write
 from sghmc.estimators.pages import table_page
 from sghmc.experiments.figure2 import LABELS
-from sghmc.report.page import write
-from sghmc.samples import Info, Samples
+from sghmc.results.samples import Info, Samples
+from views import DESK, PHONE
 
 pytestmark = pytest.mark.browser
 NAME = "<script>alert('run')</script><img src=x onerror=alert(1)>"

@@ -1,6 +1,7 @@
 """The site that `make docs` built, in a browser."""
 
 import pytest
+
 from views import DESK, PHONE, SITE
 
 pytestmark = pytest.mark.browser

@@ -7,7 +7,6 @@ from typing import Annotated
 import jax
 import typer
 
-from sghmc import demo as demonstration
 from sghmc.cli.session import (
     AsJson,
     Debug,
@@ -19,8 +18,9 @@ from sghmc.cli.session import (
     print_json,
     session,
 )
+from sghmc.display.page import write
+from sghmc.experiments import demo as demonstration
 from sghmc.experiments import files
-from sghmc.report.page import write
 
 
 @app.command()

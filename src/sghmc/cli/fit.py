@@ -18,8 +18,8 @@ from sghmc.cli.session import (
     print_table,
     session,
 )
+from sghmc.display.page import write
 from sghmc.experiments import files
-from sghmc.report.page import write
 
 
 @app.command()
@@ -49,7 +49,7 @@ def fit(
     reliability.png, report.html and model.sghmc.
     """
     with session(debug):
-        from sghmc.data.features import read_table
+        from sghmc.data.tables.features import read_table
         from sghmc.estimators import pages, tabular
 
         fitted = tabular.fit_table(
@@ -94,7 +94,7 @@ def predict(
         if quiet and out is None:
             raise ValueError("--quiet without --out would predict for nobody: name a file.")
         from sghmc import estimators
-        from sghmc.data.features import read_table
+        from sghmc.data.tables.features import read_table
         from sghmc.estimators import tabular
 
         loaded = estimators.load(model / MODEL if model.is_dir() else model)

@@ -17,8 +17,8 @@ from sghmc.cli.session import (
     print_table,
     session,
 )
+from sghmc.display.page import write
 from sghmc.experiments import files
-from sghmc.report.page import write
 
 RatingsFile = Annotated[
     pathlib.Path,

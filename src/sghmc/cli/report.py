@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sghmc import demo, experiments, recorded
+from sghmc import experiments
+from sghmc.checkpoint import reader
 from sghmc.cli.session import AsJson, Debug, Quiet, app, print_json, session
-from sghmc.experiments import files
-from sghmc.report.page import write
+from sghmc.display.page import write
+from sghmc.experiments import demo, files
 
 
 @app.command()
@@ -33,7 +34,7 @@ def report(
         kind = _kind(folder)
         target = folder / "report.html" if out is None else out
         if kind == "run":
-            samples = recorded.read_run(folder)
+            samples = reader.read_run(folder)
             path = samples.report(target, title=f"Run in {folder.absolute().name}")
         else:
             path = write(target, _page(kind, folder))
@@ -48,7 +49,7 @@ def _kind(folder: pathlib.Path) -> str:
     if not folder.is_dir():
         reason = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {reason}: name the folder of a run.")
-    if recorded.is_run(folder):
+    if reader.is_run(folder):
         return "run"
     if (folder / "result.json").exists():
         return _command(folder)

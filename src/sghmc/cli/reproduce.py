@@ -18,8 +18,8 @@ from sghmc.cli.session import (
     print_json,
     session,
 )
+from sghmc.display.page import write
 from sghmc.experiments import pages
-from sghmc.report.page import write
 
 _EVERYTHING = "all"
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sghmc.data.idx import read_idx
+from sghmc.data.tables.idx import read_idx
 
 _MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

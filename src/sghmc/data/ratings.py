@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sghmc.data import columns, tables
+from sghmc.data.tables import columns, table_files
 
 DUPLICATES = ("error", "last", "mean")
 
@@ -95,7 +95,7 @@ def load_ratings(
     has user, item, rating first. `duplicates` says what becomes of a pair (user, item) that is
     rated twice: "error", "last" or "mean".
     """
-    table = tables.read_columns(pathlib.Path(path))
+    table = table_files.read_columns(pathlib.Path(path))
     return _from_columns(table, (user, item, rating), duplicates, str(path))
 
 

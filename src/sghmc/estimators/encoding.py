@@ -4,7 +4,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sghmc.data.features import Columns
+from sghmc.data.tables.features import Columns
 
 _MOST_CATEGORIES = 100
 

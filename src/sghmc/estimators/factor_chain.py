@@ -17,11 +17,11 @@ import numpy as np
 from sghmc.adapt import Adapt
 from sghmc.data.ratings import Ratings
 from sghmc.estimators.rows import padded, padded_size
-from sghmc.gradients import FullBatch, Minibatch
+from sghmc.gradients.base import FullBatch, Minibatch
 from sghmc.models.factorization import SIDES, MatrixFactorization
-from sghmc.posterior import Posterior
+from sghmc.posterior.posterior import Posterior
+from sghmc.results.samples import DivergenceError
 from sghmc.samplers.sghmc import SGHMC
-from sghmc.samples import DivergenceError
 from sghmc.sampling import sample
 from sghmc.types import PyTree
 

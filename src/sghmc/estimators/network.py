@@ -16,12 +16,12 @@ import numpy as np
 
 from sghmc.estimators.curvature import largest_curvatures
 from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
-from sghmc.gradients import FullBatch, Minibatch
+from sghmc.gradients.base import FullBatch, Minibatch
 from sghmc.models.mlp import MLP
-from sghmc.posterior import Posterior
-from sghmc.priors import GaussianPrior
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.priors import GaussianPrior
+from sghmc.results.samples import DivergenceError, Samples
 from sghmc.samplers.sghmc import SGHMC
-from sghmc.samples import DivergenceError, Samples
 from sghmc.sampling import sample
 from sghmc.types import PyTree
 

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
+from sghmc.display import page, pictures
 from sghmc.estimators import tabular
-from sghmc.report import page, pictures
 
 _LARGEST_Z = 3.5
 """Ten comparisons of a calibrated model have a larger one in one of 200 cases."""

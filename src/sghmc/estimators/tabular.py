@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sghmc.data.features import Columns
+from sghmc.data.tables.features import Columns
 from sghmc.estimators.encoding import Encoding
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression
 from sghmc.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor
@@ -144,7 +144,7 @@ def _split(y: np.ndarray, task: str, fraction: float, seed: int) -> tuple[np.nda
 def _judge_classes(model: Any, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     import jax.numpy as jnp
 
-    from sghmc.scores import class_scores
+    from sghmc.results.scores import class_scores
 
     p = model.predict_proba(x)
     labels = np.searchsorted(model.classes_, y)

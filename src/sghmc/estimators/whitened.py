@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.estimators.rows import Rows, padded
-from sghmc.gibbs import Gibbs
-from sghmc.posterior import Posterior
-from sghmc.priors import draw_precision
+from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.priors import draw_precision
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.sampling import sample
 from sghmc.types import PyTree

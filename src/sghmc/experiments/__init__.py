@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from sghmc.display.page import write
 from sghmc.experiments import files, pages
-from sghmc.report.page import write
 
 if TYPE_CHECKING:
     from rich.table import Table

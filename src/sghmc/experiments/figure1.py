@@ -15,8 +15,8 @@ import numpy as np
 
 from sghmc.experiments import pictures
 from sghmc.experiments.claims import Claim
-from sghmc.gradients import FullBatch, Gradient, NoisyGradient
-from sghmc.posterior import Potential
+from sghmc.gradients.base import FullBatch, Gradient, NoisyGradient
+from sghmc.posterior.posterior import Potential
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.sghmc import SGHMC

@@ -16,14 +16,14 @@ from sghmc.data.mnist import Images, load_mnist
 from sghmc.experiments import methods, pictures
 from sghmc.experiments.claims import Claim
 from sghmc.experiments.methods import OPTIMIZERS
-from sghmc.gradients import Minibatch
+from sghmc.gradients.base import Minibatch
 from sghmc.models.mlp import MLP
-from sghmc.posterior import Posterior
+from sghmc.posterior.posterior import Posterior
+from sghmc.results.samples import Samples
+from sghmc.results.scores import ClassScores, class_scores
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.sghmc import SGHMC
-from sghmc.samples import Samples
 from sghmc.sampling import sample
-from sghmc.scores import ClassScores, class_scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.experiments import pictures
+from sghmc.results.samples import Samples
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
-from sghmc.samples import Samples
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sghmc.display import page, pictures
 from sghmc.experiments.claims import Claim
-from sghmc.report import page, pictures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

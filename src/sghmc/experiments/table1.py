@@ -18,12 +18,12 @@ from sghmc.experiments import methods, pictures, rating_folds
 from sghmc.experiments.claims import Claim
 from sghmc.experiments.methods import LABELS, OPTIMIZERS
 from sghmc.experiments.rating_folds import Problem, TestSets
-from sghmc.gradients import Minibatch
+from sghmc.gradients.base import Minibatch
 from sghmc.models.factorization import SIDES, MatrixFactorization
-from sghmc.posterior import StackedPosterior
+from sghmc.posterior.posterior import StackedPosterior
+from sghmc.results.samples import Samples
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.sghmc import SGHMC
-from sghmc.samples import Samples
 from sghmc.sampling import sample
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from numpyro.infer import Predictive
 from sghmc.interop.arguments import Given, Rows, Whole
 from sghmc.interop.model import Examples, Model
 from sghmc.interop.sites import INFER, Plates, Site, Structure
-from sghmc.posterior import Posterior
-from sghmc.samples import Samples
+from sghmc.posterior.posterior import Posterior
+from sghmc.results.samples import Samples
 
 if TYPE_CHECKING:
     import arviz

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from sghmc import checks, random
-from sghmc.gradients import Oracle
-from sghmc.program import MOTION, START
-from sghmc.run import chain_keys
+from sghmc.core import random
+from sghmc.engine import checks
+from sghmc.engine.program import MOTION, START
+from sghmc.engine.run import chain_keys
+from sghmc.gradients.base import Oracle
 from sghmc.samplers.base import Kernel, Sampler
 from sghmc.theory import moving
 from sghmc.types import Evaluation, PyTree

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from sghmc import checks
-from sghmc.posterior import Posterior, Potential, StackedPosterior
-from sghmc.samples import Info, Samples
+from sghmc.engine import checks
+from sghmc.posterior.posterior import Posterior, Potential, StackedPosterior
+from sghmc.results.samples import Info, Samples
 from sghmc.types import PyTree
 
 

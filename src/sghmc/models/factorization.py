@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import random
 from sghmc.adapt import Adapt
-from sghmc.gibbs import Gibbs
-from sghmc.posterior import Posterior
-from sghmc.priors import draw_precision
+from sghmc.core import random
+from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.priors import draw_precision
 from sghmc.types import PyTree
 
 SIDES = ("user", "item")

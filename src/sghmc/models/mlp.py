@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.gibbs import Gibbs
-from sghmc.posterior import Posterior
-from sghmc.priors import GaussianPrior, draw_precision
+from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.priors import GaussianPrior, draw_precision
 from sghmc.types import PyTree
 
 

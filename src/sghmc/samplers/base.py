@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import matrices, notebook, random, tree
-from sghmc.gradients import Oracle
-from sghmc.noise import EmpiricalFisher
+from sghmc.core import matrices, random, tree
+from sghmc.display import notebook
+from sghmc.gradients.base import Oracle
+from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.types import PyTree, Schedule, StepInfo
 
 _SCHEDULE_POINTS = 1 << 20

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sghmc import tree
+from sghmc.core import tree
 from sghmc.samplers.base import (
     Kernel,
     Sampler,

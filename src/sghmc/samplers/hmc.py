@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc import matrices, random, tree
+from sghmc.core import matrices, random, tree
 from sghmc.samplers.austerity import Austerity
 from sghmc.samplers.base import (
     Kernel,

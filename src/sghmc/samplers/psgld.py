@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sghmc import random, tree
+from sghmc.core import random, tree
 from sghmc.samplers.base import (
     Kernel,
     Sampler,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc import random, tree
+from sghmc.core import random, tree
 from sghmc.samplers.base import Kernel, Sampler, Traits, check_setting
 from sghmc.samplers.subset import estimate
 from sghmc.types import PyTree, StepInfo

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import matrices, random, tree
-from sghmc.noise import EmpiricalFisher
+from sghmc.core import matrices, random, tree
+from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.samplers.base import (
     Kernel,
     NoiseEstimate,

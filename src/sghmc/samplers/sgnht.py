@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sghmc import matrices, random, tree
+from sghmc.core import matrices, random, tree
 from sghmc.samplers.base import (
     Kernel,
     Sampler,

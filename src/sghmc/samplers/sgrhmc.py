@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from sghmc import matrices, random, tree
+from sghmc.core import matrices, random, tree
 from sghmc.samplers.base import (
     Kernel,
     Sampler,

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from sghmc import random, tree
+from sghmc.core import random, tree
 from sghmc.samplers.base import Traits, value_at
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
 from sghmc.types import PyTree, StepInfo

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sghmc import random
+from sghmc.core import random
 from sghmc.types import Change
 
 

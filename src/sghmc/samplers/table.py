@@ -7,8 +7,8 @@ state, from its shapes. What cannot is in the `traits` of each sampler's class.
 import jax
 import jax.numpy as jnp
 
-from sghmc import tree
-from sghmc.gradients import Oracle
+from sghmc.core import tree
+from sghmc.gradients.base import Oracle
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.cyclical import Cyclical
 from sghmc.samplers.descent import SGD, Momentum

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import matrices, tree
+from sghmc.core import matrices, tree
 from sghmc.samplers.base import Kernel, Sampler, Traits
 from sghmc.types import PyTree
 

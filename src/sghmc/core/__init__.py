@@ -1,0 +1,1 @@
+"""What knows nothing of statistics: trees, random numbers, matrices, compiler, processes."""

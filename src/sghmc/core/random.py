@@ -1,0 +1,262 @@
+"""The one generator: every variate is a function of (key, step, slot), and of nothing else.
+
+The bits are those of jax's threefry-2x32 with the counter (step, slot), that is, of a
+`jax.random.bits` array whose row `step` has 2³² columns; so the variates of a step do not depend
+on how many steps are drawn at once. The rounds are written out because XLA:CPU compiles jax's own
+rolled loop to something several times slower.
+
+Every function takes a key as two 32-bit words (`words`), or with their `parity` as a third, which
+an accelerator need not compute in every step then; the arrays it returns are 1-D, step after step,
+the layout that XLA vectorizes best and that a step cuts its part out of. Words with a second axis
+are the keys of several chains: all arrays then have that axis, last.
+
+They are jitted, though they run inside of compiled programs, so that Python goes through their
+hundreds of operations once for a shape, not wherever they are used.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sghmc.core import tree, xla
+from sghmc.types import PyTree
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_SHUFFLE_ROUNDS = 24
+_sized = functools.partial(jax.jit, static_argnames=("num_steps", "width", "slot", "dtype"))
+
+
+def words(key: jax.Array) -> jax.Array:
+    """The two words of a typed jax key (of each key in an array of keys)."""
+    data = jax.random.key_data(key)
+    if data.shape[-1] == 2:
+        return data
+    # One key at a time: for other generators vmap would take all bits from the first key.
+    drawn = lax.map(lambda k: jax.random.bits(k, (2,), jnp.uint32), key.reshape(-1))
+    return drawn.reshape(*key.shape, 2)
+
+
+def fold(key: jax.Array, number) -> jax.Array:
+    """A new key from a key and a number: the words of `jax.random.fold_in`."""
+    return jnp.stack(_threefry(key, jnp.uint32(0), jnp.asarray(number).astype(jnp.uint32)))
+
+
+def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
+    """Threefry-2x32 with 20 rounds of the counter (high, low), elementwise; NumPy's arrays too."""
+    schedule = (key[0], key[1], key[2] if len(key) == 3 else parity(key[0], key[1]))
+    x, y = high + schedule[0], low + schedule[1]
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x = x + y
+            y = ((y << np.uint32(rotation)) | (y >> np.uint32(32 - rotation))) ^ x
+        x = x + schedule[(group + 1) % 3]
+        y = y + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return x, y
+
+
+def parity(x: Any, y: Any) -> Any:
+    """The third word of threefry's schedule, from the two of a key."""
+    return x ^ y ^ np.uint32(0x1BD11BDA)
+
+
+_threefry = jax.jit(threefry)
+
+
+def _bits(key, start, num_steps: int, width: int, slot: int = 0) -> tuple[jax.Array, jax.Array]:
+    """Two words for each of `num_steps` rows of `width` variates, raveled."""
+    step, slots = _counters(start, num_steps, width, slot)
+    return _threefry(_beside(key, 1), _under(key, step), _under(key, slots))
+
+
+def _beside(key: jax.Array, num_axes: int) -> jax.Array:
+    """Keys of several chains, made to broadcast against variates with `num_axes` axes."""
+    return key if key.ndim == 1 else jnp.expand_dims(key, tuple(range(1, 1 + num_axes)))
+
+
+def _under(key: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Numbers that all chains have in common, made to broadcast against theirs."""
+    return numbers if key.ndim == 1 or numbers.ndim == 0 else numbers[..., None]
+
+
+def _counters(start, num_steps: int, width: int, slot: int) -> tuple[jax.Array, jax.Array]:
+    """(step, slot) of `num_steps` rows of `width` variates, raveled."""
+    first = jnp.asarray(start).astype(jnp.uint32)
+    number = lax.iota(jnp.uint32, num_steps * width)
+    if num_steps == 1:  # what the general case says, without a division for every variate
+        return first, number + np.uint32(slot)
+    return first + number // np.uint32(width), number % np.uint32(width) + np.uint32(slot)
+
+
+@_sized
+def uniforms(
+    key, start, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
+) -> jax.Array:
+    """Uniform variates on [0, 1)."""
+    return _unit(*_bits(key, start, num_steps, width, slot), dtype)
+
+
+def bits(key, start, num_steps: int, width: int, *, slot: int = 0) -> jax.Array:
+    """Random 32-bit words; two of them make a key."""
+    return _bits(key, start, num_steps, width, slot)[0]
+
+
+def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
+    """Floats on [0, 1) from two words, as `jax.random.uniform` makes them."""
+    if jnp.dtype(dtype) == jnp.float64:
+        mantissa = (x.astype(jnp.uint64) << np.uint64(32) | y.astype(jnp.uint64)) >> np.uint64(12)
+        one = np.float64(1.0).view(np.uint64)
+        return lax.bitcast_convert_type(mantissa | one, jnp.float64) - 1.0
+    mantissa = (x ^ y) >> np.uint32(9)
+    one = np.float32(1.0).view(np.uint32)
+    return lax.bitcast_convert_type(mantissa | one, jnp.float32) - np.float32(1.0)
+
+
+@_sized
+def normals(
+    key, start, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
+) -> jax.Array:
+    """Standard normal variates by inversion."""
+    wide = jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
+    lowest = np.nextafter(np.array(-1.0, wide), np.array(0.0, wide))
+    unit = uniforms(key, start, num_steps, width, slot=slot, dtype=wide)
+    signed = jnp.maximum(lowest, unit * (1 - lowest) + lowest)
+    inverse = lax.erf_inv(signed) if wide == jnp.float64 else _erf_inv(signed)
+    return (inverse * np.array(math.sqrt(2), wide)).astype(dtype)
+
+
+def _erf_inv(x: jax.Array) -> jax.Array:
+    """Giles' single-precision inverse error function (GPU Computing Gems, 2011, ch. 10).
+
+    With log((1 − x)(1 + x)), both factors exact, in place of XLA's log1p(−x²): as accurate, faster.
+    """
+    w = -jnp.log((1 - x) * (1 + x))
+    center, tail = w - np.float32(2.5), jnp.sqrt(w) - np.float32(3.0)
+    p, q = jnp.float32(2.81022636e-08), jnp.float32(-0.000200214257)
+    for c in (3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+              -0.00417768164, 0.246640727, 1.50140941):  # fmt: skip
+        p = p * center + np.float32(c)
+    for c in (0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+              0.00943887047, 1.00167406, 2.83297682):  # fmt: skip
+        q = q * tail + np.float32(c)
+    return jnp.where(w < 5, p, q) * x
+
+
+def normals_like(key, start, num_steps: int, like: PyTree, *, copies: int = 1) -> list[jax.Array]:
+    """Standard normals, `copies` for every parameter: an array for each leaf of `like`.
+
+    A parameter's slots follow from its number among the raveled parameters.
+    """
+    slot, drawn = 0, []
+    for leaf, size in zip(jax.tree.leaves(like), tree.sizes(like), strict=True):
+        width = copies * size
+        drawn.append(normals(key, start, num_steps, width, slot=slot, dtype=leaf.dtype))
+        slot += width
+    return drawn
+
+
+def copy_of(noise: list[jax.Array], i, like: PyTree) -> PyTree:
+    """The i-th copy of one step's `normals_like`, as a pytree like the parameters."""
+    leaves, treedef = jax.tree.flatten(like)
+    parts = [
+        lax.dynamic_slice(drawn, (i * size,), (size,)).reshape(leaf.shape)
+        for drawn, leaf, size in zip(noise, leaves, tree.sizes(like), strict=True)
+    ]
+    return jax.tree.unflatten(treedef, parts)
+
+
+def integers(key, start, num_steps: int, width: int, bound) -> jax.Array:
+    """Uniform integers below `bound`: the high half of a 64-bit word times the bound.
+
+    The bias, at most bound / 2⁶⁴ relative, cannot be seen; with 32-bit words it could.
+    """
+    return _scale(*_bits(key, start, num_steps, width), bound)
+
+
+@jax.jit
+def _scale(x: jax.Array, y: jax.Array, bound) -> jax.Array:
+    """⌊(2³² x + y) · bound / 2⁶⁴⌋ in 32-bit arithmetic."""
+    high, low = _multiply(x, bound)
+    carry_in, _ = _multiply(y, bound)
+    return (high + (low + carry_in < low).astype(jnp.uint32)).astype(jnp.int32)
+
+
+def _multiply(x: jax.Array, bound) -> tuple[jax.Array, jax.Array]:
+    """Both halves of the 64-bit product of two 32-bit numbers."""
+    bound = jnp.asarray(bound).astype(jnp.uint32)
+    low16, high16 = bound & np.uint32(0xFFFF), bound >> np.uint32(16)
+    x_low, x_high = x & np.uint32(0xFFFF), x >> np.uint32(16)
+    middle = x_high * low16 + ((x_low * low16) >> np.uint32(16))
+    cross = x_low * high16 + (middle & np.uint32(0xFFFF))
+    high = x_high * high16 + (middle >> np.uint32(16)) + (cross >> np.uint32(16))
+    return high, x * bound
+
+
+def gammas(key: jax.Array, shape: jax.Array) -> jax.Array:
+    """Gamma variates with rate 1, by Marsaglia & Tsang's rejection (2000).
+
+    Attempt i takes row i of the key's variates; below 1, a variate of shape + 1 is scaled down. In
+    place of `jax.random.gamma`, which takes XLA for CPUs several times as long to compile.
+    """
+    flat = shape.reshape(-1)
+    d = jnp.where(flat < 1, flat + 1, flat) - 1 / 3
+    width, dtype = flat.size, flat.dtype
+
+    def attempt(state):
+        i, accepted, is_done = state
+        r = normals(key, i, 1, width, dtype=dtype) / (3 * jnp.sqrt(d))
+        u = uniforms(key, i, 1, width, slot=width, dtype=dtype)
+        is_inside = r > -1
+        r = jnp.where(is_inside, r, 0)
+        # x²/2 + d − dv + d log v with v = (1 + r)³, put so that large shapes lose no digits.
+        log_ratio = 3 * d * (jnp.log1p(r) - r * (1 - r * (1 / 2 - r / 3)))
+        is_good = is_inside & (jnp.log(u) < log_ratio)
+        return i + 1, jnp.where(is_done, accepted, (1 + r) ** 3), is_done | is_good
+
+    start = jnp.int32(1), jnp.ones_like(d), jnp.zeros(width, bool)
+    v = lax.while_loop(lambda state: ~jnp.all(state[2]), attempt, start)[1]
+    # 1 − u is never 0, and so no variate is.
+    below = (1 - uniforms(key, 0, 1, width, dtype=dtype)) ** (1 / flat)
+    return (d * v * jnp.where(flat < 1, below, 1)).reshape(shape.shape)
+
+
+@jax.jit
+def permuted(key, number: jax.Array, index: jax.Array, bound) -> jax.Array:
+    """The image of `index` under the `number`-th random permutation of 0, …, bound − 1.
+
+    A keyed bijection, computed for the asked entries only: the swap-or-not shuffle (Hoang, Morris &
+    Rogaway, 2012), which works for every bound in straight-line code, then a uniform rotation, so
+    that each image is exactly uniform. `number` has one entry for each row of `index`.
+    """
+    row = jnp.asarray(number).astype(jnp.uint32)[:, None]
+    counter = lax.iota(jnp.uint32, _SHUFFLE_ROUNDS + 1)[None]
+    x, salt = _threefry(_beside(key, 2), _under(key, row), _under(key, counter))
+    pivots = _scale(x, jnp.zeros_like(x), bound)
+    image = _under(key, index)
+    image = jnp.broadcast_to(image, jnp.broadcast_shapes(image.shape, pivots[:, :1].shape))
+
+    def swapped(i, image):
+        pivot, salted = (lax.dynamic_slice_in_dim(each, i, 1, axis=1) for each in (pivots, salt))
+        partner = pivot - image
+        partner = jnp.where(partner < 0, partner + bound, partner)
+        coin = _mix(jnp.maximum(image, partner).astype(jnp.uint32) ^ salted)
+        return jnp.where(coin >> np.uint32(31) == 1, partner, image)
+
+    # Round by round on CPUs, where that is faster, and quicker to compile; elsewhere each round
+    # would be a launch.
+    image = lax.fori_loop(0, _SHUFFLE_ROUNDS, swapped, image, unroll=xla.has_accelerator())
+    rotation = _scale(x[:, -1:], salt[:, -1:], bound)
+    image = image - (bound - rotation)
+    return jnp.where(image < 0, image + bound, image)
+
+
+@jax.jit
+def _mix(x: jax.Array) -> jax.Array:
+    """An avalanche of 32 bits (the finalizer of MurmurHash3)."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))

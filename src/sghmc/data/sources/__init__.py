@@ -1,0 +1,1 @@
+"""Rows larger than memory."""

@@ -1,0 +1,179 @@
+"""Files of rows that need not fit into memory: `.npy` and Arrow IPC, mapped and read at random."""
+
+import concurrent.futures
+import math
+import os
+import pathlib
+import time
+
+import jax
+import numpy as np
+
+from sghmc.data.sources import arrow, scattered
+from sghmc.data.sources.mapping import Column, File, Ways, available_memory, check_dtype
+from sghmc.posterior.source import DataError, NotFinite, Source, check_finite, check_num_rows
+from sghmc.types import PyTree
+
+_SPAN_BYTES = 1 << 27
+"""Of the files, how much a thread may have resident: a page that was read counts until released."""
+_NUM_THREADS = min(4, os.cpu_count() or 1)
+_FAR_APART = 1 << 13
+"""Bytes from row to row below which most pages are needed anyway, and mapped."""
+
+
+class MemoryMapped(Source):
+    """Rows of `.npy` or Arrow IPC files, read where they lie: files may be larger than memory.
+
+    | `files` | `data` of the posterior |
+    | --- | --- |
+    | a pytree of paths of `.npy` files | the same pytree of their arrays; a single path: an array |
+    | a directory of `.npy` files | a dict, each array under its file's name without `.npy` |
+    | an Arrow file or a directory of them | a dict of columns, the files in order of name |
+
+    Arrays share their leading axis, one row an example. Arrow columns hold numbers, or lists of
+    numbers of a fixed size, uncompressed and without nulls.
+
+    Every row is as likely as any other, and a run takes the same rows as with the arrays in memory.
+    What is resident stays at about a gigabyte, whatever the files' size. Reading is
+    quickest where the system's cache has the files in large pages, as after a pass over them. Files
+    must not change while they are in use: that is seen before the next read, but a file cut short
+    during a read ends the process. Rows with NaN or infinity are refused unless `allow_nan`.
+
+    >>> import numpy as np, pathlib, sghmc, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> np.save(folder / "x.npy", np.zeros((5, 2)))
+    >>> np.save(folder / "y.npy", np.arange(5))
+    >>> source = sghmc.data.MemoryMapped(folder)
+    >>> source.num_rows, source.take(np.array([3, 1]))["y"].tolist()
+    (5, [3, 1])
+    """
+
+    def __init__(self, files: PyTree, *, allow_nan: bool = False):
+        columns = _open(files)
+        self._columns, self._treedef = jax.tree.flatten(columns)
+        if not self._columns:
+            raise DataError("MemoryMapped needs a path, or a pytree of paths, but was given none.")
+        self._files = list({id(f): f for c in self._columns for f in c.files}.values())
+        self._name = ", ".join(str(file.path) for file in self._files[:3])
+        self._allow_nan = allow_nan
+        lengths = {column.name: column.num_rows for column in self._columns}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                f"The files have different numbers of rows, {lengths}: they must agree."
+            )
+        self._num_rows = next(iter(lengths.values()))
+        check_num_rows(self._num_rows, self._name)
+        size = sum(file.size for file in self._files)
+        self._row_size = size / self._num_rows
+        # What is read around a row stays where all of it fits, and is mapped by large pages.
+        advice = "MADV_RANDOM" if size > available_memory() else "MADV_HUGEPAGE"
+        for file in self._files:
+            file.advise(advice)
+        self.example = jax.tree.unflatten(self._treedef, [c.example for c in self._columns])
+        has_scattered = scattered.available() is not None
+        for column in self._columns:
+            column.gives_back = size > _SPAN_BYTES
+        self._threads = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS, "sghmc-spans")
+        self._num_low_bits = max(0, (self._num_rows - 1).bit_length() - 16)
+        block = 1 << self._num_low_bits  # rows that `order` does not tell apart
+        rows_per_span = max(1, int(_SPAN_BYTES / self._row_size / block)) * block
+        self._edges = np.arange(rows_per_span, self._num_rows, rows_per_span)
+        ways = (Column.read, *[Column.read_scattered] * has_scattered)
+        # A part of a file may be in the cache in large pages, and the next in small ones.
+        self._ways = [Ways(*ways) for _ in range(len(self._edges) + 1)]
+
+    @property
+    def num_rows(self):
+        return self._num_rows
+
+    def order(self, numbers):
+        """By the highest 16 bits: rows nearer than that lie on the same pages, or almost."""
+        if any(len(column.pieces) > 1 for column in self._columns):
+            return super().order(numbers)
+        return np.argsort((numbers >> self._num_low_bits).astype(np.uint16), kind="stable")
+
+    def read(self, numbers, rows):
+        for file in self._files:
+            file.check()
+        leaves = jax.tree.leaves(rows)
+        cuts = [0, *np.searchsorted(numbers, self._edges), len(numbers)]
+
+        def read_span(ways: Ways, start: int, stop: int) -> None:
+            if start < stop:
+                self._read_span(ways, numbers[start:stop], [leaf[start:stop] for leaf in leaves])
+
+        for _ in self._threads.map(read_span, self._ways, cuts, cuts[1:]):
+            pass
+
+    def _read_span(self, ways: Ways, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
+        extent = (int(numbers.max()) - int(numbers.min())) * self._row_size
+        is_near = extent < _FAR_APART * len(numbers)
+        way, began = Column.read if is_near else ways.quickest, time.perf_counter()
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            way(column, numbers, leaf)
+        if not is_near:
+            ways.note(way, (time.perf_counter() - began) / len(numbers))
+        if not self._allow_nan:  # here, where they are still in the processor's cache
+            self._check_finite(leaves, numbers)
+
+    def _check_finite(self, leaves: list[np.ndarray], numbers: np.ndarray) -> None:
+        try:
+            check_finite(jax.tree.unflatten(self._treedef, leaves), "")
+        except NotFinite as bad:
+            raise DataError(
+                f"{self._name}: {bad.field or 'the array'} is {bad.number} in row "
+                f"{numbers[bad.row]}. Repair or leave out such rows, or take allow_nan=True if the "
+                f"likelihood knows what to do with them."
+            ) from None
+
+
+def _open(files: PyTree) -> PyTree:
+    if isinstance(files, str | os.PathLike):
+        path = pathlib.Path(files)
+        if path.is_dir():
+            return _open_directory(path)
+        if path.suffix in arrow.SUFFIXES:
+            return arrow.columns([path])
+    return jax.tree.map(_npy_column, files)
+
+
+def _open_directory(folder: pathlib.Path) -> dict[str, Column]:
+    entries = sorted(folder.iterdir())
+    arrays = [path for path in entries if path.suffix == ".npy"]
+    tables = [path for path in entries if path.suffix in arrow.SUFFIXES]
+    if bool(arrays) == bool(tables):
+        found = "both" if arrays else "neither"
+        raise DataError(f"{folder} must hold .npy files or Arrow files, but holds {found}.")
+    return arrow.columns(tables) if tables else {path.stem: _npy_column(path) for path in arrays}
+
+
+def _npy_column(path: str | os.PathLike) -> Column:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"MemoryMapped needs paths of files, not {path!r}.")
+    file = File(path)
+    try:
+        version = np.lib.format.read_magic(file.map)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, is_fortran, dtype = read_header(file.map)
+    except (ValueError, KeyError, EOFError, SyntaxError, TypeError) as error:
+        raise DataError(
+            f"{path} is not an .npy file, or its header is damaged: {error}."
+        ) from error
+    check_dtype(path, dtype)
+    if len(shape) == 0 or (is_fortran and len(shape) > 1):
+        raise DataError(
+            f"{path} holds an array of shape {shape}{' in Fortran order' * is_fortran}: save it "
+            f"with a leading axis, one row an example, and in C order (np.ascontiguousarray)."
+        )
+    start = file.map.tell()
+    needed = start + math.prod(shape) * dtype.itemsize
+    if file.size != needed:
+        raise DataError(
+            f"{path} has {file.size} bytes where its header, for an array of shape {shape}, needs "
+            f"{needed}: it is truncated or damaged."
+        )
+    array = np.frombuffer(file.map, dtype, offset=start).reshape(shape)
+    return Column(str(path), [(file, array)])

@@ -1,0 +1,1 @@
+"""How things look: in a notebook, as a page of HTML, as pictures."""

@@ -1,0 +1,1 @@
+"""The compiled loop, and the host that drives it."""

@@ -1,0 +1,214 @@
+"""What sample() refuses: each error names the input, what came, and the remedy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc.adapt import Adaptation
+from sghmc.engine.loop import Start
+from sghmc.engine.program import NEVER, Program
+from sghmc.gradients.base import Estimator, Gradient
+from sghmc.gradients.fisher import EmpiricalFisher
+from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.posterior import Posterior, Potential, StackedPosterior, Target
+from sghmc.samplers.base import Sampler
+from sghmc.types import PyTree
+
+
+def check_types(target, sampler, gradient, keep, averages) -> None:
+    if not isinstance(target, Potential | Posterior | StackedPosterior):
+        raise TypeError(f"sample needs a Posterior or a Potential, not {target!r}.")
+    if not isinstance(sampler, Sampler):
+        raise TypeError(f"sample needs a sampler such as sghmc.SGHMC(…), not {sampler!r}.")
+    if not isinstance(gradient, Gradient):
+        raise TypeError(f"gradient must be sghmc.Minibatch(500) or the like, not {gradient!r}.")
+    if keep is not None and not callable(keep):
+        raise TypeError(f"keep must be a function of the position, not {keep!r}.")
+    if averages is not None and not isinstance(averages, dict):
+        raise TypeError(f"averages must be a dict {{name: function}}, not {averages!r}.")
+    if sampler.subtracts_gradient_noise and not gradient.is_independent:
+        raise ValueError(
+            "gradient_noise must not be subtracted with shuffled epochs: their errors cancel over "
+            "a pass, and subtracting cools the chain. Use replacement=True, or gradient_noise=0."
+        )
+
+
+def check_fisher(fisher: EmpiricalFisher | None, gradient: Gradient) -> None:
+    if fisher is None:
+        return
+    batch_size = getattr(gradient, "batch_size", None)
+    if batch_size is None:
+        raise ValueError(
+            f"EmpiricalFisher estimates the noise of batches, but the gradient is {gradient!r}: "
+            f"the exact gradient has none, so take gradient_noise=0; a NoisyGradient's is known, "
+            f"so take gradient_noise=variance; or use Minibatch or ControlVariate."
+        )
+    if batch_size < 2:
+        raise ValueError(
+            "EmpiricalFisher needs batches of two examples or more, but batch_size is "
+            f"{batch_size}: one example has no scatter."
+        )
+
+
+def check_source(program: Program, sampler: Sampler) -> None:
+    source = getattr(program.target, "source", None)
+    if source is not None and not source.is_independent and sampler.subtracts_gradient_noise:
+        raise ValueError(
+            "gradient_noise must not be subtracted where a stream's rows may come in shuffled "
+            "passes: errors cancel over a pass. Take gradient_noise=0, or Stream(…, "
+            "independent=True) if rows are drawn with replacement."
+        )
+
+
+def check_axis(target, posterior_axis: int | None, num_chains: int) -> None:
+    is_stacked = isinstance(target, StackedPosterior)
+    if posterior_axis not in (None, 0) or (posterior_axis == 0) != is_stacked:
+        raise ValueError(
+            f"posterior_axis is {posterior_axis!r} and the target a {type(target).__name__}: one "
+            f"posterior a chain is posterior_axis=0 with Posterior.stack([…]), else leave it out."
+        )
+    if is_stacked and target.num_chains != num_chains:
+        raise ValueError(
+            f"The target stacks {target.num_chains} posteriors, one for each chain, but num_chains "
+            f"is {num_chains}."
+        )
+
+
+def check_shared(estimator: Estimator, is_stacked: bool) -> None:
+    if is_stacked and estimator.is_shared:
+        raise ValueError(
+            "Batches cannot be shared by chains whose posteriors have data of their own: take "
+            "shared=False with Posterior.stack."
+        )
+
+
+def check_adapt(adapt, sampler: Sampler, num_burnin_steps: int) -> None:
+    if adapt is None:
+        return
+    if not isinstance(adapt, Adaptation):
+        raise TypeError(
+            f"adapt must be sghmc.Adapt(update, every, until), AdaptMass(until) or the like, not "
+            f"{adapt!r}."
+        )
+    estimate = getattr(sampler, "gradient_noise", None)
+    if sampler.subtracts_gradient_noise and not isinstance(estimate, EmpiricalFisher):
+        raise ValueError(
+            f"gradient_noise is fixed at {estimate}, but friction and preconditioner follow a mass "
+            f"that adapts, and may leave no room for it: take EmpiricalFisher(), which is judged "
+            f"as it goes, or gradient_noise=0."
+        )
+    if adapt.until > num_burnin_steps:
+        raise ValueError(
+            f"adapt goes on until step {adapt.until}, but burn-in ends after {num_burnin_steps} "
+            f"steps (num_burnin · thinning): a sampler that adapts has another law than its "
+            f"target's. Take a smaller until or a longer burn-in."
+        )
+
+
+def check_key(key) -> None:
+    is_array = isinstance(key, jax.Array | np.ndarray)
+    is_key = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_key or key.shape != ():
+        shown = f"an array of dtype {key.dtype} and shape {key.shape}" if is_array else repr(key)
+        raise TypeError(
+            f"key must be one typed jax key, such as jax.random.key(0), but is {shown}."
+        )
+
+
+def check_counts(num_samples, num_burnin, thinning, num_chains) -> None:
+    lowest = {"num_samples": 1, "num_burnin": 0, "thinning": 1, "num_chains": 1}
+    given = dict(zip(lowest, (num_samples, num_burnin, thinning, num_chains), strict=True))
+    for name, number in given.items():
+        if not isinstance(number, int | np.integer) or number < lowest[name]:
+            raise ValueError(
+                f"{name} must be a whole number from {lowest[name]}, but is {number!r}."
+            )
+    if (num_burnin + num_samples) * thinning >= NEVER:
+        raise ValueError(
+            f"(num_burnin + num_samples) · thinning is {(num_burnin + num_samples) * thinning}, "
+            f"but a run has at most {NEVER - 1} steps: split it."
+        )
+
+
+def check_gibbs(gibbs, target, like: PyTree) -> None:
+    if gibbs is None:
+        return
+    if not isinstance(gibbs, Gibbs):
+        raise TypeError(f"gibbs must be sghmc.Gibbs(update, every=…), not {gibbs!r}.")
+    if getattr(target, "hyper", None) is None:
+        raise ValueError(
+            "gibbs updates hyperparameters, but the target has none: give Posterior(…, hyper=…)."
+        )
+    returned = jax.eval_shape(lambda params: gibbs.update(jax.random.key(0), params, target), like)
+    old, new = (
+        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), hyper)
+        for hyper in (target.hyper, returned)
+    )
+    if old != new:
+        raise ValueError(
+            f"The Gibbs update must return hyper with the structure, shapes and dtypes it was "
+            f"given, {old}, but returns {new}."
+        )
+
+
+def start_positions(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
+    """The starts of all chains, with a leading chain axis."""
+    if init_axis not in (None, 0):
+        raise ValueError(f"init_axis must be None or 0, but is {init_axis!r}.")
+    leaves = jax.tree.leaves(init)
+    if not leaves:
+        raise ValueError("init holds no parameters: give a pytree of float arrays.")
+    for path, leaf in jax.tree.leaves_with_path(init):
+        array = np.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf
+        name = f"init{jax.tree_util.keystr(path)}"
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(
+                f"{name} has dtype {array.dtype}, but parameters are real numbers: give floats, "
+                f"for example {name}.astype(float)."
+            )
+        if init_axis == 0 and (array.ndim == 0 or array.shape[0] != num_chains):
+            raise ValueError(
+                f"With init_axis=0 the leading axis of init counts chains, but {name} has shape "
+                f"{array.shape} and num_chains is {num_chains}."
+            )
+        if not np.all(np.isfinite(np.asarray(array, np.float64))):
+            raise ValueError(f"{name} is not finite: chains must start at finite numbers.")
+    arrays = jax.tree.map(jnp.asarray, init)
+    return arrays if init_axis == 0 else _repeated(arrays, num_chains)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _repeated(arrays: PyTree, count: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), arrays)
+
+
+def check_functions(target: Target, like: PyTree) -> None:
+    """U, log-likelihood and log-prior must return one real number."""
+    if isinstance(target, Potential):
+        shown = {"The potential U(params)": jax.eval_shape(target.function, like)}
+    else:
+        hyper = () if target.hyper is None else (target.hyper,)
+        shown = {
+            "log_likelihood(params, example)": jax.eval_shape(
+                target.log_likelihood, like, target.example, *hyper
+            ),
+            "log_prior(params)": jax.eval_shape(target.log_prior, like, *hyper),
+        }
+    for name, out in shown.items():
+        if getattr(out, "shape", None) != () or not jnp.issubdtype(out.dtype, jnp.floating):
+            raise ValueError(
+                f"{name} must return one real number, a float array of shape (), but returns "
+                f"{out}. Sum over the parts of one example with jnp.sum."
+            )
+
+
+def check_start(start: Start) -> None:
+    for chain in np.flatnonzero(~np.atleast_1d(start.is_finite)):
+        potential = np.atleast_1d(start.potential)[chain]
+        raise ValueError(
+            f"The potential or its gradient is not finite where chain {chain} starts: the "
+            f"potential is {potential}. Start elsewhere, or look for NaN in the data and log of "
+            f"zero in the model."
+        )

@@ -1,0 +1,90 @@
+"""How parameters and chains lie in memory inside the loop.
+
+Leaves are raveled to 1-D. A single chain has no chain axis. Many chains have it last where a chain
+has few parameters, so that XLA vectorizes over chains, and first where it has many, so that batched
+matrix products need no transpose.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from sghmc.core import tree
+from sghmc.gradients.base import Oracle
+from sghmc.types import PyTree
+
+_CHAINS_LAST_BELOW = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The shapes of one chain's parameters, and how many chains there are."""
+
+    treedef: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    num_chains: int
+
+    @classmethod
+    def of(cls, position: PyTree, num_chains: int) -> "Layout":
+        leaves, treedef = jax.tree.flatten(position)
+        shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+        return cls(treedef, shapes, num_chains)
+
+    @property
+    def like(self) -> PyTree:
+        """A position of one chain, as the user gave it, by shapes alone."""
+        return jax.tree.unflatten(self.treedef, self.leaves)
+
+    @property
+    def flat_like(self) -> PyTree:
+        """A position of one chain as the loop carries it, by shapes alone."""
+        return jax.eval_shape(tree.flatten_leaves, self.like)
+
+    @property
+    def axis(self) -> int:
+        return -1 if tree.size(self.like) < _CHAINS_LAST_BELOW else 0
+
+    def shape(self, flat: PyTree) -> PyTree:
+        """One chain's parameters in the user's shapes."""
+        return tree.shape_leaves(flat, self.like)
+
+    def flatten_oracle(self, oracle: Oracle) -> Oracle:
+        """The same oracle for parameters as the loop carries them."""
+        return oracle.through(self.shape, tree.flatten_leaves)
+
+    def over_chains(
+        self, function: Callable, *, shared: tuple[int, ...] = (), leading: tuple[int, ...] = ()
+    ) -> Callable:
+        """`function` of one chain as a function of all.
+
+        Arguments numbered `shared` are common to the chains, those numbered `leading` have the
+        chain axis first, as users give it, and the others where the loop has it.
+        """
+
+        @functools.wraps(function)
+        def batched(*args):
+            if self.num_chains == 1:
+                firsts = {i: jax.tree.map(lambda leaf: leaf[0], args[i]) for i in leading}
+                return function(*(firsts.get(i, arg) for i, arg in enumerate(args)))
+            axes = tuple(
+                None if i in shared else 0 if i in leading else self.axis for i in range(len(args))
+            )
+            return jax.vmap(function, in_axes=axes, out_axes=self.axis)(*args)
+
+        return batched
+
+    def inward(self, chains: PyTree) -> PyTree:
+        """Arrays with a leading chain axis, laid out for the loop."""
+        if self.num_chains == 1:
+            return jax.tree.map(lambda leaf: leaf[0], chains)
+        return jax.tree.map(lambda leaf: jax.numpy.moveaxis(leaf, 0, self.axis), chains)
+
+    def outward(self, leaf: np.ndarray, *, leading: int = 0) -> np.ndarray:
+        """The inverse for one host array, whose first `leading` axes are the loop's own."""
+        if self.num_chains == 1:
+            return leaf[None]
+        return np.moveaxis(leaf, -1 if self.axis == -1 else leading, 0)

@@ -1,0 +1,80 @@
+"""How many steps, draws and variates go into the loops of a run."""
+
+import math
+from typing import NamedTuple
+
+from sghmc.core import xla
+from sghmc.engine.program import Program
+
+_BLOCK_VARIATES = 65_536
+"""Variates drawn at once: enough to vectorize, few enough to stay in the cache."""
+_SMALL = 8
+"""A model is small where as many of its steps fit into one block."""
+_FEW = 4
+"""Steps of a block of very many chains, though they do not fit."""
+_BLOCK_DRAWS = 512
+"""Draws of a block on an accelerator, which makes all of them even where fewer are asked for."""
+_BLOCK_ROWS = 1_048_576
+"""Variates of gradients drawn at once, alone: each time costs an accelerator some launches."""
+
+
+class Plan(NamedTuple):
+    """How a run is cut into loops of known length.
+
+    `period` steps go by between moments when a Gibbs update, an adaptation, a renewal of the
+    estimator's memory or an estimate of its noise may be due: they are asked for then only. Where a
+    step has few variates, `draws_per_block` draws have theirs made together; where that would not
+    be one draw, `block_length` steps. An accelerator asks the host whether to go on at every turn
+    of a loop whose length is not compiled in: there blocks are always whole (`is_padded`), and what
+    was not asked for is thrown away. A model with many parameters makes its normals step by step
+    (`block_has_motion` is False), and is looked at once a draw (`is_watched` is False), since the
+    potential of every step would cost a pass over them; so is one whose potentials nobody wants.
+    """
+
+    period: int
+    draws_per_block: int
+    block_length: int
+    block_has_motion: bool
+    is_watched: bool
+    is_burnin: bool
+    is_padded: bool
+
+    def rows(self, capacity: int) -> int:
+        """How many draws a record of `capacity` must have room for."""
+        whole = self.draws_per_block if self.is_padded and self.draws_per_block else 1
+        return -(-capacity // whole) * whole
+
+    @classmethod
+    def of(
+        cls, program: Program, num_normals: int, num_rows: int, is_burnin: bool, must_watch: bool
+    ) -> "Plan":
+        """For a step of all chains that takes so many variates for its motion and for its rows."""
+        intervals = [program.thinning]
+        intervals += [program.gibbs.every] if program.gibbs else []
+        intervals += [program.estimator.renew_every] if program.estimator.renew_every else []
+        intervals += [program.kernel.fisher.every] if program.kernel.fisher else []
+        intervals += [program.adapt.every] if program.adapt and is_burnin else []
+        period = math.gcd(*intervals)
+        together = _BLOCK_VARIATES // max(1, num_normals + num_rows)
+        is_small, is_padded = together >= _SMALL, xla.has_accelerator()
+        # So many chains of a small model that it is not small any more: alone, each would make its
+        # normals again for everything that they enter.
+        is_many = program.layout.num_chains > 1 and program.layout.axis == -1
+        is_wide = is_many and not is_small and not is_padded
+        together = max(_FEW, together) if is_wide else together
+        draws = together // program.thinning if is_small or is_wide else 0
+        most = together if is_small or is_wide else max(1, _BLOCK_ROWS // max(1, num_rows))
+        most = min(most, period)
+        # A divisor of the period: a count known at compile time spares an accelerator a question
+        # to the host. Elsewhere, where there is none but 1, the last block is cut short.
+        length = max(n for n in range(1, most + 1) if period % n == 0)
+        length = most if length == 1 and not is_padded else length
+        return cls(
+            period=period,
+            draws_per_block=min(draws, _BLOCK_DRAWS) if is_padded else draws,
+            block_length=length,
+            block_has_motion=is_small or (is_wide and length > 1),
+            is_watched=must_watch or (program.has_info and (is_small or program.thinning == 1)),
+            is_burnin=is_burnin,
+            is_padded=is_padded,
+        )

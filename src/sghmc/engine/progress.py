@@ -1,0 +1,124 @@
+"""The user's side of a long run: a progress bar, and Ctrl-C between blocks."""
+
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from sghmc.engine.program import NEVER
+
+
+class Bar:
+    """Steps a second, time left, and how many chains are sound. Costs nothing inside the loop."""
+
+    def __init__(self, is_shown: bool, num_steps: int, num_done: int = 0):
+        self.is_shown, self.num_steps, self.num_done = is_shown, num_steps, num_done
+        self.shown: _Terminal | _Notebook | None = None
+
+    def __enter__(self) -> "Bar":
+        if self.is_shown:
+            from rich import get_console
+
+            console = get_console()
+            if console.is_jupyter:
+                self.shown = _Notebook(self.num_steps)
+            elif console.is_terminal:
+                self.shown = _Terminal(console, self.num_steps, self.num_done)
+        return self
+
+    def update(self, num_done: int, failed_at: np.ndarray) -> None:
+        if self.shown is not None:
+            self.shown.update(num_done, int((failed_at < NEVER).sum()), len(failed_at))
+
+    def __exit__(self, *exception) -> None:
+        if self.shown is not None:
+            self.shown.stop()
+
+
+class _Terminal:
+    """Through rich."""
+
+    def __init__(self, console: Any, num_steps: int, num_done: int):
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.progress = Progress(
+            TextColumn("sampling"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[health]}"),
+            transient=True,
+            console=console,
+        )
+        self.progress.start()
+        self.task = self.progress.add_task(
+            "", total=num_steps, completed=num_done, rate="", health=""
+        )
+
+    def update(self, num_done: int, num_failed: int, num_chains: int) -> None:
+        speed = self.progress.tasks[0].speed
+        health = _health(num_failed, num_chains)
+        self.progress.update(
+            self.task,
+            completed=num_done,
+            rate=f"{speed:,.0f} steps/s" if speed else "",
+            health=f"[red]{health}" if num_failed else health,
+        )
+
+    def stop(self) -> None:
+        self.progress.stop()
+
+
+class _Notebook:
+    """The browser's own bar. rich's needs ipywidgets, which not every notebook has."""
+
+    def __init__(self, num_steps: int):
+        from IPython import display  # pyright: ignore[reportMissingImports]
+
+        self.html, self.num_steps = display.HTML, num_steps
+        self.first: tuple[int, float] | None = None
+        """Steps and time after the first block, most of which is compilation."""
+        self.handle = display.display(self.html(""), display_id=True)
+
+    def update(self, num_done: int, num_failed: int, num_chains: int) -> None:
+        bar = f'<progress value="{num_done}" max="{self.num_steps}"></progress>'
+        parts = [f"{bar} {num_done / self.num_steps:.0%}"]
+        if self.first is None:
+            self.first = num_done, time.monotonic()
+        else:
+            speed = (num_done - self.first[0]) / max(time.monotonic() - self.first[1], 1e-9)
+            left = (self.num_steps - num_done) / max(speed, 1e-9)
+            parts += [f"{speed:,.0f} steps/s", f"{left:,.0f} s left"]
+        self.handle.update(self.html(", ".join([*parts, _health(num_failed, num_chains)])))
+
+    def stop(self) -> None:
+        self.handle.update(self.html(""))
+
+
+def _health(num_failed: int, num_chains: int) -> str:
+    return f"{num_failed} of {num_chains} chains not finite" if num_failed else "all finite"
+
+
+class Interruption:
+    """Ctrl-C asks the run to stop after the current block; a second one stops at once."""
+
+    def __init__(self):
+        self.happened = False
+        self._previous: Any = None
+
+    def __enter__(self) -> "Interruption":
+        # Python delivers signals to the main thread only; elsewhere there is nothing to catch.
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def _handle(self, signum, frame) -> None:
+        self.happened = True
+        signal.signal(signal.SIGINT, self._previous)
+
+    def __exit__(self, *exception) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)

@@ -1,0 +1,1 @@
+"""Target → oracle: estimates of the gradient, and of their noise."""

@@ -1,0 +1,1 @@
+"""U(θ): the only home of the sign and of N/n."""

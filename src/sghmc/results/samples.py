@@ -1,0 +1,305 @@
+"""What a run returns."""
+
+import dataclasses
+import math
+import os
+import pathlib
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sghmc.results import diagnostics
+from sghmc.display import notebook
+from sghmc.results.health import Health, HealthWarning, Origin, Record, assess
+from sghmc.display import page
+from sghmc.results.report import Check, run_page
+from sghmc.types import PyTree
+
+if TYPE_CHECKING:
+    import arviz
+    import pandas
+
+_TOLERANCE = 0.05
+"""The relative error of a standard deviation that is nothing to speak of."""
+_MOST_REPORTED = 2_000
+"""Numbers that a report looks at: arviz takes milliseconds for each."""
+_NUM_SHOWN, _MOST_LISTED = 6, 50
+"""Variables that a printed overview names, and that a notebook lists."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """Diagnostics of each kept draw, axes (chain, draw); None where the sampler has none.
+
+    After a run without `info` there is `is_finite` alone.
+    """
+
+    potential: Any
+    is_finite: np.ndarray
+    kinetic_temperature: np.ndarray | None = None
+    acceptance: np.ndarray | None = None
+    data_share: np.ndarray | None = None
+
+
+class Growth(NamedTuple):
+    """From the kept draw `draw` on the posterior was over `num_examples` rows."""
+
+    draw: int
+    num_before: int
+    num_examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """The draws of a run, on the host.
+
+    | field | what |
+    | --- | --- |
+    | `positions` | what `keep` returned (default: the parameters); axes (chain, draw, …) |
+    | `hyper` | the hyperparameters of each draw, or None |
+    | `averages` | mean of each averaged function over the kept draws; leading chain axis |
+    | `trace` | what `trace` made of the averages at each draw, or None; axes (chain, draw, …) |
+    | `info` | potential estimate, kinetic temperature, acceptance, finiteness of each draw |
+    | `num_steps` | sampler steps made, burn-in and thinning included |
+    | `seconds` | wall-clock time of the run, compilation included |
+    | `startup_seconds` | the part of it until the first draw, compilation mostly |
+    | `clock` | seconds from the start until each draw had come back to the host |
+    | `tuning` | the report of `tune`, after `sample(…, "auto", …)` |
+    | `origin` | target, sampler and gradient estimator that made the draws |
+    | `growth` | when a stream's number of rows grew, and to what |
+    """
+
+    positions: PyTree
+    hyper: PyTree
+    averages: dict[str, Any]
+    trace: PyTree
+    info: Info
+    num_steps: int
+    seconds: float
+    startup_seconds: float
+    clock: np.ndarray | None = None
+    tuning: Any = None
+    origin: Origin | Record | None = None
+    growth: tuple[Growth, ...] = ()
+
+    def with_tuning(self, report: Any) -> "Samples":
+        return dataclasses.replace(self, tuning=report)
+
+    @property
+    def num_chains(self) -> int:
+        return self.info.is_finite.shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """Kept draws of each chain."""
+        return self.info.is_finite.shape[1]
+
+    def to_arviz(self) -> "arviz.InferenceData":
+        """The draws as arviz, and so every plot and diagnostic there, takes them.
+
+        Variables are named by their paths: `weights`, `layers[0].bias`; an array or a tuple at the
+        top is `position`, hyperparameters follow `hyper`. The group sample_stats has `potential`,
+        `diverging` (the draw is not finite) and, where the sampler has them, `kinetic_temperature`
+        and `acceptance_rate`.
+
+        >>> import jax, jax.numpy as jnp, sghmc
+        >>> target = sghmc.Potential(lambda params: jnp.sum(params["weights"] ** 2) / 2)
+        >>> samples = sghmc.sample(
+        ...     jax.random.key(0), target, sghmc.SGHMC(0.1, friction=1.0),
+        ...     {"weights": jnp.zeros(2)}, num_samples=100, num_chains=4, progress=False,
+        ... )
+        >>> dict(samples.to_arviz().posterior.weights.sizes)
+        {'chain': 4, 'draw': 100, 'weights_dim_0': 2}
+        """
+        statistics = {
+            "potential": self.info.potential,
+            "diverging": ~self.info.is_finite,
+            "kinetic_temperature": self.info.kinetic_temperature,
+            "acceptance_rate": self.info.acceptance,
+        }
+        return diagnostics.to_arviz(
+            diagnostics.named_leaves(self.positions, self.hyper),
+            {name: values for name, values in statistics.items() if values is not None},
+        )
+
+    def summary(self, names: Sequence[str] | None = None) -> "pandas.DataFrame":
+        """One row for each number of the draws (of the variables `names`), through arviz.
+
+        The columns are mean, sd, a highest-density interval, the Monte Carlo standard errors
+        mcse_mean and mcse_sd, the effective sample sizes ess_bulk and ess_tail, and r_hat, which
+        needs two chains or more. The table's `attrs` hold what `health` says of the run; where that
+        is trouble, a `HealthWarning` says it aloud.
+        """
+        table = diagnostics.summary(self.to_arviz(), names)
+        health = self._health(table, _TOLERANCE)
+        table.attrs = {"verdict": health.verdict, **dataclasses.asdict(health)}
+        if not health.is_sound:
+            warnings.warn(health.verdict, HealthWarning, stacklevel=2)
+        return table
+
+    def health(self, tolerance: float = _TOLERANCE) -> Health:
+        """A verdict on the run: chains, momenta, and what theory says of its settings.
+
+        Gradient noise and curvature are measured at some of the draws, where they are the
+        parameters themselves: a `keep` that stores something else leaves that part out.
+
+        >>> import jax, jax.numpy as jnp, sghmc
+        >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+        >>> samples = sghmc.sample(
+        ...     jax.random.key(0), target, sghmc.SGHMC(1.2, friction=0.5), jnp.zeros(2),
+        ...     num_samples=1000, num_chains=4, progress=False,
+        ... )
+        >>> samples.health().is_sound  # the step is too large: variances are twice too large
+        False
+        """
+        return self._health(diagnostics.summary(self.to_arviz()), tolerance)
+
+    def _health(self, table: "pandas.DataFrame", tolerance: float) -> Health:
+        return assess(table, self.origin, self.positions, self.hyper, self.info, tolerance)
+
+    def settling_draws(self, within: float = 0.1) -> float:
+        """How many draws the chains need, after the data last grew, until they have settled.
+
+        From N to N' rows the posterior moves by about √(N'/N − 1) of its new standard deviations;
+        that falls by 1/e in an autocorrelation time (1 + Σρ, of the slowest number kept since), and
+        has settled when `within` standard deviations are left. Zero where nothing grew.
+        """
+        if not self.growth:
+            return 0.0
+        last = self.growth[-1]
+        moved = math.sqrt(abs(last.num_examples / last.num_before - 1))
+        later = min((last.draw + self.num_draws) // 2, self.num_draws - 2)  # on their way before
+        slowest = max(
+            diagnostics.autocorrelation_time(
+                leaf[:, later:].reshape(*leaf[:, later:].shape[:2], -1)
+            )
+            .max()
+            .item()
+            for leaf in diagnostics.named_leaves(self.positions, self.hyper).values()
+        )
+        return slowest * max(0.0, math.log(moved / within))
+
+    def plot(self, kind: str = "trace", names: Sequence[str] | None = None, **options):
+        """A picture through arviz: "trace", "rank", "autocorrelation" or "pair"; its axes."""
+        return diagnostics.plot(self.to_arviz(), kind, names, **options)
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        title: str = "Run report",
+        *,
+        predictive: Mapping[str, tuple[Any, Any]] | None = None,
+    ) -> pathlib.Path:
+        """One page of HTML that needs nothing beside it; where it was written.
+
+        The verdict of `health`, what to do, settings and speed, every number (of very many, some,
+        evenly spaced) with its effective size and R-hat, and pictures of those that mix worst.
+
+        `predictive` has predictive checks by name: a number that sums up the observed data, and the
+        same number for data sets that the model made, one for each draw or some.
+
+        >>> import tempfile
+        >>> import jax, jax.numpy as jnp, numpy as np, sghmc
+        >>> data = np.random.default_rng(0).normal(size=100)
+        >>> posterior = sghmc.Posterior(
+        ...     lambda mean, y: -0.5 * (y - mean) ** 2, lambda mean: -0.5 * mean**2, data
+        ... )
+        >>> samples = sghmc.sample(
+        ...     jax.random.key(0), posterior, sghmc.SGHMC(0.05, friction=10.0), jnp.zeros(()),
+        ...     num_samples=100, num_chains=4, progress=False,
+        ... )
+        >>> noise = np.random.default_rng(1).normal(size=(4, 100, len(data)))
+        >>> replicated = samples.positions[..., None] + noise
+        >>> checks = {"largest": (data.max(), replicated.max(axis=-1))}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     samples.report(folder, predictive=checks).name
+        'report.html'
+        """
+        checks = [Check.of(str(name), pair) for name, pair in (predictive or {}).items()]
+        variables = diagnostics.named_leaves(self.positions, self.hyper)
+        numbers = diagnostics.numbers(variables, _MOST_REPORTED)
+        table = diagnostics.summary_of(numbers)
+        temperature = None if self.origin is None else self.origin.temperature
+        statistics = {
+            "potential": (self.info.potential, None),
+            "kinetic temperature": (self.info.kinetic_temperature, temperature),
+            "acceptance": (self.info.acceptance, None),
+        }
+        content = run_page(
+            title,
+            self._health(table, _TOLERANCE),
+            table,
+            numbers,
+            sum(math.prod(leaf.shape[2:]) for leaf in variables.values()),
+            self._settings(),
+            {name: shown for name, shown in statistics.items() if shown[0] is not None},
+            checks,
+            None if self.tuning is None else str(self.tuning),
+        )
+        return page.write(path, content)
+
+    def _settings(self) -> dict[str, object]:
+        sampling = max(self.seconds - self.startup_seconds, 1e-9)
+        named: dict[str, object] = {
+            "draws": f"{_count(self.num_chains, 'chain')} × {_count(self.num_draws, 'draw')}",
+            "steps of each chain": f"{self.num_steps:,}",
+            "seconds": f"{self.seconds:.1f}, {self.startup_seconds:.1f} of them to the first draw",
+            "steps a second, all chains": f"{self.num_steps * self.num_chains / sampling:,.0f}",
+        }
+        if isinstance(self.origin, Record):
+            return named | self.origin.arguments
+        if self.origin is not None:
+            named |= {"sampler": repr(self.origin.sampler), "gradient": repr(self.origin.gradient)}
+        return named
+
+    def __repr__(self) -> str:
+        return f"Samples({'; '.join(self._overview())})"
+
+    def _repr_html_(self) -> str:
+        variables = diagnostics.named_leaves(self.positions, self.hyper).items()
+        rows = [(name, leaf.shape[2:], leaf.dtype) for name, leaf in variables]
+        if len(rows) > _MOST_LISTED:
+            rows = [*rows[:_MOST_LISTED], (f"and {len(rows) - _MOST_LISTED} more", "", "")]
+        title = f"Samples: {'; '.join(self._overview())}"
+        return notebook.table(title, ("variable", "shape", "dtype"), rows)
+
+    def _overview(self) -> list[str]:
+        """How big the run was, what it kept, and whether it is sound."""
+        variables = diagnostics.named_leaves(self.positions, self.hyper)
+        shown = [f"{name} {leaf.shape[2:]}" for name, leaf in list(variables.items())[:_NUM_SHOWN]]
+        if len(variables) > _NUM_SHOWN:
+            shown.append(f"and {len(variables) - _NUM_SHOWN} more")
+        parts = [
+            f"{_count(self.num_chains, 'chain')} × {_count(self.num_draws, 'draw')}",
+            f"{_count(self.num_steps, 'step')} in {self.seconds:.1f} s",
+            ", ".join(shown) if shown else "nothing kept",
+        ]
+        if self.averages:
+            parts.append(f"averages {', '.join(self.averages)}")
+        if self.info.acceptance is not None and self.info.acceptance.size:
+            parts.append(f"acceptance {np.mean(self.info.acceptance):.2f}")
+        failed = int(np.any(~self.info.is_finite, axis=1).sum())
+        parts.append(f"{failed} of {self.num_chains} chains not finite" if failed else "all finite")
+        return parts
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+class GradientNoiseError(ValueError):
+    """An estimate of the gradient noise leaves no room. `samples` holds what was drawn."""
+
+    def __init__(self, message: str, samples: Samples):
+        super().__init__(message)
+        self.samples = samples
+
+
+class DivergenceError(FloatingPointError):
+    """A chain left the finite numbers. `samples` holds everything drawn until then."""
+
+    def __init__(self, message: str, samples: Samples):
+        super().__init__(message)
+        self.samples = samples

@@ -1,0 +1,235 @@
+"""The command line: what it prints, writes and returns. Its science is tested elsewhere."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+from typer.testing import CliRunner
+
+import sghmc
+from sghmc import cli, experiments
+from sghmc.cli import session
+from sghmc.experiments import demo
+
+runner = CliRunner()
+TINY = demo.Config(
+    step_size=0.1, thinning=2, hmc_num_steps=3, num_samples=40, num_burnin=5, num_chains=2
+)
+
+
+@pytest.fixture(autouse=True)
+def no_compiled_programs_on_disk(monkeypatch):
+    """jax's cache folder belongs to the process: one test must not choose it for the others."""
+    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def tiny_result():
+    return demo.run(TINY, jax.random.key(0), progress=False)
+
+
+def invoke(*arguments):
+    return runner.invoke(cli.app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["reproduce", "--help"]])
+def test_help_reads_in_80_columns(arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
+    for word in {"--help": ("demo", "reproduce", "--version")}.get(arguments[0], ("--seed",)):
+        assert word in result.output
+
+
+def test_help_names_every_experiment():
+    shown = invoke("reproduce", "--help").output
+    assert all(name in shown for name in experiments.EXPERIMENTS)
+
+
+def test_version():
+    result = invoke("--version")
+    assert (result.exit_code, result.output) == (0, f"sghmc {sghmc.__version__}\n")
+
+
+def test_an_unknown_experiment_lists_the_known_ones(tmp_path):
+    result = invoke("reproduce", "figure1", "figure9", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "figure9" in result.stderr
+    assert all(name in result.stderr for name in experiments.EXPERIMENTS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_quick_experiment_writes_its_files_and_prints_its_table(tmp_path):
+    result = invoke("reproduce", "figure2", "--quick", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert max(map(len, _table_lines(result.output))) <= 80
+    written = {file.name for file in (tmp_path / "figure2").iterdir()}
+    assert written == {"config.json", "result.json", "figure2.png", "report.html"}
+
+
+def _table_lines(output: str) -> list[str]:
+    """Without the lines that hold a path, which are as long as the path."""
+    return [line for line in output.splitlines() if "Written to" not in line]
+
+
+class Recorded:
+    """Stands in for the experiments: what was asked for, and an error where one is wanted."""
+
+    def __init__(self, error: Exception | None = None):
+        self.calls: list[tuple[str, dict]] = []
+        self.error = error
+
+    def __call__(self, name, out, **options):
+        self.calls.append((name, options))
+        if self.error is not None:
+            raise self.error
+        return {"value": 1.5}
+
+
+def test_all_means_every_experiment_once(monkeypatch, tmp_path):
+    recorded = Recorded()
+    monkeypatch.setattr(experiments, "reproduce", recorded)
+    arguments = ["all", "figure1", "--seed", 3, "--quick", "--out", tmp_path]
+    assert invoke("reproduce", *arguments, "--quiet").output == ""
+    assert [name for name, _ in recorded.calls] == list(experiments.EXPERIMENTS)
+    assert recorded.calls[0][1] == {"quick": True, "seed": 3, "progress": False}
+
+
+def test_missing_data_do_not_stop_the_others(monkeypatch, tmp_path):
+    reproduce = experiments.reproduce
+
+    def some(name, out, **options):
+        if name != "figure2":
+            raise FileNotFoundError(f"no <b>data</b> for {name}")
+        return reproduce(name, out, num_steps=100, num_chains=2, **options)
+
+    monkeypatch.setattr(experiments, "reproduce", some)
+    result = invoke("reproduce", "all", "--quick", "--out", tmp_path, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert set(found) == set(experiments.EXPERIMENTS)
+    assert found["table1"] == {"missing": "no <b>data</b> for table1"}
+    assert "sghmc: figure1: no <b>data</b> for figure1" in result.stderr
+    contents = (tmp_path / "report.html").read_text("utf-8")
+    assert ": no &lt;b&gt;data&lt;/b&gt; for table1. The command is" in contents
+    assert 'href="figure2/report.html"' in contents
+    assert (tmp_path / "figure2" / "report.html").exists()
+    alone = invoke("reproduce", "table1", "--quick", "--out", tmp_path)
+    assert (alone.exit_code, alone.stderr) == (1, "sghmc: no <b>data</b> for table1\n")
+
+
+def test_json_is_all_that_is_printed(monkeypatch, tmp_path):
+    monkeypatch.setattr(experiments, "reproduce", Recorded())
+    result = invoke("reproduce", "figure1", "figure3", "--json", "--out", tmp_path)
+    assert json.loads(result.stdout) == {"figure1": {"value": 1.5}, "figure3": {"value": 1.5}}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no such number"),
+        TypeError("not a number"),
+        OSError(28, "No space left on device"),
+        sghmc.DivergenceError("chain 0 left", samples=None),  # pyright: ignore[reportArgumentType]
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_are_one_message_unless_debugging(monkeypatch, tmp_path, error):
+    monkeypatch.setattr(experiments, "reproduce", Recorded(error))
+    result = invoke("reproduce", "figure1", "--out", tmp_path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"sghmc: {error}\n"
+    assert invoke("reproduce", "figure1", "--out", tmp_path, "--debug").exception is error
+
+
+def test_other_errors_are_ours_and_keep_their_traceback(monkeypatch, tmp_path):
+    error = AttributeError("a mistake of the library")
+    monkeypatch.setattr(experiments, "reproduce", Recorded(error))
+    assert invoke("reproduce", "figure1", "--out", tmp_path).exception is error
+
+
+def test_a_folder_that_cannot_be_made_is_a_clean_error(monkeypatch, tiny_result):
+    monkeypatch.setattr(demo, "run", lambda *_, **__: tiny_result)
+    result = invoke("demo", "--out", "/dev/null/results")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("sghmc: ")
+    assert "/dev/null" in result.stderr
+
+
+def test_demo_writes_and_prints(monkeypatch, tmp_path, tiny_result):
+    monkeypatch.setattr(demo, "run", lambda *_, **__: tiny_result)
+    result = invoke("demo", "--out", tmp_path / "demo")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.output.splitlines() if "picture" not in line]
+    assert max(map(len, lines)) <= 80
+    assert "exact HMC" in result.output
+    written = {file.name for file in (tmp_path / "demo").iterdir()}
+    assert written == {"config.json", "result.json", "demo.png", "report.html"}
+    assert json.loads((tmp_path / "demo" / "result.json").read_text()) == tiny_result
+    assert invoke("demo", "--quiet", "--out", tmp_path / "demo").output == ""
+    assert json.loads(invoke("demo", "--json", "--out", tmp_path / "demo").stdout) == tiny_result
+
+
+def test_demo_compares_all_coefficients(tiny_result):
+    assert len(tiny_result["names"]) == 31
+    for sampler in ("hmc", "sghmc"):
+        for quantity in ("mean", "sd", "effective_size", "r_hat"):
+            assert len(tiny_result[sampler][quantity]) == 31
+    worst = max(abs(difference) for difference in tiny_result["mean_differences"])
+    assert abs(tiny_result["mean_differences"][tiny_result["worst_mean"]]) == worst
+
+
+def test_the_verdict_can_be_no(tiny_result):
+    exact = tiny_result["hmc"] | {"effective_size": [1e6] * 31}
+    wide = exact | {"sd": [1.2 * sd for sd in exact["sd"]]}
+    moved = exact | {"mean": [m + 0.2 * s for m, s in zip(exact["mean"], exact["sd"], strict=True)]}
+    for minibatch, agrees in ((exact, True), (wide, False), (moved, False)):
+        compared = demo._compare(exact, minibatch, TINY)
+        assert compared["agrees"] is agrees
+        said = demo.verdict(tiny_result | {"hmc": exact, "sghmc": minibatch} | compared)
+        assert ("DOES NOT AGREE" in said) is not agrees
+
+
+def test_the_mode_is_one_and_the_curvature_is_its_hessian():
+    posterior, names = demo.breast_cancer_posterior(1.0)
+    mode, curvature = demo.mode_and_curvature(posterior, len(names))
+    assert abs(posterior.gradient(mode)).max() < 1e-3
+    # Σ p(1 − p) x xᵀ + I, the Hessian of a logistic regression.
+    rows = posterior.data[0]
+    p = jax.nn.sigmoid(rows @ mode)
+    expected = (rows * (p * (1 - p))[:, None]).T @ rows + jax.numpy.eye(len(names))
+    assert abs(curvature - expected).max() < 1e-3 * abs(curvature).max()
+
+
+@pytest.mark.slow
+def test_the_demo_at_full_size_agrees():
+    result = demo.run(demo.Config(), jax.random.key(1), progress=False)
+    config = dataclasses.asdict(demo.Config())
+    assert result["agrees"]
+    assert max(result["hmc"]["r_hat"] + result["sghmc"]["r_hat"]) < 1.01
+    assert abs(result["sd_ratios"][result["worst_sd"]] - 1) < config["close_sds"]
+    assert abs(result["mean_differences"][result["worst_mean"]]) < config["close_means"]
+
+
+def test_the_command_is_installed_and_compiled_programs_are_kept_where_possible(tmp_path):
+    code = (
+        "import jax; from sghmc.cli import session; session.keep_compiled_programs(); "
+        "print(jax.config.values['jax_compilation_cache_dir'])"
+    )
+
+    def chosen(cache_home: str) -> str:
+        environment = {"XDG_CACHE_HOME": cache_home, "PATH": ""}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, env=environment
+        ).stdout.strip()
+
+    assert chosen("/dev/null/nowhere") == "None"
+    assert chosen(str(tmp_path)).startswith(str(tmp_path / "sghmc"))
+    command = pathlib.Path(sys.executable).with_name("sghmc")
+    shown = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout == f"sghmc {sghmc.__version__}\n"

@@ -1,0 +1,126 @@
+"""`sghmc report` on what commands have written; runs of `sample` are in test_reader."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from command_results import SCRIPT, fit_result, ratings_result
+from sghmc import cli, experiments
+from sghmc.cli import session
+from sghmc.experiments import table1
+
+
+@pytest.fixture(autouse=True)
+def no_compiled_programs_on_disk(monkeypatch):
+    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def page_of(folder, result, config=None):
+    folder.mkdir()
+    (folder / "result.json").write_text(json.dumps(result))
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    shown = invoke("report", folder, "--debug")
+    assert shown.exit_code == 0, shown.output
+    assert shown.output == f"The report is {folder / 'report.html'}.\n"
+    content = (folder / "report.html").read_text("utf-8")
+    assert content.count("<script") == 1
+    return content
+
+
+def test_fit(tmp_path):
+    content = page_of(tmp_path / "fit", fit_result())
+    assert "as sure as it should be, as far as 100 held-out cases can tell" in content
+    assert "town=&lt;script&gt;" in content
+    assert "data:image/png" in content
+    seen = {"expected": [0.5], "observed": [0.2], "count": [100]}
+    assert "Verdict: too sure" in page_of(tmp_path / "sure", fit_result(reliability=seen))
+    seen["observed"] = [0.8]
+    content = page_of(tmp_path / "unsure", fit_result(reliability=seen))
+    assert "Verdict: not sure enough" in content
+
+
+def test_fit_ratings(tmp_path):
+    config = {"ratings": SCRIPT, "rank": 20}
+    content = page_of(tmp_path / "good", ratings_result(0.9), config)
+    assert "as sure as it should be" in content
+    assert "&lt;script&gt;" in content
+    assert "Verdict: too sure" in page_of(tmp_path / "sure", ratings_result(0.8), config)
+    unjudged = {k: v for k, v in ratings_result(0.9).items() if k != "held_out"}
+    assert "were not judged" in page_of(tmp_path / "unjudged", unjudged, config)
+
+
+def folder_of(tmp_path, **files):
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "it is empty"),
+        ({"other": "{}"}, "it holds other.json"),
+        ({"result": "{"}, "result.json is broken: "),
+        ({"result": "[1]"}, "result.json is broken: it does not hold named results"),
+        ({"result": '{"what": 1}'}, r"none of ours: no command here writes \['what'\]"),
+        ({"result": '{"reliability": 1}'}, "broken, or of another version"),
+        ({"result": '{"sd_ratios": []}'}, "broken, or of another version"),
+        ({"result": "{}", "config": '{"experiment": "figure1"}'}, "or of another version"),
+        ({"result": "{}", "config": "{"}, "config.json is broken"),
+    ],
+)
+def test_a_folder_that_is_none_of_ours(tmp_path, files, message):
+    result = invoke("report", folder_of(tmp_path, **files))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("sghmc: ")
+    assert re.search(message, result.stderr)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_no_folder_at_all(tmp_path):
+    (tmp_path / "file").touch()
+    assert "does not exist" in invoke("report", tmp_path / "nowhere").stderr
+    assert "is a file" in invoke("report", tmp_path / "file").stderr
+
+
+def test_experiments_and_their_contents(tmp_path):
+    experiments.reproduce(
+        "figure2", tmp_path, quick=True, progress=False, num_steps=100, num_chains=2
+    )
+    folder = tmp_path / "figure2"
+    written = (folder / "report.html").read_text("utf-8")
+    for words in ("Friction corrects this.", "--seed 0 --quick", "gradient_noise", " cores"):
+        assert words in written
+    shown = invoke("report", folder, "--out", tmp_path / "again.html", "--json", "--debug")
+    assert json.loads(shown.stdout)["kind"] == "experiment"
+    assert (tmp_path / "again.html").read_text("utf-8") == written
+    assert json.loads(invoke("report", tmp_path, "--json").stdout)["kind"] == "contents"
+    contents = (tmp_path / "report.html").read_text("utf-8")
+    assert 'href="figure2/report.html"' in contents
+    assert contents.count("it was not run. The command is: sghmc reproduce") == 5
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sghmc", "told"),
+    [("ml-1m", 0.8411, [True] * 5), ("ml-1m", 0.86, [True] * 3 + [False] * 2),
+     ("synthetic", 0.8411, [None] * 4 + [True])],
+)  # fmt: skip
+def test_the_papers_numbers_bind_on_its_own_ratings(dataset, sghmc, told):
+    means = {"sgd": 0.8538, "momentum": 0.8539, "sgld": 0.8412, "sghmc": sghmc}
+    rows = {n: {"rmse": {"mean": mean, "standard_error": 0.001}} for n, mean in means.items()}
+    claims = table1.claims({"dataset": dataset}, {"methods": rows})
+    assert [claim.agrees for claim in claims] == told
+
+
+def test_our_own_recipe_may_be_better_than_the_papers():
+    for mean, agrees in ((0.83, True), (0.8411, True), (0.86, False)):
+        row = {"rmse": {"mean": mean, "standard_error": 0.001}}
+        (claim,) = table1.claims({"dataset": "ml-1m"}, {"methods": {"best": row}})
+        assert (claim.paper, claim.agrees) == ("SGHMC: RMSE 0.8411 ± 0.0011", agrees)

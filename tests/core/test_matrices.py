@@ -1,0 +1,210 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sghmc.core import matrices, tree
+
+LIKE = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(()), "c": (jnp.zeros(3),)}
+SIZES = tree.sizes(LIKE)
+TOTAL = 8
+
+
+def spd(seed, size=TOTAL):
+    root = np.random.default_rng(seed).normal(size=(size, size))
+    return root @ root.T + 0.3 * np.eye(size)
+
+
+def diagonal(seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: rng.uniform(0.3, 2.0, leaf.shape), LIKE)
+
+
+def parse(value, like=LIKE, definite=True):
+    return matrices.parse(value, like, "mass", definite=definite)
+
+
+def dense_array(matrix):
+    return matrix.dense(SIZES).array
+
+
+def jacobian(linear, like=LIKE):
+    """The matrix of a linear map of pytrees, over the raveled parameters."""
+    rows = jax.vmap(lambda row: tree.ravel(linear(tree.unravel(row, like))))(
+        jnp.eye(tree.size(like))
+    )
+    return np.asarray(rows, np.float64).T
+
+
+@pytest.fixture(params=["scalar", "diagonal", "dense", "mixed"])
+def pair(request):
+    """Two matrices A and B of one kind, or of two."""
+    return {
+        "scalar": (1.7, 0.4),
+        "diagonal": (diagonal(1), diagonal(2)),
+        "dense": (spd(1), spd(2)),
+        "mixed": (diagonal(1), spd(2)),
+    }[request.param]
+
+
+def test_a_number_is_a_multiple_of_the_identity():
+    np.testing.assert_array_equal(dense_array(parse(2.5)), 2.5 * np.eye(TOTAL))
+
+
+def test_a_pytree_is_a_diagonal_in_the_order_of_the_raveled_parameters():
+    given = {"a": np.array([[1.0, 2.0], [3.0, 4.0]]), "b": 5.0, "c": (6.0,)}
+    np.testing.assert_array_equal(dense_array(parse(given)), np.diag([1, 2, 3, 4, 5, 6, 6, 6]))
+
+
+def test_products_and_inverses_agree_with_dense_ones(pair):
+    first, second = map(parse, pair)
+    a, b = dense_array(first), dense_array(second)
+    np.testing.assert_allclose(dense_array(first.inverse()) @ a, np.eye(TOTAL), atol=1e-10)
+    np.testing.assert_allclose(dense_array(matrices.product(first, second, SIZES)), a @ b)
+    np.testing.assert_allclose(dense_array(matrices.scaled(first, 3.0)), 3 * a)
+    finished = matrices.finish(first, jnp.float32)
+    np.testing.assert_allclose(jacobian(lambda v: finished @ v), a, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("outer", [None, 2.0, "dense"])
+def test_a_pencil_takes_roots_of_combinations(pair, outer):
+    first, second = map(parse, pair)
+    a, b = dense_array(first), dense_array(second)
+    outer = None if outer is None else parse(spd(3) if outer == "dense" else outer)
+    pencil = matrices.pencil(first, second, SIZES, "mass", outer)
+    limit = 1 / pencil.largest
+    assert np.isclose(pencil.largest, np.linalg.eigvals(np.linalg.solve(a, b)).real.max())
+    left = np.eye(TOTAL) if outer is None else dense_array(outer)
+    finished = matrices.finish(pencil, jnp.float32)
+    for x, y in ((1.0, 0.0), (0.7, 0.5 * limit), (2.0, 1.9 * limit)):
+        root = jacobian(lambda v, x=x, y=y: finished.sqrt(x, y, v))
+        expected = left @ (x * a - y * b) @ left.T
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(root @ root.T, expected, atol=2e-5 * scale)
+
+
+def test_a_pencil_knows_inverse_roots_and_quadratic_forms(pair):
+    first, second = map(parse, pair)
+    pencil = matrices.pencil(first, second, SIZES, "mass")
+    x, y = 1.3, 0.4 / pencil.largest
+    combined = x * dense_array(first) - y * dense_array(second)
+    finished = matrices.finish(pencil, jnp.float32)
+    root = jacobian(lambda v: finished.inverse_sqrt(x, y, v))
+    np.testing.assert_allclose(root @ root.T @ combined, np.eye(TOTAL), atol=1e-3)
+    vector = np.random.default_rng(5).normal(size=TOTAL)
+    value = finished.quadratic(x, y, tree.unravel(jnp.asarray(vector, jnp.float32), LIKE))
+    np.testing.assert_allclose(value, vector @ combined @ vector, rtol=1e-4)
+
+
+def test_a_semi_definite_first_matrix_has_a_root_if_the_second_is_zero():
+    vector = np.arange(1.0, TOTAL + 1)
+    singular = parse(np.outer(vector, vector), definite=False)
+    pencil = matrices.pencil(singular, matrices.scaled(singular, 0.0), SIZES, "variance")
+    root = jacobian(lambda v: matrices.finish(pencil, jnp.float32).sqrt(1, 0, v))
+    np.testing.assert_allclose(root @ root.T, np.outer(vector, vector), rtol=1e-4)
+    with pytest.raises(ValueError, match="variance must be positive definite here"):
+        matrices.pencil(singular, parse(1.0), SIZES, "variance")
+
+
+def test_at_the_edge_rounding_does_not_make_nan():
+    pencil = matrices.finish(
+        matrices.pencil(parse(spd(1)), parse(spd(1)), SIZES, "mass"), "float32"
+    )
+    assert tree.all_finite(pencil.sqrt(1, 1, jax.tree.map(jnp.ones_like, LIKE)))
+
+
+@pytest.mark.parametrize(
+    ("like", "value", "kind"),
+    [
+        (jnp.zeros(3), np.full(3, 2.0), matrices.Diagonal),
+        (jnp.zeros(3), 2 * np.eye(3), matrices.Dense),
+        (jnp.zeros((3, 3)), np.full((3, 3), 2.0), matrices.Diagonal),  # like the parameters
+        (jnp.zeros((3, 3)), 2 * np.eye(9), matrices.Dense),
+        (jnp.zeros((1, 1)), np.full((1, 1), 2.0), matrices.Diagonal),
+        (jnp.zeros(1), np.full((1, 1), 2.0), matrices.Dense),
+        (jnp.zeros(()), np.asarray(2.0), matrices.Diagonal),
+        ({"w": jnp.zeros(3)}, 2 * np.eye(3), matrices.Dense),
+        ({"w": jnp.zeros(3)}, {"w": np.full(3, 2.0)}, matrices.Diagonal),
+        ({"w": jnp.zeros(3)}, {"w": 2.0}, matrices.Diagonal),
+    ],
+)
+def test_what_a_value_means(like, value, kind):
+    matrix = parse(value, like)
+    assert isinstance(matrix, kind)
+    size = tree.size(like)
+    np.testing.assert_array_equal(matrix.dense(tree.sizes(like)).array, 2 * np.eye(size))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.ones(TOTAL), r"mass has shape \(8,\).*8 entries.*dense \(8, 8\)"),
+        (np.eye(3), r"mass has shape \(3, 3\).*8 entries"),
+        ({"a": 1.0, "b": 1.0}, "mass is a pytree .* but the parameters are"),
+        ({"a": np.ones(4), "b": 1.0, "c": (1.0,)}, r"leaf of shape \(4,\).*\(2, 2\)"),
+        ({"a": 1.0, "b": -1.0, "c": (1.0,)}, "Every entry of mass must be positive.*-1"),
+        ({"a": 0.0, "b": 1.0, "c": (1.0,)}, "Every entry of mass must be positive.*0"),
+        (np.eye(TOTAL) + np.eye(TOTAL, k=1), "mass must be symmetric.* by up to 1"),
+        (np.diag([1.0] * 7 + [-2.0]), "mass must be positive definite.*-2"),
+        (np.diag([1.0] * 7 + [0.0]), "mass must be positive definite.*0"),
+    ],
+)
+def test_a_matrix_that_cannot_be_is_refused(value, message):
+    with pytest.raises(ValueError, match=message):
+        parse(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (None, TypeError, "mass must be a number, a pytree.* not None"),
+        (-1.0, ValueError, "mass must not be negative, but is -1"),
+        (np.nan, ValueError, "mass must be finite.*nan"),
+        ({"a": np.array([1.0, np.inf])}, ValueError, "mass must be finite.*inf"),
+        (np.ones(2, complex), TypeError, "mass must hold real numbers, but holds complex"),
+        ("one", TypeError, "mass must hold real numbers"),
+    ],
+)
+def test_what_is_no_matrix_is_refused_on_construction(value, error, message):
+    with pytest.raises(error, match=message):
+        matrices.check(value, "mass")
+
+
+def test_semi_definite_is_enough_where_asked():
+    assert isinstance(parse(0.0, definite=False), matrices.Diagonal)
+    assert isinstance(parse(np.diag([0.0] * 7 + [1.0]), definite=False), matrices.Dense)
+
+
+def test_single_precision_rounding_of_a_singular_matrix_is_forgiven():
+    vectors = np.random.default_rng(8).normal(size=(TOTAL, 2)).astype(np.float32)
+    assert isinstance(parse(vectors @ vectors.T, definite=False), matrices.Dense)
+
+
+@pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense"])
+def test_every_leaf_keeps_its_dtype(kind):
+    with jax.enable_x64(True):
+        like = {
+            "single": jnp.ones(2, jnp.float32),
+            "double": jnp.ones(2, jnp.float64),
+            "low": (jnp.ones(2, jnp.bfloat16), jnp.ones((), jnp.float16)),
+        }
+        value = {
+            "scalar": 2.0,
+            "diagonal": jax.tree.map(lambda leaf: 2 * leaf, like),
+            "dense": 2 * np.eye(7),
+        }[kind]
+        matrices.check(value, "mass")
+        dtype = tree.float_type(like)
+        assert dtype == jnp.float64
+        matrix = parse(value, like)
+        pencil = matrices.pencil(matrix, matrices.scaled(matrix, 0.5), tree.sizes(like), "mass")
+        matrix, pencil = (matrices.finish(part, dtype) for part in (matrix, pencil))
+        for result, expected in (
+            (matrix @ like, 2.0),
+            (pencil.sqrt(1, 1, like), 1.0),
+            (pencil.inverse_sqrt(1, 1, like), 1.0),
+        ):
+            for leaf, model in zip(jax.tree.leaves(result), jax.tree.leaves(like), strict=True):
+                assert leaf.dtype == model.dtype
+                np.testing.assert_allclose(np.asarray(leaf, float), expected, rtol=1e-2)
+        assert np.isclose(pencil.quadratic(1, 1, like), 7)

@@ -1,0 +1,63 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sghmc.core import tree
+
+MIXED = {
+    "scalar": jnp.asarray(1.5),
+    "nested": (jnp.arange(6.0).reshape(2, 3), [jnp.asarray([7.0, 8.0], jnp.bfloat16)]),
+}
+
+
+def test_sizes_follow_the_leaves():
+    assert tree.sizes(MIXED) == [6, 2, 1]
+    assert tree.size(MIXED) == 9
+
+
+def test_unravel_undoes_ravel_with_shapes_and_dtypes():
+    vector = tree.ravel(MIXED)
+    np.testing.assert_array_equal(vector, [0, 1, 2, 3, 4, 5, 7, 8, 1.5])
+    back = tree.unravel(vector, MIXED)
+    assert jax.tree.structure(back) == jax.tree.structure(MIXED)
+    for leaf, original in zip(jax.tree.leaves(back), jax.tree.leaves(MIXED), strict=True):
+        assert leaf.dtype == original.dtype
+        np.testing.assert_array_equal(leaf, original)
+
+
+def test_shape_leaves_undoes_flatten_leaves():
+    flat = tree.flatten_leaves(MIXED)
+    assert all(leaf.ndim == 1 for leaf in jax.tree.leaves(flat))
+    back = tree.shape_leaves(flat, MIXED)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, back, MIXED))
+
+
+def test_float_type_is_at_least_single_precision():
+    assert tree.float_type(MIXED) == jnp.float32
+    assert tree.float_type(jnp.zeros(2, jnp.float16)) == jnp.float32
+    with jax.enable_x64(True):
+        assert tree.float_type((jnp.zeros(2, jnp.float32), jnp.zeros(1))) == jnp.float64
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_all_finite_sees_one_bad_number_in_any_leaf(bad):
+    assert tree.all_finite(MIXED)
+    assert tree.all_finite(())
+    assert tree.all_finite((jnp.arange(3), None))
+    assert not tree.all_finite(MIXED | {"scalar": jnp.asarray(bad)})
+    assert not tree.all_finite((MIXED, jnp.zeros(5, jnp.bfloat16).at[3].set(bad)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_finite_numbers_are_seen_to_be_though_their_sum_is_not(dtype):
+    largest = jnp.full(100_000, jnp.finfo(dtype).max)
+    assert jax.jit(tree.all_finite)(largest)
+    assert not jax.jit(tree.all_finite)(largest.at[-1].set(np.nan))
+
+
+def test_add_scaled_keeps_dtypes():
+    total = tree.add_scaled(MIXED, jnp.asarray(2.0), jax.tree.map(jnp.ones_like, MIXED))
+    for leaf, original in zip(jax.tree.leaves(total), jax.tree.leaves(MIXED), strict=True):
+        assert leaf.dtype == original.dtype
+        np.testing.assert_array_equal(leaf, original + 2)

@@ -1,0 +1,64 @@
+"""Runs over the devices of a mesh: the tests of on_four_devices.py, in a process that has four."""
+
+import ast
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+FILE = pathlib.Path(__file__).parents[1] / "support" / "on_four_devices.py"
+TREE = ast.parse(FILE.read_text(encoding="utf-8"))
+NAMES = [each.name for each in TREE.body if isinstance(each, ast.FunctionDef)]
+NAMES = [name for name in NAMES if name.startswith("test_")]
+SLOW = [name for name in NAMES if name.startswith("test_slow_")]
+
+
+def run(names: list[str]) -> dict[str, str]:
+    """What became of these tests, by name, with all that was said of them."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    # Slow samplers too, which the usual options leave out.
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-o", "addopts="]
+    done = subprocess.run(
+        [
+            *command,
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            *(f"{FILE}::{name}" for name in names),
+        ],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        cwd=FILE.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    outcomes: dict[str, str] = {}
+    for word, name in re.findall(r"^([A-Z]+) \S*::(\w+)", done.stdout, re.MULTILINE):
+        is_good = word == "PASSED" and outcomes.get(name, word) == word
+        outcomes[name] = word if is_good else done.stdout
+    return {name: outcomes.get(name, done.stdout + done.stderr) for name in names}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    return run([name for name in NAMES if name not in SLOW])
+
+
+@pytest.fixture(scope="module")
+def slow_outcomes() -> dict[str, str]:
+    return run(SLOW)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW])
+def test_on_four_devices(name, outcomes):
+    assert outcomes[name] == "PASSED", outcomes[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_on_four_devices_slowly(name, slow_outcomes):
+    assert slow_outcomes[name] == "PASSED", slow_outcomes[name]

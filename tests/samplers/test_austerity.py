@@ -1,0 +1,132 @@
+"""The accept step on a subset: its test, its decisions, its draws."""
+
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import sghmc
+from cases import Chain
+from sghmc.core import random
+from sghmc.samplers.austerity import tail
+from sghmc.types import Change
+
+DATA = jnp.asarray(np.random.default_rng(0).normal(0.5, 1.0, size=2000), jnp.float32)
+POSTERIOR = sghmc.Posterior(
+    lambda theta, x: -((x - theta) ** 2) / 2, lambda theta: -(theta**2) / 2, DATA
+)
+BATCHES = sghmc.Minibatch(500, replacement=False)
+
+
+def hmc(metropolis):
+    """Noisy trajectories, of which four in ten are refused."""
+    return sghmc.HMC(0.01, 3, metropolis=metropolis)
+
+
+def keys(count):
+    return random.words(jax.random.split(jax.random.key(1), count))
+
+
+@pytest.mark.parametrize("degrees", [9, 49, 4_999, 1_000_000])
+def test_the_tail_is_that_of_students_t(degrees):
+    for chance in (0.2, 0.05, 0.001):
+        t = stats.t.isf(chance, degrees)
+        np.testing.assert_allclose(tail(jnp.float32(t), jnp.int32(degrees)), chance, rtol=0.025)
+
+
+def test_a_look_decides_wrongly_as_often_as_it_may():
+    """Sums that all but equal the limit, 20 rows in two looks: the first errs for `error`.
+
+    Exact for normal terms. Beyond 3.9 standard errors for 1 key in 10,000.
+    """
+    austerity, number = sghmc.Austerity(error=0.05, batch_size=10), 40_000
+
+    @jax.jit
+    @jax.vmap
+    def decided(key):
+        terms = random.normals(key, 0, 1, 20)
+        change = Change(jnp.float32(0.3), lambda rows: terms[rows], 20)
+        limit = 0.3 + jnp.sum(terms) + 1e-3
+        return austerity.decide(change, limit, random.bits(key, 1, 1, 2))
+
+    is_below, share = map(np.asarray, decided(keys(number)))
+    assert set(np.unique(share)) == {0.5, 1.0}
+    assert np.all(is_below[share == 1])
+    wrong = np.mean(~is_below)
+    assert abs(wrong - 0.05) < 3.9 * np.sqrt(0.05 * 0.95 / number)
+
+
+def test_error_zero_decides_as_the_full_accept_step():
+    """400 proposals from all over the posterior, the same for each accept step.
+
+    In double precision: in single one, U(old) − U(new) of all data is itself off by some 10⁻⁴.
+    """
+
+    def after(metropolis):
+        posterior = sghmc.Posterior(
+            POSTERIOR.log_likelihood, POSTERIOR.log_prior, DATA.astype(jnp.float64)
+        )
+        start = jnp.zeros((), jnp.float64)
+        chain = Chain(jax.random.key(0), posterior, hmc(metropolis), BATCHES, start)
+
+        @jax.jit
+        @jax.vmap
+        def step(t):
+            offset = random.normals(keys(1)[0], t, 1, 1, dtype=jnp.float64)[0]
+            start = chain.state._replace(position=0.5 + offset / jnp.sqrt(2000))
+            state, info = chain.step(t, chain.noise(t), start)
+            return state.position, state.position != start.position, info.data_share
+
+        return jax.tree.map(np.asarray, step(jnp.arange(400)))
+
+    with jax.enable_x64(True):
+        exact, is_accepted, _ = after(True)
+        position, _, share = after(sghmc.Austerity(error=0.0, batch_size=150))
+    np.testing.assert_allclose(position, exact, atol=1e-12)
+    np.testing.assert_array_equal(share, 1)
+    assert 0.4 < np.mean(is_accepted) < 0.8
+
+
+@pytest.mark.slow
+def test_draws_are_those_of_the_posterior():
+    """Without accept step the variance is 1.75 times as large, with error=0.05 1.1 times.
+
+    Student's t with 31 degrees of freedom is beyond 4.3 for 2 keys in 10,000; 0.02 is what the
+    error may leave.
+    """
+    samples = sghmc.sample(
+        jax.random.key(2),
+        POSTERIOR,
+        hmc(sghmc.Austerity(error=0.01, batch_size=100)),
+        jnp.mean(DATA),
+        gradient=BATCHES,
+        num_samples=1000,
+        num_chains=32,
+        progress=False,
+    )
+    center = jnp.sum(DATA) / 2001
+    ratios = np.mean((samples.positions - center) ** 2 * 2001, axis=1)
+    error = ratios.std(ddof=1) / np.sqrt(32)
+    assert error < 0.02
+    assert abs(ratios.mean() - 1) < 4.3 * error + 0.02, (ratios.mean(), error)
+    assert samples.info.data_share is not None
+    assert 0.05 <= samples.info.data_share.min() < samples.info.data_share.max() == 1
+    assert samples.info.acceptance is not None
+    assert set(np.unique(samples.info.acceptance)) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sghmc.Austerity(error=0.5), "below 0.5, .* but is 0.5"),
+        (lambda: sghmc.Austerity(error=-0.1), "but is -0.1"),
+        (lambda: sghmc.Austerity(batch_size=5), "from 10, .* but is 5"),
+        (lambda: sghmc.HMC(0.1, 2, metropolis=cast(bool, 0.05)), r"or Austerity\(…\), but is 0.05"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
