@@ -15,6 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 _DOCS = Path(__file__).parent
 _MADE = _DOCS.parent / "results" / "docs"
@@ -40,6 +41,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 uri = path.relative_to(_MADE).as_posix()
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Run a page's code where the page asks for what it prints."""
+    outputs = importlib.import_module("outputs")
+    return outputs.with_outputs(page.file.src_uri, markdown, _MADE / "outputs")
 
 
 @event_priority(-100)  # once the index is there
