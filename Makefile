@@ -1,14 +1,16 @@
 # Everything runs in .venv, which the first command makes from python3, venv and pip alone.
 PYTHON ?= python3
+# The versions that were tried together; CONSTRAINTS= takes the newest there are.
+CONSTRAINTS ?= --constraint constraints.txt
 BIN := .venv/bin
 
-.PHONY: setup demo test test-browser lint format docs bench bench-quick clean
+.PHONY: setup demo test test-all test-browser lint format docs bench bench-quick clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,browser]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[dev,docs,browser]'
 	touch $@
 
 demo: setup
@@ -16,6 +18,10 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest --numprocesses 2 --dist loadfile
+
+# Also what takes minutes: what CI runs.
+test-all: test
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m slow
 
 # Reports and the site in the system's Chromium, headless. Without the gallery, which takes minutes to
 # make: after make docs, SITE=results/site looks at that.
