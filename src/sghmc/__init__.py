@@ -33,7 +33,9 @@ from sghmc.samplers.sgrhmc import SGRHMC
 from sghmc.samplers.splitting import BAOAB, OBABO
 from sghmc.samplers.whitened import Whitened
 from sghmc.sampling import sample
-from sghmc.tuning.tune import Tuned, tune
+from sghmc.tuning.budget import BudgetError
+from sghmc.tuning.report import Tuned
+from sghmc.tuning.tune import tune
 
 __version__ = "0.1.0"
 
@@ -52,6 +54,7 @@ __all__ = [
     "AdaptMass",
     "AdaptScale",
     "Austerity",
+    "BudgetError",
     "Checkpoint",
     "CheckpointError",
     "CheckpointWarning",

@@ -17,17 +17,18 @@ from sghmc.posterior.posterior import StackedPosterior, Target
 from sghmc.results.samples import Samples
 from sghmc.samplers.base import Sampler
 from sghmc.tuning.saved import recall
-from sghmc.tuning.tune import tune
+from sghmc.tuning.tune import LEAST_ROOM, tune
 from sghmc.types import PyTree
 
 _BATCH_SIZE = 500
 """Examples that a step of "auto" looks at, unless a `gradient` says how many."""
+_ENGINES = {"auto": "auto", "auto:exact": "exact", "auto:minibatch": "minibatch"}
 
 
 def sample(
     key: jax.Array,
     target: Target | StackedPosterior,
-    sampler: Sampler | Literal["auto"],
+    sampler: Sampler | Literal["auto", "auto:exact", "auto:minibatch"],
     init: PyTree,
     *,
     gradient: Gradient | None = None,
@@ -53,7 +54,8 @@ def sample(
     | argument | meaning |
     | --- | --- |
     | `key` | a typed jax key, `jax.random.key(0)`: the same key gives the same draws |
-    | `sampler` | `SGHMC(…)` or the like; `"auto"`: what `tune` chooses, from the mode near `init` |
+    | `sampler` | `SGHMC(…)` or the like; `"auto"`: what `tune` chooses, from the mode near `init`; |
+    | | `"auto:exact"` and `"auto:minibatch"` name the engine |
     | `init` | where chains start; with `init_axis=0` it carries a leading chain axis |
     | `posterior_axis` | 0: the target is `Posterior.stack([…])`, one posterior for each chain |
     | `gradient` | `FullBatch()` (default), `Minibatch(500)`, `ControlVariate(500)`, … |
@@ -104,7 +106,7 @@ def sample(
     }
     if isinstance(sampler, Sampler):
         return run(key, target, sampler, init, **options)
-    if sampler != "auto":
+    if sampler not in _ENGINES:
         raise TypeError(
             f'sample needs a sampler such as sghmc.SGHMC(…), or "auto", not {sampler!r}.'
         )
@@ -129,10 +131,19 @@ def sample(
         batch_size=getattr(gradient, "batch_size", _BATCH_SIZE),
         num_chains=num_chains,
         gibbs=gibbs,
+        engine=_ENGINES[sampler],
+        num_samples=num_samples,
+        progress=progress,
     )
     arguments = {"key": key, "target": target, "sampler": sampler, "init": init, **options}
     tuned = tuning() if checkpoint is None else recall(checkpoint, arguments, tuning)
-    options |= {"gradient": tuned.gradient, "init_axis": 0}
-    options["thinning"] = tuned.thinning if thinning is None else thinning
+    options |= {"gradient": tuned.gradient, "init_axis": 0, "room": max(num_samples, LEAST_ROOM)}
+    every = 1
+    if thinning is None and tuned.report.engine == "exact":
+        # Pilots keep every trajectory: so does the run, which then is the same program.
+        every = tuned.thinning
+        options["num_samples"], options["num_burnin"] = every * num_samples, every * num_burnin
+    elif thinning is None:
+        options["thinning"] = tuned.thinning
     samples = run(jax.random.fold_in(key, 1), target, tuned.sampler, tuned.init, **options)
-    return samples.with_tuning(tuned.report)
+    return samples.thinned(every).with_tuning(tuned.report)

@@ -67,9 +67,14 @@ def run(
     checkpoint: Checkpoint | None = None,
     mesh: jax.sharding.Mesh | None = None,
     throw: bool = True,
+    room: int | None = None,
 ) -> Samples:
-    """Draw from a target with a sampler: `sample`, whose arguments these are, without "auto"."""
-    arguments = locals()
+    """Draw from a target with a sampler: `sample`, whose arguments these are, without "auto".
+
+    The compiled loop has room for `room` draws: so runs of different lengths share it. Without
+    `room`, for all.
+    """
+    arguments = {name: value for name, value in locals().items() if name != "room"}
     checks.check_key(key)
     checks.check_counts(num_samples, num_burnin, thinning, num_chains)
     gradient = FullBatch() if gradient is None else gradient
@@ -108,7 +113,7 @@ def run(
         origin = None if is_stacked else _origin(program, sampler, gradient, num_steps)
         checks.check_source(program, sampler)
         with _reading(program, sampler, len(is_kept), place) as reader:
-            run = _Run(program, positions, is_kept, origin, folder, reader, place)
+            run = _Run(program, positions, is_kept, origin, folder, reader, place, room)
             return run.finish(progress, throw)
 
 
@@ -154,11 +159,12 @@ class _Run:
     store: Store
 
     def __init__(
-        self, program: Program, positions, is_kept: np.ndarray, origin, folder, reader, place
+        self, program: Program, positions, is_kept: np.ndarray, origin, folder, reader, place, room
     ):
         self.origin, self.folder = origin, folder
         self.reader: Reader | None = reader
         self.place: Placement = place
+        self.room: int | None = room
         if reader is not None:
             if folder is not None and folder.has_saves:
                 reader.check_start()
@@ -194,7 +200,7 @@ class _Run:
         num_samples = int(self.is_kept.sum())
         _, record = eqx.filter_eval_shape(loop.observe, self.program, 0, carry)
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
-        self.capacity = max(1, min(num_samples, _BLOCK_BYTES // size))
+        self.capacity = max(1, min(self.room or num_samples, _BLOCK_BYTES // size))
         record = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
         nothing = _Draws(*Alone().records(self.program.layout, record), np.empty((1, 0)))
         if self.folder is None:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.core import tree
 from sghmc.gradients.base import BatchEstimator, Estimator, Gradient, Minibatch, Oracle
 from sghmc.posterior.mode import find_mode
 from sghmc.posterior.posterior import Posterior, Target
@@ -88,7 +87,7 @@ class ControlVariate(Gradient):
                 f"center must be a pytree like the parameters, {shapes[1]}, but is {shapes[0]}."
             )
         center = jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), self.center, position)
-        if not tree.all_finite(center):
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(center)):
             raise ValueError("center is not finite.")
         return center
 

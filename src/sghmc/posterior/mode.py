@@ -4,7 +4,11 @@ Whatever the precision of the parameters and of the data: a sum over a million r
 precision would move the mode of a badly scaled target by standard deviations.
 """
 
-from typing import NamedTuple
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,7 +17,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from sghmc.core import tree
+from sghmc.core import tree, xla
 from sghmc.posterior.posterior import Posterior, Target
 from sghmc.types import PyTree
 
@@ -24,10 +28,14 @@ _FEW_ROWS = 20_000
 _CLOSE = 1e-3
 """How near the mode a search ends, in standard deviations."""
 _NUM_NEWTON_STEPS = 100
-_NUM_DAMPINGS = 40
+_DAMPINGS = np.geomspace(1e-3, 1e39, 43)
 _NUM_LBFGS_STEPS = 300
+_NUM_LBFGS_AT_ONCE = 20
 _TANGENTS = 32
 """Directions in which a pass over the data differentiates at once: bounds its memory."""
+_TOGETHER = 8
+"""Points that a pass over the data looks at at once, dampings of a step among them: so that one
+compiled program serves all that is asked about a potential."""
 
 
 class Mode(NamedTuple):
@@ -60,66 +68,141 @@ def find_mode(target: Target, start: PyTree) -> Mode:
     >>> find_mode(target, jnp.zeros(1)).position.round(2).tolist()
     [2.0]
     """
-    with jax.enable_x64(True):
-        x = np.asarray(tree.ravel(jax.tree.map(_double, start)))
-        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), start)
-        search = _newton if x.size <= DENSE_LIMIT else _quasi_newton
-        if isinstance(target, Posterior) and target.num_examples > 2 * _FEW_ROWS:
-            x = search(_Objective(target, like, _some_rows(target, _FEW_ROWS)), x).x
-        end = search(_Objective(target, like, None), x)
-        position = jax.tree.map(np.asarray, tree.unravel(jnp.asarray(end.x), like))
+    return mode_of(Surface(target, start), start)
+
+
+def mode_of(surface: "Surface", start: PyTree) -> Mode:
+    """The mode near `start` of a surface over all data."""
+    x, target = as_vector(start), surface.target
+    search = _newton if x.size <= DENSE_LIMIT else _quasi_newton
+    if isinstance(target, Posterior) and target.num_examples > 2 * _FEW_ROWS:
+        part = Surface(target, start, _FEW_ROWS, surface.check)
+        end = search(part, x, None)
+        end = search(surface, end.x, None if end.curvature is None else part)
+    else:
+        end = search(surface, x, None)
     if not np.isfinite(end.value):
         raise ModeError(
             f"The search for the mode left the finite numbers: the potential is {end.value} there. "
             f"Start elsewhere, or look for NaN in the data and log of zero in the model."
         )
-    position = jax.tree.map(lambda leaf, old: jnp.asarray(leaf, old.dtype), position, start)
+    position = jax.tree.map(jnp.asarray, as_params(end.x, surface.like))
     return Mode(position, end.value, end.curvature, end.distance)
 
 
 def hessian(target: Target, position: PyTree, num_rows: int | None = None) -> np.ndarray:
     """∇²U over the raveled parameters, from all data or estimated from some rows."""
-    with jax.enable_x64(True):
-        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), position)
-        x = np.asarray(tree.ravel(jax.tree.map(_double, position)))
-        rows = None
-        if isinstance(target, Posterior) and num_rows and target.num_examples > num_rows:
-            rows = _some_rows(target, num_rows)
-        return _Objective(target, like, rows).curvature(x)
+    return Surface(target, position, num_rows).curvature(as_vector(position))
 
 
-def potentials(target: Target, like: PyTree, points: np.ndarray) -> np.ndarray:
-    """U at each row of `points`, raveled parameters: a few passes over the data for all."""
-    with jax.enable_x64(True):
-        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), like)
-        return np.asarray(_potentials(target, like, jnp.asarray(points, np.float64)))
+def as_vector(params: PyTree) -> np.ndarray:
+    """The raveled parameters in double precision, on the host."""
+    leaves = jax.tree.leaves(params)
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
 
 
-@eqx.filter_jit
-def _potentials(target, like, points):
-    def of_point(x):
-        return target.potential(tree.unravel(x, like))
+def as_params(vector: np.ndarray, like: PyTree) -> PyTree:
+    """Raveled parameters in the shapes and dtypes of `like`; any leading axes stay."""
+    leaves, treedef = jax.tree.flatten(like)
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
+    parts = np.split(vector, ends[:-1], axis=-1)
+    shaped = [
+        part.astype(leaf.dtype).reshape((*vector.shape[:-1], *leaf.shape))
+        for part, leaf in zip(parts, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, shaped)
 
-    return lax.map(of_point, points, batch_size=_TANGENTS)
 
+class Surface:
+    """U as a function of raveled parameters, over all data or estimated from `num_rows` rows.
 
-class _Objective:
-    """U as a function of raveled parameters, over all data or estimated from some rows."""
+    `check()` is called before every pass over the data, and may raise.
+    `seconds` is the least that a pass over these data took, for one point, and `compile_seconds`
+    what its first call took beyond that; both are known after some `looks`.
+    """
 
-    def __init__(self, target: Target, like: PyTree, rows: PyTree | None):
-        self.target, self.like, self.rows = target, like, rows
+    def __init__(
+        self,
+        target: Target,
+        like: PyTree,
+        num_rows: int | None = None,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self.target, self.check, self.rows = target, check, None
+        self.clock: list[float] = []
+        self.like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+        self.wide = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), like)
+        if isinstance(target, Posterior):
+            count = int(target.num_examples)
+            if num_rows is not None and num_rows < count:
+                self.rows = _some_rows(target, num_rows)
+            self.is_short = min(num_rows or count, count) <= _FEW_ROWS
+        else:
+            self.is_short = True
 
-    def look(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _value_and_slope(self.target, self.like, self.rows, jnp.asarray(x))
-        return float(value), np.asarray(slope)
+    def looks(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """U and ∇U at each row of `points`."""
+        values, slopes = [], []
+        for first in range(0, len(points), _TOGETHER):
+            self.check()
+            some = points[first : first + _TOGETHER]
+            padded = np.concatenate([some, np.repeat(some[:1], _TOGETHER - len(some), 0)])
+            began = _clock()
+            value, slope = self._call(_looks, padded)
+            self.clock.append(_clock() - began)
+            values.append(value[: len(some)])
+            slopes.append(slope[: len(some)])
+        return np.concatenate(values), np.concatenate(slopes)
+
+    @property
+    def seconds(self) -> float:
+        return min(self.clock) / _TOGETHER
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.clock[0] - min(self.clock)
+
+    def potentials(self, points: np.ndarray) -> np.ndarray:
+        return self.looks(points)[0]
 
     def curvature(self, x: np.ndarray) -> np.ndarray:
-        matrix = np.asarray(_curvature(self.target, self.like, self.rows, jnp.asarray(x)))
+        self.check()
+        matrix = self._call(_curvature, x)
         return (matrix + matrix.T) / 2
 
+    def descend(self, x: np.ndarray) -> tuple[np.ndarray, float]:
+        """The end of L-BFGS from x, and the potential there."""
+        state = None
+        for _ in range(_NUM_LBFGS_STEPS // _NUM_LBFGS_AT_ONCE):
+            self.check()
+            x, value, fall, state = self._call(_lbfgs, x, state)
+            if not fall > 0.01:
+                break
+        return x, float(value)
 
-@eqx.filter_jit
-def _value_and_slope(target, like, rows, x):
+    def _call(self, function: Callable, x: np.ndarray, *args) -> Any:
+        with jax.enable_x64(True):
+            compiled = _compiled(function, self.is_short)
+            found = compiled(self.target, self.wide, self.rows, jnp.asarray(x, np.float64), *args)
+            return jax.tree.map(np.asarray, found)
+
+
+def _clock() -> float:
+    """Seconds: of this process alone on CPUs, which others may be using, too."""
+    return time.perf_counter() if xla.has_accelerator() else time.process_time()
+
+
+@functools.cache
+def _compiled(function: Callable, is_short: bool) -> Any:
+    """Where rows are few compilation is what counts, and is left at its least."""
+    return eqx.filter_jit(function, **(xla.start_options() if is_short else {}))
+
+
+def _looks(target, like, rows, points):
+    return jax.vmap(lambda x: _look(target, like, rows, x))(points)
+
+
+def _look(target, like, rows, x):
     params = tree.unravel(x, like)
     if rows is None:
         value, grad = target.evaluate(params)
@@ -128,15 +211,40 @@ def _value_and_slope(target, like, rows, x):
     return value, tree.ravel(grad)
 
 
-@eqx.filter_jit
 def _curvature(target, like, rows, x):
-    def slope(x):
-        return _value_and_slope(target, like, rows, x)[1]
-
     def column(direction):
-        return jax.jvp(slope, (x,), (direction,))[1]
+        return jax.jvp(lambda x: _look(target, like, rows, x)[1], (x,), (direction,))[1]
 
+    if x.size <= _TANGENTS:
+        return jax.vmap(column)(jnp.eye(x.size))
     return lax.map(column, jnp.eye(x.size), batch_size=_TANGENTS)
+
+
+def _lbfgs(target, like, rows, x, state):
+    """Some steps, while the potential falls by more than 0.01, a tenth of a standard deviation."""
+    solver = optax.lbfgs()
+
+    def value_of(x):
+        params = tree.unravel(x, like)
+        return target.potential(params) if rows is None else target.estimate(params, rows)
+
+    evaluate = optax.value_and_grad_from_state(value_of)
+
+    def body(carry):
+        x, state, count, before, _ = carry
+        value, grad = evaluate(x, state=state)
+        updates, state = solver.update(grad, state, x, value=value, grad=grad, value_fn=value_of)
+        return optax.apply_updates(x, updates), state, count + 1, value, before - value
+
+    def goes_on(carry):
+        count, fall = carry[2], carry[4]
+        return (count < _NUM_LBFGS_AT_ONCE) & ((count < 10) | (fall > 0.01))
+
+    infinity = jnp.asarray(jnp.inf, x.dtype)
+    state = solver.init(x) if state is None else state
+    start = (x, state, 0, infinity, infinity)
+    x, state, _, value, fall = lax.while_loop(goes_on, body, start)
+    return x, value, fall, state
 
 
 class _End(NamedTuple):
@@ -146,41 +254,45 @@ class _End(NamedTuple):
     distance: float
 
 
-def _newton(objective: _Objective, x: np.ndarray) -> _End:
+def _newton(surface: Surface, x: np.ndarray, bends: Surface | None) -> _End:
     """Newton's method, damped where the potential would not fall.
 
     A Hessian serves as long as it brings the mode quickly nearer: near the mode a single one does.
+    Where `bends` is given, the curvature is that of its rows, as long as that will do.
     """
-    value, slope = objective.look(x)
-    bowl, damping, before = _Bowl(objective.curvature(x)), 0.0, np.inf
+    (value,), (slope,) = surface.looks(x[None])
+    bowl, damping, before = _Bowl((bends or surface).curvature(x)), 0.0, np.inf
     is_fresh = True
     for _ in range(_NUM_NEWTON_STEPS):
         distance = bowl.distance(slope)
         if not np.isfinite(value) or distance < _CLOSE:
             break
         if not (is_fresh or distance < before / 4):
-            bowl = _Bowl(objective.curvature(x))
+            bowl = _Bowl(surface.curvature(x))
             distance = bowl.distance(slope)
-        step = _downhill(objective, bowl, x, value, slope, damping)
+        step = _downhill(surface, bowl, x, value, slope, damping)
         if step is None:
             break
         x, value, slope, damping = step
         before, is_fresh = distance, False
-    return _End(x, value, bowl.matrix, bowl.distance(slope))
+    return _End(x, float(value), bowl.matrix, bowl.distance(slope))
 
 
-def _downhill(objective: _Objective, bowl: "_Bowl", x, value, slope, damping):
+def _downhill(surface: Surface, bowl: "_Bowl", x, value, slope, damping):
     """A step that lowers the potential, with as little damping as that takes; None: there is none.
 
     A step that would lower it by less than rounding is taken as it is.
     """
-    for _ in range(_NUM_DAMPINGS):
-        step = bowl.step(slope, damping)
-        expected = -slope @ step
-        new, new_slope = objective.look(x + step)
-        if new <= value - 1e-4 * expected or abs(expected) < 1e-12 * abs(value):
-            return x + step, new, new_slope, damping / 10 if damping > 1e-6 else 0.0
-        damping = max(10 * damping, 1e-3)
+    ladder = np.append(damping, _DAMPINGS[_DAMPINGS > 1.001 * damping])
+    for first in range(0, len(ladder), _TOGETHER):
+        some = ladder[first : first + _TOGETHER]
+        steps = np.stack([bowl.step(slope, each) for each in some])
+        expected = -steps @ slope
+        new, slopes = surface.looks(x + steps)
+        is_good = (new <= value - 1e-4 * expected) | (np.abs(expected) < 1e-12 * abs(value))
+        if is_good.any():
+            i = int(np.argmax(is_good))
+            return x + steps[i], new[i], slopes[i], some[i] / 10 if some[i] > 1e-6 else 0.0
     return None
 
 
@@ -209,41 +321,16 @@ class _Bowl:
         return float(np.sqrt(np.sum(along**2 / self.values)))
 
 
-def _quasi_newton(objective: _Objective, x: np.ndarray) -> _End:
-    end, value = _lbfgs(objective.target, objective.like, objective.rows, jnp.asarray(x))
-    return _End(np.asarray(end), float(np.asarray(value)), None, np.inf)
-
-
-@eqx.filter_jit
-def _lbfgs(target, like, rows, x):
-    """Until the potential falls by less than 0.01, that is a tenth of a standard deviation."""
-    solver = optax.lbfgs()
-
-    def value_of(x):
-        params = tree.unravel(x, like)
-        return target.potential(params) if rows is None else target.estimate(params, rows)
-
-    evaluate = optax.value_and_grad_from_state(value_of)
-
-    def body(carry):
-        x, state, count, before, _ = carry
-        value, grad = evaluate(x, state=state)
-        updates, state = solver.update(grad, state, x, value=value, grad=grad, value_fn=value_of)
-        return optax.apply_updates(x, updates), state, count + 1, value, before - value
-
-    def goes_on(carry):
-        count, fall = carry[2], carry[4]
-        return (count < _NUM_LBFGS_STEPS) & ((count < 10) | (fall > 0.01))
-
-    infinity = jnp.asarray(jnp.inf, x.dtype)
-    x, _, _, value, _ = lax.while_loop(goes_on, body, (x, solver.init(x), 0, infinity, infinity))
-    return x, value
+def _quasi_newton(surface: Surface, x: np.ndarray, bends: Surface | None) -> _End:
+    x, value = surface.descend(x)
+    return _End(x, value, None, np.inf)
 
 
 def _some_rows(target: Posterior, count: int) -> PyTree:
     order = np.random.default_rng(0).choice(int(target.num_examples), count, replace=False)
-    return target.rows(jnp.asarray(np.sort(order)))
+    return _rows(target, np.sort(order).astype(np.int32))
 
 
-def _double(leaf) -> jax.Array:
-    return jnp.asarray(leaf, np.float64)
+@eqx.filter_jit
+def _rows(target: Posterior, numbers: np.ndarray) -> PyTree:
+    return target.rows(jnp.asarray(numbers))

@@ -81,25 +81,6 @@ def numbers(variables: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray
     return found
 
 
-def autocorrelation_time(draws: np.ndarray) -> np.ndarray:
-    """1 + Σρ of each number of draws with axes (chain, draw, number), in draws.
-
-    Correlations are averaged over chains and summed in pairs while the pairs are positive and
-    falling (Geyer 1992).
-    """
-    num_draws = draws.shape[1]
-    away = draws - draws.mean((0, 1))
-    spectrum = np.abs(np.fft.rfft(away, 2 * num_draws, axis=1)) ** 2
-    covariance = np.fft.irfft(spectrum, axis=1)[:, :num_draws].mean(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        correlation = covariance / covariance[0]
-    even = num_draws // 2 * 2
-    pairs = correlation[0:even:2] + correlation[1:even:2]
-    falling = np.minimum.accumulate(pairs, axis=0)
-    is_kept = np.logical_and.accumulate(falling > 0, axis=0)
-    return np.maximum(np.sum(falling * is_kept, axis=0), 0.5)
-
-
 def to_arviz(variables: dict[str, np.ndarray], statistics: dict[str, np.ndarray]):
     """An `arviz.InferenceData` with the groups posterior and sample_stats."""
     if not variables:

@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 
-from sghmc.results import diagnostics
+from sghmc.results import convergence, diagnostics
 from sghmc.display import notebook
 from sghmc.results.health import Health, HealthWarning, Origin, Record, assess
 from sghmc.display import page
@@ -86,6 +87,34 @@ class Samples:
 
     def with_tuning(self, report: Any) -> "Samples":
         return dataclasses.replace(self, tuning=report)
+
+    def thinned(self, every: int) -> "Samples":
+        """Every `every`-th draw of each chain; averages and steps are still those of all.
+
+        >>> import jax, jax.numpy as jnp, sghmc
+        >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+        >>> samples = sghmc.sample(
+        ...     jax.random.key(0), target, sghmc.SGHMC(0.1, friction=1.0), jnp.zeros(2),
+        ...     num_samples=100, num_chains=4, progress=False,
+        ... )
+        >>> samples.thinned(10).positions.shape
+        (4, 10, 2)
+        """
+        if every == 1:
+            return self
+
+        def some(part: Any) -> Any:
+            return jax.tree.map(lambda leaf: leaf[:, every - 1 :: every], part)
+
+        return dataclasses.replace(
+            self,
+            positions=some(self.positions),
+            hyper=some(self.hyper),
+            trace=some(self.trace),
+            info=Info(**{name: some(value) for name, value in vars(self.info).items()}),
+            clock=None if self.clock is None else self.clock[every - 1 :: every],
+            growth=tuple(each._replace(draw=each.draw // every) for each in self.growth),
+        )
 
     @property
     def num_chains(self) -> int:
@@ -172,11 +201,7 @@ class Samples:
         moved = math.sqrt(abs(last.num_examples / last.num_before - 1))
         later = min((last.draw + self.num_draws) // 2, self.num_draws - 2)  # on their way before
         slowest = max(
-            diagnostics.autocorrelation_time(
-                leaf[:, later:].reshape(*leaf[:, later:].shape[:2], -1)
-            )
-            .max()
-            .item()
+            convergence.autocorrelation_time(_by_number(leaf[:, later:])).max().item()
             for leaf in diagnostics.named_leaves(self.positions, self.hyper).values()
         )
         return slowest * max(0.0, math.log(moved / within))
@@ -283,6 +308,11 @@ class Samples:
         failed = int(np.any(~self.info.is_finite, axis=1).sum())
         parts.append(f"{failed} of {self.num_chains} chains not finite" if failed else "all finite")
         return parts
+
+
+def _by_number(leaf: np.ndarray) -> np.ndarray:
+    """Draws with axes (chain, draw, …) as `convergence` takes them."""
+    return np.moveaxis(leaf.reshape(*leaf.shape[:2], -1), -1, 0)
 
 
 def _count(number: int, noun: str) -> str:

@@ -36,6 +36,7 @@ class HMC(Sampler):
     | `mass` | M | a number, a diagonal pytree, a dense matrix |
     | `metropolis` | | False leaves the accept step out; `Austerity(…)` tests it on a subset |
     | `jitter` | δ | each trajectory's step size is drawn from ε(1 ± δ): no turn of one length |
+    | `most_steps` | | given, programs have room for so many, and any `num_steps` shares one |
 
     With `Minibatch` or `NoisyGradient` every gradient in the trajectory is a fresh estimate: the
     naive sampler. Its accept step uses the exact potential, and the split first and last kicks
@@ -61,6 +62,7 @@ class HMC(Sampler):
     mass: PyTree = 1.0
     metropolis: bool | Austerity = True
     jitter: float = 0.0
+    most_steps: int | None = None
 
     def __check_init__(self):
         if not isinstance(self.metropolis, bool | Austerity):
@@ -73,6 +75,10 @@ class HMC(Sampler):
         matrices.check(self.mass, "mass")
         if not isinstance(self.num_steps, int | np.integer) or self.num_steps < 1:
             raise ValueError(f"num_steps must be a whole number from 1, but is {self.num_steps!r}.")
+        if self.most_steps is not None and self.most_steps < self.num_steps:
+            raise ValueError(
+                f"num_steps is {self.num_steps}, but most_steps only {self.most_steps}: raise it."
+            )
 
     @property
     def is_affine(self) -> bool:
@@ -85,7 +91,8 @@ class HMC(Sampler):
         nothing = matrices.scaled(mass, 0.0)
         return HMCKernel(
             array_setting(self.step_size, dtype),
-            int(self.num_steps),
+            int(self.num_steps) if self.most_steps is None else jnp.int32(self.num_steps),
+            int(self.most_steps or self.num_steps),
             matrices.finish(mass.inverse(), dtype),
             matrices.finish(matrices.pencil(mass, nothing, sizes, "mass"), dtype),
             self.metropolis,
@@ -110,7 +117,8 @@ class HMCNoise(NamedTuple):
 
 class HMCKernel(Kernel):
     step_size: jax.Array | Schedule
-    num_steps: int
+    num_steps: int | jax.Array
+    most_steps: int
     inverse_mass: matrices.Matrix
     mass: matrices.Pencil
     metropolis: bool | Austerity
@@ -118,7 +126,7 @@ class HMCKernel(Kernel):
 
     @property
     def num_gradients(self) -> int:
-        return self.num_steps + 1
+        return self.most_steps + 1
 
     def init(self, normals, position):
         return HMCState(

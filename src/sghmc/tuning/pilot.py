@@ -1,85 +1,36 @@
-"""Pilot runs: settings for a gradient noise, short chains, and what these say."""
+"""Pilot runs: short runs of the chains that the real run will have, and what these say."""
 
-import dataclasses
 import math
+import warnings
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from sghmc import theory
 from sghmc.engine.run import run
 from sghmc.gradients.base import Gradient
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import Target
-from sghmc.results import diagnostics
-from sghmc.samplers.sghmc import SGHMC
-from sghmc.samplers.whitened import Whitened
+from sghmc.results import convergence
+from sghmc.samplers.base import Sampler
+from sghmc.tuning.budget import Budget
 from sghmc.tuning.region import Region
 
-_FRICTION = 1.5
-"""Between 1 and 2 friction serves means and variances alike."""
-_SMALL_STEP = 0.05
-"""Below this more friction takes over: C/ε is what gradient noise asks for."""
-_LARGEST_DECAY = 0.5
-LARGEST_RATIO = 1_000.0
-"""C/ε beyond which a draw is too dear: rather a promise of less."""
-NOISE_SHARE = 0.4
-"""Of the tolerance; the rest is for what is not Gaussian."""
 _HOT = 1.5
 """A kinetic temperature, 1 when right."""
-_NUM_BURNIN = 20
-_LARGEST_THINNING = 64
-"""Steps of a pilot's draw: with dear gradients a pilot makes fewer independent draws."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Step size and friction in whitened coordinates, for a gradient noise Ṽ."""
-
-    step_size: float
-    friction: float
-    noise: float
-
-    @property
-    def law(self) -> theory.FrictionLaw:
-        return theory.friction_law(
-            self.step_size, self.friction, gradient_noise=self.noise, observe="middle"
-        )
-
-    @property
-    def thinning(self) -> int:
-        """About an autocorrelation time; a power of two, so that pilots share programs."""
-        steps = min(self.law.autocorrelation_time, _LARGEST_THINNING)
-        return 2 ** max(2, math.ceil(math.log2(steps)))
-
-    def sampler(self, region: Region) -> Whitened:
-        inner = SGHMC(self.step_size, self.friction, observe="middle")
-        return Whitened(inner, region.center_tree, region.factor_tree)
-
-    def halved(self) -> "Settings":
-        return dataclasses.replace(self, step_size=self.step_size / 2)
-
-    @classmethod
-    def for_noise(cls, noise: float, tolerance: float, largest_step: float) -> "Settings":
-        """The quickest settings whose error stays below the tolerance."""
-        # On a Gaussian gradient noise makes an error of εṼ/4C.
-        ratio = min(noise / (4 * NOISE_SHARE * tolerance), LARGEST_RATIO)
-        ratio = max(ratio, _FRICTION / largest_step)
-        step_size = _FRICTION / ratio
-        if step_size < min(_SMALL_STEP, largest_step):
-            step_size = min(_SMALL_STEP, largest_step, math.sqrt(_LARGEST_DECAY / ratio))
-        return cls(step_size, ratio * step_size, noise)
+_NUM_PARTS = 16
+"""Parts of chains that Monte Carlo errors are estimated from."""
 
 
 class Trial:
     """Draws of pilot chains, axes (chain, draw, raveled parameter), and what they say.
 
-    `heat` holds the kinetic temperatures, axes (chain, draw).
+    `heat` holds the kinetic temperatures and `acceptance` what accept steps said, axes
+    (chain, draw); NaN where there are none.
     """
 
-    def __init__(self, draws: np.ndarray, heat: np.ndarray):
-        self.draws, self.heat = draws, heat
+    def __init__(self, draws: np.ndarray, heat: np.ndarray, acceptance: np.ndarray):
+        self.draws, self.heat, self.acceptance = draws, heat, acceptance
 
     @property
     def is_finite(self) -> bool:
@@ -94,24 +45,54 @@ class Trial:
     def last(self) -> np.ndarray:
         return self.draws[:, -1]
 
+    @property
+    def num_draws(self) -> int:
+        return self.draws.shape[1]
+
+    def after(self, count: int) -> "Trial":
+        """Without the first `count` draws of each chain."""
+        return Trial(self.draws[:, count:], self.heat[:, count:], self.acceptance[:, count:])
+
     def joined(self, other: "Trial") -> "Trial":
-        draws = np.concatenate([self.draws, other.draws], axis=1)
-        return Trial(draws, np.concatenate([self.heat, other.heat], axis=1))
+        pairs = zip(self._parts, other._parts, strict=True)
+        return Trial(*(np.concatenate(pair, axis=1) for pair in pairs))
+
+    @property
+    def _parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.draws, self.heat, self.acceptance
+
+    @property
+    def lowest_acceptance(self) -> float:
+        """The mean acceptance of the chain where it is lowest: trajectories lost count as 0."""
+        return float(np.nan_to_num(self.acceptance).mean(1).min())
+
+    @property
+    def r_hat(self) -> float:
+        """The largest one; NaN of a single chain."""
+        return float(convergence.r_hat(self._by_number).max())
 
     @property
     def autocorrelation_time(self) -> float:
         """1 + Σρ in draws, of the slowest parameter or square of one."""
-        away = self.draws - self.draws.mean((0, 1))
-        times = [diagnostics.autocorrelation_time(each).max() for each in (away, away**2)]
-        return float(max(times))
+        away = self._by_number - self.draws.mean((0, 1))[:, None, None]
+        return float(max(convergence.autocorrelation_time(x).max() for x in (away, away**2)))
+
+    @property
+    def _by_number(self) -> np.ndarray:
+        return np.ascontiguousarray(self.draws.transpose(2, 0, 1))
 
     def moments(self) -> "Moments":
-        mean = self.draws.mean((0, 1))
-        squares = ((self.draws - mean) ** 2).mean(1)
+        """With errors from the scatter of parts of the chains, each much longer than memory."""
+        num_chains, num_draws, size = self.draws.shape
+        cuts = max(1, min(math.ceil(_NUM_PARTS / num_chains), num_draws // 2))
+        length = num_draws // cuts
+        parts = self.draws[:, : cuts * length].reshape(num_chains * cuts, length, size)
+        mean = parts.mean((0, 1))
+        squares = ((parts - mean) ** 2).mean(1)
         root = math.sqrt(len(squares))
         return Moments(
             mean=mean,
-            mean_error=self.draws.mean(1).std(0, ddof=1) / root,
+            mean_error=parts.mean(1).std(0, ddof=1) / root,
             log_spread=np.log(squares.mean(0)) / 2,
             log_spread_error=squares.std(0, ddof=1) / root / (2 * squares.mean(0)),
         )
@@ -126,38 +107,71 @@ class Moments(NamedTuple):
     log_spread_error: np.ndarray
 
 
-def run_pilot(
-    key: jax.Array,
-    target: Target,
-    gradient: Gradient,
-    region: Region,
-    settings: Settings,
-    places: np.ndarray,
-    *,
-    num_draws: int,
-    gibbs: Gibbs | None,
-) -> Trial:
-    """Chains from each of `places`, raveled parameters, about an autocorrelation time a draw."""
-    samples = run(
-        key,
-        target,
-        settings.sampler(region),
-        region.params(places),
-        gradient=gradient,
-        num_samples=num_draws,
-        num_burnin=_NUM_BURNIN,
-        thinning=settings.thinning,
-        num_chains=len(places),
-        init_axis=0,
-        gibbs=gibbs,
-        progress=False,
-        throw=False,
-    )
-    leaves = [
-        leaf.reshape(len(places), num_draws, -1) for leaf in jax.tree.leaves(samples.positions)
-    ]
-    draws = np.concatenate(leaves, -1, dtype=np.float64)
-    # A chain on its way out is still finite when its potential no longer is.
-    draws[~np.isfinite(samples.info.potential)] = np.nan
-    assert samples.info.kinetic_temperature is not None
-    return Trial(draws, samples.info.kinetic_temperature)
+class Pilots:
+    """Runs pilot chains: as many as the real run has, with room for as many draws.
+
+    So the programs compiled for pilots serve the real run, too.
+    """
+
+    def __init__(
+        self,
+        key: jax.Array,
+        target: Target,
+        num_chains: int,
+        room: int,
+        budget: Budget,
+        gibbs: Gibbs | None = None,
+    ):
+        self.key, self.num_runs = key, 0
+        self.target, self.num_chains, self.room = target, num_chains, room
+        self.budget, self.gibbs = budget, gibbs
+
+    def run(
+        self,
+        sampler: Sampler,
+        gradient: Gradient,
+        region: Region,
+        places: np.ndarray,
+        num_draws: int,
+        thinning: int = 1,
+    ) -> Trial:
+        """Chains from each of `places`, raveled parameters."""
+        trial = self._piece(sampler, gradient, region, places, min(num_draws, self.room), thinning)
+        while trial.num_draws < num_draws and trial.is_finite:
+            count = min(num_draws - trial.num_draws, self.room)
+            more = self._piece(sampler, gradient, region, trial.last, count, thinning)
+            trial = trial.joined(more)
+        return trial
+
+    def _piece(self, sampler, gradient, region, places, num_draws: int, thinning: int) -> Trial:
+        self.budget.check()
+        self.num_runs += 1
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Interrupted", category=UserWarning)
+            samples = run(
+                jax.random.fold_in(self.key, self.num_runs),
+                self.target,
+                sampler,
+                region.params(places),
+                gradient=gradient,
+                num_samples=num_draws,
+                thinning=thinning,
+                num_chains=len(places),
+                init_axis=0,
+                gibbs=self.gibbs,
+                progress=False,
+                throw=False,
+                room=self.room,
+            )
+        if samples.num_draws < num_draws:
+            raise KeyboardInterrupt("Ctrl-C while tuning.")
+        shape = (len(places), num_draws)
+        leaves = [leaf.reshape(*shape, -1) for leaf in jax.tree.leaves(samples.positions)]
+        draws = np.concatenate(leaves, -1, dtype=np.float64)
+        # A chain on its way out is still finite when its potential no longer is.
+        draws[~np.isfinite(samples.info.potential)] = np.nan
+        unknown = np.full(shape, np.nan)
+        heat, acceptance = samples.info.kinetic_temperature, samples.info.acceptance
+        return Trial(
+            draws, unknown if heat is None else heat, unknown if acceptance is None else acceptance
+        )

@@ -1,6 +1,8 @@
 """Where a posterior lies: a center and a factor L, with θ ≈ center + L z and z of spread 1."""
 
 import dataclasses
+import math
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -29,7 +31,8 @@ class Region:
     """`factor` is L, a (d, d) matrix, or its diagonal where the parameters are many.
 
     `distance` is that of the mode found from the true one, and `is_gaussian` says that there is
-    one: a peak with a curvature, not just where a search ended.
+    one: a peak with a curvature, not just where a search ended. `is_local`: center and factor are
+    still those of mode and curvature, not of draws.
     """
 
     like: PyTree
@@ -37,6 +40,7 @@ class Region:
     factor: np.ndarray
     distance: float
     is_gaussian: bool
+    is_local: bool = False
 
     @property
     def is_dense(self) -> bool:
@@ -53,15 +57,7 @@ class Region:
 
     def params(self, vector: np.ndarray) -> PyTree:
         """A raveled vector as parameters; any leading axes stay."""
-        leading = vector.shape[:-1]
-        leaves, treedef = jax.tree.flatten(self.like)
-        ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])
-        parts = np.split(vector, ends[:-1], axis=-1)
-        shaped = [
-            np.asarray(part, leaf.dtype).reshape((*leading, *leaf.shape))
-            for part, leaf in zip(parts, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(treedef, shaped)
+        return mode.as_params(vector, self.like)
 
     def outward(self, z: np.ndarray) -> np.ndarray:
         """θ of each row of z."""
@@ -78,27 +74,67 @@ class Region:
             return self.factor.T @ matrix @ self.factor
         return self.factor**2 * matrix
 
-    def refined(self, mean: np.ndarray, covariance: np.ndarray) -> "Region":
-        """The region by the mean and covariance (or variances) of z in a pilot run."""
+    def spread_of(self, draws: np.ndarray) -> "Spread":
+        """Mean and covariance (or variances) of z in draws, axes (draw, raveled parameter).
+
+        Both are drawn to those of the region, by as much as the draws may lack.
+        """
+        z = self.inward(draws)
+        count, size = z.shape
         if not self.is_dense:
-            factor = self.factor * np.sqrt(covariance)
+            variance = (z.var(0) * count + 10) / (count + 10)
+            return Spread(z.mean(0), variance, min(1.0, 5 * math.sqrt(2 / count)))
+        covariance = np.cov(z.T).reshape(size, size)
+        shrunk = (count * covariance + size * np.eye(size)) / (count + size)
+        return Spread(z.mean(0), shrunk, 2 * math.sqrt(2 * size / count))
+
+    def refined(self, seen: "Spread") -> "Region":
+        """The region by the mean and spread of z in a pilot run."""
+        if not self.is_dense:
+            factor = self.factor * np.sqrt(seen.covariance)
         else:
-            factor = self.factor @ np.linalg.cholesky(covariance)
-        return dataclasses.replace(self, center=self.outward(mean[None])[0], factor=factor)
+            factor = self.factor @ np.linalg.cholesky(seen.covariance)
+        center = self.outward(seen.mean[None])[0]
+        return dataclasses.replace(self, center=center, factor=factor, is_local=False)
 
 
-def find_region(target: Target, start: PyTree) -> Region:
+class Spread(NamedTuple):
+    """Mean and covariance (or variances) of z; `slack` is what their Monte Carlo error may be."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    slack: float
+
+    @property
+    def extremes(self) -> tuple[float, float]:
+        """The smallest and the largest variance in any direction."""
+        dense = self.covariance.ndim == 2
+        values = np.linalg.eigvalsh(self.covariance) if dense else self.covariance
+        return float(values.min()), float(values.max())
+
+    @property
+    def shift(self) -> float:
+        return float(np.abs(self.mean).max())
+
+    def fits(self) -> bool:
+        """Whether mean and spread are those of the region, up to what pilots can tell."""
+        least, most = self.extremes
+        is_centered = self.shift < 0.35 + self.slack
+        return is_centered and least > 0.6 - self.slack and most < 1.6 + self.slack
+
+    def is_far(self) -> bool:
+        """Whether the draws are still on their way: a longer look from here would be wasted."""
+        return self.shift > 1.5 + self.slack or self.extremes[1] > 4
+
+
+def find_region(surface: mode.Surface, start: PyTree) -> Region:
     """The mode near `start` and the curvature there; `ModeError` where the posterior is flat.
 
     Where no peak is found, the center is where the search ended, and the factor only a first guess
     for pilot runs to refine.
     """
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start)
-    found = mode.find_mode(target, start)
-    center, origin = (
-        np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(place)])
-        for place in (found.position, start)
-    )
+    like, found = surface.like, mode.mode_of(surface, start)
+    center, origin = mode.as_vector(found.position), mode.as_vector(start)
     if np.abs(center).max() > _FAR * (1 + np.abs(origin).max()) and not found.is_peak:
         raise mode.ModeError(
             f"The search for the mode ran away, to {np.abs(center).max():.2g}: the posterior has "
@@ -106,28 +142,35 @@ def find_region(target: Target, start: PyTree) -> Region:
             f"parameter without a prior."
         )
     if found.hessian is None:
-        factor = _diagonal_factor(target, found.position)
+        factor = _diagonal_factor(surface.target, found.position)
         return Region(like, center, factor, found.distance, False)
     factor, is_peak = _dense_factor(found.hessian, like)
-    region = Region(like, center, factor, found.distance, is_peak and found.is_peak)
+    is_gaussian = is_peak and found.is_peak
+    region = Region(like, center, factor, found.distance, is_gaussian, is_gaussian)
     if region.is_gaussian:
-        _check_rises(target, region, found.potential)
+        _check_rises(surface, region, found.potential)
     return region
 
 
-def draw_starts(target: Target, region: Region, rng, count: int) -> np.ndarray:
+def draw_starts(surface: mode.Surface, region: Region, rng, count: int) -> np.ndarray:
     """Draws of N(center, L Lᵀ), drawn in where the potential is far above a Gaussian's."""
     size = len(region.center)
     z = rng.normal(size=(count, size))
-    lowest = mode.potentials(target, region.like, region.center[None])[0]
+    lowest = surface.potentials(region.center[None])[0]
     for _ in range(_NUM_CONTRACTIONS):
-        rises = mode.potentials(target, region.like, region.outward(z)) - lowest
+        rises = surface.potentials(region.outward(z)) - lowest
         expected = np.sum(z**2, axis=1) / 2
         is_far = ~(rises < 1.5 * expected + 5)
         if not is_far.any():
             break
         z[is_far] /= 2
     return region.outward(z)
+
+
+def excess(surface: mode.Surface, region: Region, draws: np.ndarray) -> float:
+    """How far the potential is from that of N(center, L Lᵀ): the standard deviation over draws."""
+    rises = surface.potentials(draws) - surface.potentials(region.center[None])
+    return float(np.std(rises - np.sum(region.inward(draws) ** 2, axis=1) / 2))
 
 
 def _dense_factor(hessian: np.ndarray, like: PyTree) -> tuple[np.ndarray, bool]:
@@ -141,11 +184,11 @@ def _dense_factor(hessian: np.ndarray, like: PyTree) -> tuple[np.ndarray, bool]:
     return (vectors / np.sqrt(np.abs(values))) / scale[:, None], is_positive
 
 
-def _check_rises(target: Target, region: Region, lowest: float) -> None:
+def _check_rises(surface: mode.Surface, region: Region, lowest: float) -> None:
     """A proper posterior falls off in every direction, as far as two standard deviations tell."""
     axes = _REACH * region.factor.T
     points = np.concatenate([region.center + axes, region.center - axes])
-    rises = mode.potentials(target, region.like, points) - lowest
+    rises = surface.potentials(points) - lowest
     worst = int(np.argmin(np.where(np.isnan(rises), np.inf, rises)))
     if rises[worst] < _LEAST_RISE * _EXPECTED_RISE:
         raise mode.ModeError(_flat(region.like, axes[worst % len(axes)]))

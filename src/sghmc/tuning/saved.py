@@ -13,7 +13,7 @@ from sghmc.checkpoint.draws import DamagedError
 from sghmc.core import tree
 from sghmc.gradients.base import Gradient
 from sghmc.samplers.base import Sampler
-from sghmc.tuning.tune import Tuned, TuneReport
+from sghmc.tuning.report import Tuned, TuneReport
 from sghmc.types import PyTree
 
 _PLAIN = (type(None), bool, int, float, str)

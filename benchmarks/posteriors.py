@@ -1,16 +1,8 @@
-"""sample(…, "auto", …) against long NUTS runs, on posteriors of many kinds.
+"""Posteriors of many kinds, as a user would write them down, for `answer.py`."""
 
-    python benchmarks/auto.py [--only NAME …] [--reference DRAWS] [--json FILE]
-
-No setting is given but the batch size. For each posterior: the largest error of any standard
-deviation and of any mean, relative to those of a long run of NumPyro's NUTS, with the Monte Carlo
-error that the two runs leave, what was chosen, and whether the tuner promised it.
-"""
-
-import argparse
-import json
-import time
-from pathlib import Path
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +12,6 @@ from jax.scipy.stats import norm
 from numpy.typing import ArrayLike
 
 import sghmc
-from sghmc.results.diagnostics import autocorrelation_time
 
 
 def design(rng, count, size, condition=1.0, scales: ArrayLike = 1.0):
@@ -58,9 +49,10 @@ def gram_potential(features, residual, log_prior):
     return sghmc.Potential(potential)
 
 
-def linear(count, size, condition, seed=0):
+def linear(count, size, condition=1.0, spread=1.0, seed=0):
+    """Columns whose scales span a factor of `spread`."""
     rng = np.random.default_rng(seed)
-    scales = np.geomspace(0.01, 100, size)
+    scales = np.geomspace(spread**-0.5, spread**0.5, size)
     x = design(rng, count, size, condition, scales)
     y = x @ (rng.normal(size=size) / scales) + 0.7 * rng.normal(size=count)
 
@@ -96,7 +88,7 @@ def badly_scaled(count, size, seed=0):
     return sghmc.Posterior(log_likelihood, log_prior, table(x=x, y=y)), jnp.zeros(size)
 
 
-def logistic(count, size, condition, seed=0):
+def logistic(count, size, condition=1.0, seed=0):
     rng = np.random.default_rng(seed)
     x = design(rng, count, size, condition)
     y = rng.random(count) < 1 / (1 + np.exp(-x @ (rng.normal(size=size) * 0.5)))
@@ -121,9 +113,9 @@ def student(count, size, seed=0):
     return sghmc.Posterior(log_likelihood, normal_prior(5.0), table(x=x, y=y)), start
 
 
-def poisson(count, size, seed=0):
+def poisson(count, size, condition=30.0, seed=0):
     rng = np.random.default_rng(seed)
-    x = design(rng, count, size, 30.0)
+    x = design(rng, count, size, condition)
     x[:, 0] = 1
     y = rng.poisson(np.exp(x @ (rng.normal(size=size) * 0.3)))
 
@@ -131,6 +123,22 @@ def poisson(count, size, seed=0):
         return row["y"] * (row["x"] @ b) - jnp.exp(row["x"] @ b)
 
     return sghmc.Posterior(log_likelihood, normal_prior(3.0), table(x=x, y=y)), jnp.zeros(size)
+
+
+def gamma(count, size, seed=0):
+    rng = np.random.default_rng(seed)
+    x = design(rng, count, size)
+    y = rng.gamma(2.0, np.exp(0.5 + x @ (rng.normal(size=size) * 0.3)) / 2)
+
+    def log_likelihood(p, row):
+        shape, log_mean = jnp.exp(p["log_shape"]), p["intercept"] + row["x"] @ p["slopes"]
+        rate = shape * jnp.exp(-log_mean)
+        density = (shape - 1) * jnp.log(row["y"]) - rate * row["y"]
+        return shape * jnp.log(rate) - gammaln(shape) + density
+
+    zero = jnp.zeros(())
+    start = {"intercept": zero, "slopes": jnp.zeros(size), "log_shape": zero}
+    return sghmc.Posterior(log_likelihood, normal_prior(2.0), table(x=x, y=y)), start
 
 
 def schools():
@@ -262,125 +270,66 @@ def banana():
     return sghmc.Potential(potential), jnp.zeros(2)
 
 
-CASES = {
-    "linear, N = 50, condition 10⁴": lambda: linear(50, 4, 1e4),
-    "linear, N = 100,000, condition 10⁴": lambda: linear(100_000, 20, 1e4),
-    "logistic, N = 200, scales 10⁴": lambda: badly_scaled(200, 5),
-    "logistic, N = 2,000, condition 10⁴": lambda: logistic(2_000, 10, 1e4),
-    "logistic, N = 100,000, condition 10⁴": lambda: logistic(100_000, 30, 1e4),
-    "Student-t, N = 300": lambda: student(300, 5),
-    "Student-t, N = 50,000": lambda: student(50_000, 8),
-    "Poisson, N = 100": lambda: poisson(100, 4),
-    "Poisson, N = 50,000": lambda: poisson(50_000, 10),
-    "eight schools": schools,
-    "hierarchical, N = 1,000, 20 groups": lambda: hierarchical(1_000, 20),
-    "hierarchical, N = 20,000, 50 groups": lambda: hierarchical(20_000, 50),
-    "negative binomial, N = 500": lambda: negative_binomial(500, 4),
-    "softmax, N = 1,000": lambda: softmax(1_000, 5, 3),
-    "mixture, N = 300": lambda: mixture(300),
-    "survival, N = 5,000": lambda: survival(5_000, 6),
-    "banana": banana,
+def plate(count, size, seed=0):
+    """A logistic regression as a NumPyro model, with its arguments."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    rng = np.random.default_rng(seed)
+    x = design(rng, count, size)
+    y = rng.random(count) < 1 / (1 + np.exp(-0.3 - x @ (rng.normal(size=size) * 0.5)))
+
+    def model(x, y):
+        intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
+        slopes = numpyro.sample("slopes", dist.Normal(0.0, 2.0).expand([size]).to_event(1))
+        with numpyro.plate("rows", count):
+            numpyro.sample("y", dist.Bernoulli(logits=intercept + x @ slopes), obs=y)
+
+    return model, table(x=x, y=y)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """`make(seed=…)` gives a posterior, a start, and for some a potential that is quick to judge by.
+
+    The seed is that of the data; `is_model` says that it gives a NumPyro model and its arguments.
+    """
+
+    make: Callable[..., Any]
+    is_large: bool = False
+    is_issue: bool = False
+    is_model: bool = False
+
+
+def _of(function, *args, **settings):
+    def make(seed=0):
+        return function(*args, **settings, **({} if function in (schools, banana) else {"seed": seed}))
+
+    return make
+
+
+SMALL = {
+    "linear, N = 2,000": Case(_of(linear, 2_000, 5), is_issue=True),
+    "Poisson, N = 5,000": Case(_of(poisson, 5_000, 5), is_issue=True),
+    "gamma, N = 400": Case(_of(gamma, 400, 3), is_issue=True),
+    "hierarchical, N = 1,000, 30 groups": Case(_of(hierarchical, 1_000, 30), is_issue=True),
+    "NumPyro plate, N = 20,000": Case(_of(plate, 20_000, 6), is_issue=True, is_model=True),
+    "linear, N = 50, condition 10⁴, scales 10⁴": Case(_of(linear, 50, 4, 1e4, 1e4)),
+    "logistic, N = 200, scales 10⁴": Case(_of(badly_scaled, 200, 5)),
+    "logistic, N = 2,000, condition 10⁴": Case(_of(logistic, 2_000, 10, 1e4)),
+    "Student-t, N = 300": Case(_of(student, 300, 5)),
+    "eight schools": Case(_of(schools)),
+    "hierarchical, N = 20,000, 50 groups": Case(_of(hierarchical, 20_000, 50)),
+    "negative binomial, N = 500": Case(_of(negative_binomial, 500, 4)),
+    "softmax, N = 1,000": Case(_of(softmax, 1_000, 5, 3)),
+    "mixture, N = 300": Case(_of(mixture, 300)),
+    "survival, N = 5,000": Case(_of(survival, 5_000, 6)),
+    "banana": Case(_of(banana)),
 }
-
-
-def nuts(key, target, start, num_draws):
-    """Draws of NumPyro's NUTS, axes (chain, draw, raveled parameter)."""
-    from numpyro.infer import MCMC, NUTS
-
-    size = sum(leaf.size for leaf in jax.tree.leaves(start))
-    kernel = NUTS(potential_fn=target.potential, dense_mass=size <= 200)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=1_000,
-        num_samples=num_draws,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    starts = jax.tree.map(lambda leaf: jnp.zeros((4, *leaf.shape)) + leaf, start)
-    mcmc.run(key, init_params=starts)
-    return flat(mcmc.get_samples(group_by_chain=True))
-
-
-def flat(positions):
-    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(positions)]
-    return np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], -1)
-
-
-def moments(draws):
-    """Mean and sd of each parameter with their Monte Carlo errors."""
-    mean, sd = draws.mean((0, 1)), draws.std((0, 1))
-    squares = (draws - mean) ** 2
-    return mean, sd, standard_error(draws), standard_error(squares) / (2 * sd)
-
-
-def standard_error(draws):
-    times = np.maximum(2 * autocorrelation_time(draws) - 1, 0.2)
-    return draws.std((0, 1)) * np.sqrt(times / (draws.shape[0] * draws.shape[1]))
-
-
-def compare(name, make, seed, reference_draws):
-    target, start, *quick = make()
-    with jax.enable_x64(bool(quick)):
-        cheapest = quick[0] if quick else target
-        draws = nuts(jax.random.key(seed), cheapest, start, reference_draws)
-    reference = moments(draws)
-    began = time.perf_counter()
-    samples = sghmc.sample(
-        jax.random.key(seed + 1),
-        target,
-        "auto",
-        start,
-        num_samples=2_000,
-        num_chains=4,
-        progress=False,
-    )
-    seconds = time.perf_counter() - began
-    ours = moments(flat(samples.positions))
-    sd = reference[1]
-    sd_error, mean_error = ours[1] / sd - 1, (ours[0] - reference[0]) / sd
-    sd_noise, mean_noise = (np.hypot(ours[i], reference[i]) / sd for i in (3, 2))
-    worst_sd, worst_mean = np.argmax(np.abs(sd_error)), np.argmax(np.abs(mean_error))
-    return {
-        "name": name,
-        "sd_error": float(sd_error[worst_sd]),
-        "sd_noise": float(sd_noise[worst_sd]),
-        "mean_error": float(mean_error[worst_mean]),
-        "mean_noise": float(mean_noise[worst_mean]),
-        "estimator": samples.tuning.estimator,
-        "step_size": samples.tuning.step_size,
-        "is_met": samples.tuning.is_met,
-        "tune_seconds": samples.tuning.seconds,
-        "seconds": seconds,
-        "notes": list(samples.tuning.notes),
-    }
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="*", default=list(CASES))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--reference", type=int, default=4_000, help="draws a chain of NUTS")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    print("| posterior | worst sd | worst mean (sds) | gradient | step | promised | seconds |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    rows = []
-    for name in options.only:
-        row = compare(name, CASES[name], options.seed, options.reference)
-        rows.append(row)
-        print(
-            f"| {name} | {100 * row['sd_error']:+.1f} % ± {100 * row['sd_noise']:.1f} "
-            f"| {row['mean_error']:+.3f} ± {row['mean_noise']:.3f} | {row['estimator']} "
-            f"| {row['step_size']:.3g} | {'yes' if row['is_met'] else 'no'} "
-            f"| {row['seconds']:.0f} ({row['tune_seconds']:.0f} tuning) |",
-            flush=True,
-        )
-        for note in row["notes"]:
-            print(f"    {note}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+LARGE = {
+    "logistic, N = 200,000": Case(_of(logistic, 200_000, 20), is_large=True),
+    "Poisson, N = 200,000": Case(_of(poisson, 200_000, 10), is_large=True),
+    "linear, N = 500,000": Case(_of(linear, 500_000, 20, 1e4, 1e4), is_large=True),
+    "Student-t, N = 200,000": Case(_of(student, 200_000, 8), is_large=True),
+}
+CASES = {**SMALL, **LARGE}

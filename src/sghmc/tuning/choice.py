@@ -1,0 +1,90 @@
+"""Which engine will be the quicker one: a prediction of seconds from measured times."""
+
+from typing import NamedTuple
+
+from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.mode import Surface
+from sghmc.posterior.posterior import Posterior
+from sghmc.tuning.estimators import FEW_BATCHES
+from sghmc.tuning.exact import Settings
+from sghmc.tuning.region import Region
+
+ENGINES = ("auto", "exact", "minibatch")
+
+# Measured on posteriors of `benchmarks/answer.py`, in units of what the search for the mode has
+# measured of this very model: compiling its potential, and a pass over its data in double
+# precision.
+_COMPILING = {"exact": 12, "minibatch": 30}
+_PASS, _HASTY_PASS = 1 / 4, 1 / 12
+"""A pass of a chain, among several and in single precision; of one compiled in a hurry."""
+_HASTY_COMPILING = 2.5
+"""How many times as long compiling takes that is not done in a hurry."""
+_GATHERING = 2.0
+"""What a row of a batch costs, beside one of a pass."""
+_STEP = 3e-6
+"""Seconds of a step besides its rows."""
+_WARM_UP = 800
+_PILOT_STEPS, _DRAW_STEPS = 50_000, 16
+"""Trajectories of all chains before the draws of one engine; steps of the other, and of its draws."""
+_PREFERENCE = 1.5
+"""An answer without bias is worth so many times the seconds."""
+
+
+class Engine(NamedTuple):
+    engine: str
+    reason: str
+
+
+def choose_engine(
+    engine: str,
+    surface: Surface,
+    region: Region,
+    *,
+    batch_size: int,
+    num_draws: int,
+    gibbs: Gibbs | None,
+) -> Engine:
+    """`num_draws` are those of all chains together."""
+    target = surface.target
+    if engine != "auto":
+        return Engine(engine, "as asked for")
+    if gibbs is not None:
+        return Engine("minibatch", "Gibbs updates are counted in its short steps")
+    if not isinstance(target, Posterior):
+        return Engine("exact", "a potential has no batches")
+    count = int(target.num_examples)
+    if count <= FEW_BATCHES * batch_size:
+        return Engine("exact", f"{count:,} examples are few beside batches of {batch_size:,}")
+    if not region.is_dense:
+        return Engine("minibatch", "the parameters are many")
+    hasty = surface.is_short
+    seconds = predicted_seconds(
+        surface.compile_seconds / (1 if hasty else _HASTY_COMPILING),
+        surface.seconds * (_HASTY_PASS if hasty else _PASS),
+        count,
+        num_gradients=Settings.first(region).num_steps + 1,
+        batch_size=batch_size,
+        num_draws=num_draws,
+    )
+    best = "exact" if seconds["exact"] < _PREFERENCE * seconds["minibatch"] else "minibatch"
+    told = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
+    return Engine(best, f"predicted: {told}")
+
+
+def predicted_seconds(
+    compile_seconds: float,
+    pass_seconds: float,
+    num_examples: int,
+    *,
+    num_gradients: int,
+    batch_size: int,
+    num_draws: int,
+) -> dict[str, float]:
+    """Of tuning and run, by engine; `num_gradients` are those of a trajectory."""
+    row = pass_seconds / num_examples
+    passes = (_WARM_UP + num_draws) * num_gradients
+    steps = _PILOT_STEPS + _DRAW_STEPS * num_draws
+    # A control variate looks at every row of its batch twice.
+    step = _STEP + 2 * batch_size * _GATHERING * row
+    work = {"exact": passes * pass_seconds, "minibatch": steps * step}
+    return {name: _COMPILING[name] * compile_seconds + work[name] for name in work}

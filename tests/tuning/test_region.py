@@ -1,0 +1,162 @@
+"""Coordinates: what a region makes of draws, matrices and potentials, exactly."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sghmc
+from sghmc.posterior.mode import ModeError, Surface
+from sghmc.tuning.region import Region, Spread, draw_starts, excess, find_region
+
+LIKE = {"a": jax.ShapeDtypeStruct((), np.float32), "b": jax.ShapeDtypeStruct((2,), np.float32)}
+FACTOR = np.array([[2.0, 0.0, 0.3], [0.5, 0.1, 0.0], [-1.0, 0.2, 3.0]])
+"""Not symmetric, so that L V Lᵀ is not Lᵀ V L."""
+DENSE = Region(LIKE, np.array([1.0, -2.0, 0.5]), FACTOR, 0.0, True)
+DIAGONAL = Region(LIKE, DENSE.center, np.array([2.0, 0.1, 3.0]), 0.0, False)
+
+
+def region_of(target, start):
+    return find_region(Surface(target, start), start)
+
+
+def test_parameters_of_vectors_keep_leading_axes():
+    params = DENSE.params(np.arange(12.0).reshape(2, 2, 3))
+    np.testing.assert_array_equal(params["a"], [[0, 3], [6, 9]])
+    np.testing.assert_array_equal(params["b"][1, 0], [7, 8])
+    assert params["b"].dtype == np.float32
+
+
+@pytest.mark.parametrize("region", [DENSE, DIAGONAL], ids=["dense", "diagonal"])
+def test_outward_is_the_inverse_of_inward(region):
+    z = np.random.default_rng(0).normal(size=(5, 3))
+    np.testing.assert_allclose(region.inward(region.outward(z)), z, rtol=1e-10)
+    full = FACTOR if region.is_dense else np.diag(region.factor)
+    np.testing.assert_allclose(region.outward(z)[2], region.center + full @ z[2], rtol=1e-12)
+
+
+def test_the_noise_of_whitened_gradients():
+    """Gradients in z are Lᵀg: their covariance is LᵀVL, entry by entry."""
+    noise = np.array([[2.0, 0.5, 0.1], [0.5, 1.0, -0.3], [0.1, -0.3, 4.0]])
+    expected = np.einsum("ki,kl,lj->ij", FACTOR, noise, FACTOR)
+    np.testing.assert_allclose(DENSE.whitened(noise), expected, rtol=1e-12)
+    np.testing.assert_allclose(DIAGONAL.whitened(noise.diagonal()), [8.0, 0.01, 36.0])
+
+
+def test_a_refined_region_has_the_covariance_of_the_draws():
+    """θ = c + Lz with z ~ (m, S) has mean c + Lm and covariance LSLᵀ: L' L'ᵀ must be that."""
+    covariance = np.array([[2.0, 0.4, 0.0], [0.4, 1.5, -0.2], [0.0, -0.2, 0.5]])
+    mean = np.array([0.5, -1.0, 2.0])
+    refined = DENSE.refined(Spread(mean, covariance, 0.1))
+    factor = refined.factor
+    np.testing.assert_allclose(factor @ factor.T, FACTOR @ covariance @ FACTOR.T, rtol=1e-12)
+    np.testing.assert_allclose(refined.center, DENSE.center + FACTOR @ mean, rtol=1e-12)
+    refined = DIAGONAL.refined(Spread(mean, covariance.diagonal(), 0.1))
+    np.testing.assert_allclose(refined.factor, [2 * 2**0.5, 0.1 * 1.5**0.5, 3 * 0.5**0.5])
+
+
+def test_the_spread_of_draws_is_drawn_to_one_by_what_they_lack():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(300, 3)) * [1.0, 3.0, 0.2] + [0.0, 0.0, 5.0]
+    seen = DENSE.spread_of(DENSE.outward(z))
+    expected = (300 * np.cov(z.T) + 3 * np.eye(3)) / 303
+    np.testing.assert_allclose(seen.covariance, expected, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(seen.mean, z.mean(0), rtol=1e-8, atol=1e-8)
+    assert seen.slack == pytest.approx(2 * np.sqrt(2 * 3 / 300))
+    assert seen.extremes[1] == pytest.approx(9, rel=0.2)
+    variances = DIAGONAL.spread_of(DIAGONAL.outward(z)).covariance
+    np.testing.assert_allclose(variances, (300 * z.var(0) + 10) / 310, rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("mean", "variances", "fits", "is_far"),
+    [
+        ([0.0, 0.0], [1.0, 1.0], True, False),
+        ([0.3, 0.0], [0.7, 1.5], True, False),
+        ([0.5, 0.0], [1.0, 1.0], False, False),
+        ([0.0, 0.0], [0.4, 1.0], False, False),
+        ([0.0, 0.0], [1.0, 1.9], False, False),
+        ([-2.0, 0.0], [1.0, 1.0], False, True),
+        ([0.0, 0.0], [1.0, 5.0], False, True),
+    ],
+)
+def test_what_fits_and_what_is_far(mean, variances, fits, is_far):
+    for covariance in (np.diag(variances), np.array(variances)):
+        seen = Spread(np.array(mean), covariance, 0.1)
+        assert seen.fits() == fits
+        assert seen.is_far() == is_far
+
+
+def test_draws_that_are_few_may_be_farther_off():
+    assert not Spread(np.array([0.6]), np.eye(1), 0.1).fits()
+    assert Spread(np.array([0.6]), np.eye(1), 0.5).fits()
+
+
+def test_a_gaussian_is_found_with_its_covariance():
+    precision = np.array([[3.0, 1.0], [1.0, 0.5]])
+    target = sghmc.Potential(
+        lambda t: 0.5 * (t - 2) @ (jnp.asarray(precision, t.dtype) @ (t - 2)) + 7
+    )
+    region = region_of(target, jnp.zeros(2))
+    np.testing.assert_allclose(region.center, 2, atol=1e-3)
+    np.testing.assert_allclose(region.factor @ region.factor.T, np.linalg.inv(precision), rtol=1e-6)
+    assert region.is_gaussian
+    assert region.is_local
+    assert not region.refined(Spread(np.zeros(2), np.eye(2), 0.1)).is_local
+    # So near a Gaussian's that nothing is left; a factor of 2 leaves half of z²/2 three times.
+    surface, draws = Surface(target, jnp.zeros(2)), region.outward(np.eye(2))
+    assert excess(surface, region, draws) == pytest.approx(0, abs=1e-6)
+    wide = dataclasses.replace(region, factor=2 * region.factor)
+    z = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
+    expected = np.std([3 / 2 * 1, 3 / 2 * 4, 3 / 2 * 9])
+    assert excess(surface, wide, wide.outward(z)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_starts_are_drawn_in_where_the_potential_is_steep():
+    """Beyond |θ| = 0.5 there is a wall: starts of N(0, 1) must come back inside."""
+    target = sghmc.Potential(lambda t: jnp.sum(0.5 * t**2 + (jnp.abs(t) / 0.5) ** 40))
+    like = jnp.zeros(2)
+    region = Region(like, np.zeros(2), np.eye(2), 0.0, True)
+    starts = draw_starts(Surface(target, like), region, np.random.default_rng(0), 8)
+    assert np.abs(starts).max() < 0.6
+    free = draw_starts(
+        Surface(sghmc.Potential(lambda t: 0.5 * jnp.sum(t**2)), like),
+        region,
+        np.random.default_rng(0),
+        8,
+    )
+    np.testing.assert_array_equal(free, np.random.default_rng(0).normal(size=(8, 2)))
+
+
+def logistic_separable(count=50):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, 3))
+    y = x @ np.linspace(-0.6, 0.8, 3) > 0
+    data = {"x": x.astype(np.float32), "y": y}
+
+    def log_likelihood(weights, row):
+        return -jax.nn.softplus(jnp.where(row["y"], -1.0, 1.0) * (row["x"] @ weights))
+
+    return sghmc.Posterior(log_likelihood, lambda weights: 0.0 * jnp.sum(weights), data)
+
+
+BAD_POSTERIORS = {
+    "flat": sghmc.Potential(lambda theta: 0.5 * theta[0] ** 2),
+    "improper": sghmc.Potential(lambda theta: jnp.sum(jnp.exp(-theta))),
+    "separable": logistic_separable(),
+    "collinear": sghmc.Potential(lambda theta: 0.5 * jnp.sum(theta) ** 2),
+}
+
+
+@pytest.mark.parametrize("name", BAD_POSTERIORS)
+def test_a_posterior_that_does_not_fall_off_is_refused(name):
+    size = 3 if name == "separable" else 2
+    with pytest.raises(ModeError, match=r"does not fall off along .*params.*prior"):
+        region_of(BAD_POSTERIORS[name], jnp.zeros(size))
+
+
+def test_a_search_that_runs_away_is_refused():
+    with pytest.raises(ModeError, match="ran away"):
+        region_of(sghmc.Potential(lambda theta: -jnp.sum(theta**4)), jnp.ones(2))
