@@ -8,7 +8,7 @@ import scipy.optimize
 
 import sghmc
 from sghmc.posterior import mode
-from sghmc.posterior.mode import ModeError, find_mode, hessian, potentials
+from sghmc.posterior.mode import ModeError, Surface, find_mode, hessian
 
 RNG = np.random.default_rng(0)
 SCALES = np.geomspace(1e-3, 1e3, 5)
@@ -70,12 +70,16 @@ def test_single_precision_parameters_are_found_in_double():
 
 
 def test_most_of_a_search_sees_some_rows_only(monkeypatch):
-    looks = []
-    look = mode._Objective.look
+    looks, bends = [], []
+    look, bend = Surface.looks, Surface.curvature
 
-    def recorded(self, x):
+    def recorded(self, points):
         looks.append(self.rows is None)
-        return look(self, x)
+        return look(self, points)
+
+    def recorded_bend(self, x):
+        bends.append(self.rows is None)
+        return bend(self, x)
 
     def logistic(theta, row):
         return -jnp.logaddexp(0.0, -row["y"] * jnp.dot(row["x"], theta))
@@ -86,11 +90,13 @@ def test_most_of_a_search_sees_some_rows_only(monkeypatch):
         logistic, lambda theta: -0.5 * jnp.sum(theta**2), {"x": x, "y": y.astype(np.float32)}
     )
     expected = find_mode(posterior, jnp.zeros(3))
-    monkeypatch.setattr(mode._Objective, "look", recorded)
+    monkeypatch.setattr(Surface, "looks", recorded)
+    monkeypatch.setattr(Surface, "curvature", recorded_bend)
     monkeypatch.setattr(mode, "_FEW_ROWS", 150)
     found = find_mode(posterior, jnp.zeros(3))
     np.testing.assert_allclose(found.position, expected.position, rtol=2e-4)
     assert looks.count(False) > looks.count(True) > 0
+    assert not any(bends), "near the mode the curvature of some rows will do"
     assert found.is_peak
 
 
@@ -169,5 +175,39 @@ def test_same_mode_as_scipy():
     np.testing.assert_allclose(found.position, expected.x, atol=1e-4)
     assert found.potential == pytest.approx(expected.fun, abs=1e-5)
     points = np.stack([expected.x, np.ones(3)])
-    values = potentials(posterior, jnp.zeros(3), points)
-    np.testing.assert_allclose(values, [objective(point) for point in points], rtol=1e-10)
+    surface = Surface(posterior, jnp.zeros(3))
+    expected = [objective(point) for point in points]
+    np.testing.assert_allclose(surface.potentials(points), expected, rtol=1e-10)
+    # More points than are looked at at once, and not a multiple of them.
+    many = RNG.normal(size=(19, 3))
+    values, slopes = surface.looks(many)
+    np.testing.assert_allclose(values, [objective(point) for point in many], rtol=1e-10)
+    for point, slope in zip(many, slopes, strict=True):
+        numeric = scipy.optimize.approx_fprime(point, objective, 1e-7)
+        np.testing.assert_allclose(slope, numeric, rtol=1e-4, atol=1e-3)
+    assert surface.seconds > 0
+    assert surface.compile_seconds >= 0
+
+
+def test_searches_may_be_stopped_between_passes():
+    calls = []
+
+    def check():
+        calls.append(None)
+        if len(calls) > 3:
+            raise TimeoutError
+
+    for size in (2, mode.DENSE_LIMIT + 1):
+        calls.clear()
+        surface = Surface(sghmc.Potential(rosenbrock), jnp.zeros(size), check=check)
+        start = jnp.full(size, -1.2)
+        with pytest.raises(TimeoutError):
+            for _ in range(10):
+                mode.mode_of(surface, start)
+
+
+def test_a_few_rows_of_the_curvature():
+    posterior, _, curvature = regression(5_000)
+    estimate = hessian(posterior, START, num_rows=2_500)
+    ratio = np.diag(estimate) / np.diag(curvature)
+    assert 0.8 < ratio.min() < ratio.max() < 1.2

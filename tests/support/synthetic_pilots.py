@@ -3,10 +3,10 @@
 import numpy as np
 
 from sghmc.tuning.budget import Budget
-from sghmc.tuning.pilot import Trial
+from sghmc.tuning.pilot import Pilots, Trial
 
 
-class SyntheticPilots:
+class SyntheticPilots(Pilots):
     """Draws of N(mean, covariance), whatever the sampler; `acceptance(step_size)` is what it says.
 
     `spread(step_size)` scales the draws, as a bias would; `memory` is the correlation of neighbours.
@@ -34,7 +34,6 @@ class SyntheticPilots:
         """Step sizes and numbers of draws that were asked for."""
 
     def run(self, sampler, gradient, region, places, num_draws, thinning=1):
-        self.budget.check()
         step_size = float(sampler.sampler.step_size)
         self.steps.append(step_size)
         self.lengths.append(num_draws)

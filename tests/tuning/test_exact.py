@@ -124,4 +124,4 @@ def test_a_spent_budget_ends_the_search_with_what_there_is(monkeypatch):
     monkeypatch.setattr(pilots, "run", last)
     found = search(pilots)
     assert len(pilots.steps) == 1
-    assert "did not settle" in found.faults[0]
+    assert "budget" in found.faults[0]

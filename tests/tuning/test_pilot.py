@@ -8,7 +8,7 @@ import pytest
 import sghmc
 from sghmc.gradients.base import FullBatch
 from sghmc.tuning import pilot
-from sghmc.tuning.budget import Budget, BudgetError
+from sghmc.tuning.budget import Budget
 from sghmc.tuning.pilot import Pilots, Trial
 from sghmc.tuning.region import Region
 
@@ -97,9 +97,11 @@ def test_a_long_pilot_is_made_of_pieces_that_fit_the_room():
     assert trial.draws.std() == pytest.approx(1, abs=0.3)
 
 
-def test_pilots_stop_when_the_budget_is_spent():
-    with pytest.raises(BudgetError):
-        run(Pilots(jax.random.key(0), TARGET, 3, 40, Budget(1e-9)), 10)
+def test_pilots_are_cut_short_when_the_budget_is_spent():
+    pilots = Pilots(jax.random.key(0), TARGET, 3, 40, Budget(1e-9))
+    assert run(pilots, 100).num_draws == 40
+    assert "budget of 1e-09 s was spent" in pilots.fault()
+    assert "several modes" in Pilots(jax.random.key(0), TARGET, 3, 40, Budget(1e3)).fault()
 
 
 def test_an_interrupted_pilot_interrupts_the_tuning(monkeypatch):

@@ -1,5 +1,7 @@
 """Tuning without hand work: what it chooses, what it promises, and what it refuses."""
 
+import signal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +10,9 @@ from jax.scipy.stats import norm
 from scipy.special import digamma, polygamma
 
 import sghmc
+from sghmc.engine import placement
 from sghmc.posterior.mode import ModeError, find_mode, hessian
-from sghmc.tuning import tuner
-from sghmc.tuning.pilot import Settings, Trial
-from sghmc.tuning.region import find_region
+from sghmc.tuning import pilot
 
 
 def flat(positions):
@@ -30,15 +31,6 @@ def logistic(count, size=3, separable=False, prior=1.0, seed=0):
 
     data = {"x": x.astype(np.float32), "y": y}
     return sghmc.Posterior(log_likelihood, lambda weights: -0.5 * prior * jnp.sum(weights**2), data)
-
-
-def test_settings_keep_the_error_of_gradient_noise_within_its_share():
-    for noise in (0.0, 0.1, 1.0, 10.0, 70.0):
-        settings = Settings.for_noise(noise, 0.05, 0.3)
-        assert settings.law.standard_deviation_error <= 0.4 * 0.05 + 1e-9
-        assert settings.step_size <= 0.3
-        assert settings.step_size * settings.friction <= 0.5 + 1e-9
-    assert Settings.for_noise(1e4, 0.05, 0.3).law.standard_deviation_error > 0.05
 
 
 def test_a_badly_scaled_potential():
@@ -77,45 +69,6 @@ def test_a_badly_scaled_potential():
     assert np.max(np.abs(draws.mean(0) - 2.0) / spread) < 0.08
 
 
-@pytest.mark.parametrize("is_cured", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_momenta_that_are_too_hot_halve_the_step_size(monkeypatch, is_cured):
-    """Draws agree at all step sizes here: only the temperature, planted in the pilots, objects."""
-    measure, seen = tuner.Tuner.measure, []
-
-    def hot(self, settings):
-        trial = measure(self, settings)
-        seen.append(settings.step_size)
-        is_hot = settings.step_size == seen[0] or not is_cured
-        return Trial(trial.draws, trial.heat + 0.5 * is_hot)
-
-    monkeypatch.setattr(tuner.Tuner, "measure", hot)
-    monkeypatch.setattr(tuner, "_NUM_HALVINGS", 2)
-    target = sghmc.Potential(lambda theta: 0.5 * jnp.sum(theta**2))
-    report = sghmc.tune(jax.random.key(0), target, jnp.ones(2)).report
-    assert report.is_met == is_cured
-    assert report.step_size == seen[0] / (2 if is_cured else 4)
-    assert any("hotter than they should be by 5" in note for note in report.notes) != is_cured
-
-
-@pytest.mark.slow
-def test_pilots_that_boil_teach_the_region_nothing(monkeypatch):
-    """Steps beyond 0.1 are planted to be hot, with draws far out though finite."""
-    run_pilot = tuner.run_pilot
-
-    def boiling(*args, **options):
-        trial = run_pilot(*args, **options)
-        is_hot = args[4].step_size > 0.1
-        return Trial(1e3 * trial.draws, trial.heat + 5) if is_hot else trial
-
-    monkeypatch.setattr(tuner, "run_pilot", boiling)
-    target = sghmc.Potential(lambda theta: 0.5 * jnp.sum(theta**2))
-    tuned = sghmc.tune(jax.random.key(0), target, jnp.ones(2))
-    assert tuned.report.is_met
-    assert tuned.report.step_size <= 0.1
-    factor = np.asarray(tuned.sampler.factor)
-    np.testing.assert_allclose(factor @ factor.T, np.eye(2), atol=0.5)
-
-
 @pytest.mark.slow
 def test_a_mode_far_from_the_draws():
     """A hierarchical model: its joint mode has a spread between groups that no draw has."""
@@ -144,11 +97,15 @@ def test_a_mode_far_from_the_draws():
 @pytest.mark.slow
 def test_much_data_gets_a_control_variate():
     posterior = logistic(20_000)
-    tuned = sghmc.tune(jax.random.key(0), posterior, jnp.zeros(3), batch_size=100)
+    tuned = sghmc.tune(
+        jax.random.key(0), posterior, jnp.zeros(3), batch_size=100, engine="minibatch"
+    )
     report = tuned.report
     assert isinstance(tuned.gradient, sghmc.ControlVariate)
     assert tuned.gradient.batch_size == 100
-    assert report.gradient_noise["control variate"] < 0.01 * report.gradient_noise["minibatch"]
+    assert report.engine == "minibatch"
+    # Plain batches of a hundredth of the data have about that much: N/n, in units of the spread.
+    assert report.gradient_noise["control variate"] < 0.01 * 200
     assert report.is_met
     assert "to be expected" in str(report)
     samples = sghmc.sample(
@@ -185,9 +142,12 @@ def test_auto_on_a_skewed_posterior():
     )
     assert samples.tuning.is_met
     spread = np.sqrt(polygamma(1, 3))
-    # 8,000 draws, at least 5,000 independent: 0.014 of a mean, 1.2 % of a standard deviation.
-    assert abs(samples.positions.mean() - (digamma(3) - np.log(2))) / spread < 0.07 + 0.03
-    assert abs(samples.positions.std() / spread - 1) < 0.05 + 0.03
+    # 8,000 draws, at least 4,000 independent for the spread, which is that of a skewed law: errors
+    # of 0.016 of a mean and 1.4 % of a standard deviation; 4.5 of them are a false alarm in 10⁵.
+    assert abs(samples.positions.mean() - (digamma(3) - np.log(2))) / spread < 0.07
+    assert abs(samples.positions.std() / spread - 1) < 0.063
+    assert samples.tuning.engine == "exact"
+    assert "exact: no error but" in str(samples.tuning)
 
 
 def test_the_same_key_gives_the_same_settings():
@@ -200,7 +160,14 @@ def test_the_same_key_gives_the_same_settings():
 @pytest.mark.slow
 def test_a_tolerance_out_of_reach_is_said():
     posterior = logistic(20_000)
-    tuned = sghmc.tune(jax.random.key(0), posterior, jnp.zeros(3), batch_size=1, tolerance=0.0005)
+    tuned = sghmc.tune(
+        jax.random.key(0),
+        posterior,
+        jnp.zeros(3),
+        batch_size=1,
+        tolerance=0.0005,
+        engine="minibatch",
+    )
     assert not tuned.report.is_met
     assert "NOT" in tuned.report.verdict
     assert any("batches of about" in note for note in tuned.report.notes)
@@ -261,21 +228,6 @@ def test_gibbs_updates_run_in_the_pilots_too():
     assert np.std(samples.hyper) > 0.05
 
 
-BAD_POSTERIORS = {
-    "flat": sghmc.Potential(lambda theta: 0.5 * theta[0] ** 2),
-    "improper": sghmc.Potential(lambda theta: jnp.sum(jnp.exp(-theta))),
-    "separable": logistic(50, separable=True, prior=0.0),
-    "collinear": sghmc.Potential(lambda theta: 0.5 * jnp.sum(theta) ** 2),
-}
-
-
-@pytest.mark.parametrize("name", BAD_POSTERIORS)
-def test_a_posterior_that_does_not_fall_off_is_refused(name):
-    size = 3 if name == "separable" else 2
-    with pytest.raises(ModeError, match=r"does not fall off along .*params.*prior"):
-        find_region(BAD_POSTERIORS[name], jnp.zeros(size))
-
-
 def test_bad_input_is_refused():
     target, key = sghmc.Potential(lambda theta: jnp.sum(theta**2)), jax.random.key(0)
     start = jnp.zeros(2)
@@ -283,6 +235,10 @@ def test_bad_input_is_refused():
         sghmc.tune(key, target, start, batch_size=0)
     with pytest.raises(ValueError, match="tolerance"):
         sghmc.tune(key, target, start, tolerance=2.0)
+    with pytest.raises(ValueError, match="engine must be one of auto, exact, minibatch"):
+        sghmc.tune(key, target, start, engine="nuts")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="budget"):
+        sghmc.tune(key, target, start, budget=0.0)
     with pytest.raises(TypeError, match="one typed jax key"):
         sghmc.tune(0, target, start)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="one init"):
@@ -293,7 +249,100 @@ def test_bad_input_is_refused():
         sghmc.tune(key, sghmc.Potential(lambda theta: -jnp.sum(theta**4)), jnp.ones(2))
 
 
-def test_a_batch_larger_than_the_data_is_said():
-    tuned = sghmc.tune(jax.random.key(0), logistic(60), jnp.zeros(3))
-    assert isinstance(tuned.gradient, sghmc.FullBatch)
-    assert any("room for all 60 examples" in note for note in tuned.report.notes)
+
+
+def few_and_many():
+    """A thousand rows of a mean, whose posterior is N(ȳ·N/(N+1), 1/(N+1)) exactly."""
+    y = np.random.default_rng(0).normal(2.0, 1.0, size=8_000).astype(np.float32)
+    target = sghmc.Posterior(
+        lambda theta, y: norm.logpdf(y, theta, 1.0), lambda theta: norm.logpdf(theta), y
+    )
+    return target, y.mean() * 8_000 / 8_001, 8_001**-0.5
+
+
+@pytest.mark.parametrize("engine", ["exact", "minibatch"])
+def test_both_engines_find_a_posterior_that_is_known(engine):
+    target, mean, spread = few_and_many()
+    samples = sghmc.sample(
+        jax.random.key(0),
+        target,
+        f"auto:{engine}",  # pyright: ignore[reportArgumentType]
+        jnp.zeros(()),
+        num_samples=1000,
+        num_chains=4,
+        progress=False,
+    )
+    assert samples.tuning.engine == engine
+    assert samples.tuning.is_met
+    assert samples.positions.shape == (4, 1000)
+    # 4,000 draws, at least 2,500 independent: 4.5 errors of 0.02 and of 1.4 %, a false alarm in
+    # 10⁵; batches may add half of the tolerance.
+    assert abs(samples.positions.mean() - mean) / spread < 0.09
+    assert abs(samples.positions.std() / spread - 1) < 0.065 + 0.025 * (engine == "minibatch")
+
+
+def test_what_is_printed_says_engine_choice_and_stages():
+    target, *_ = few_and_many()
+    report = sghmc.tune(jax.random.key(0), target, jnp.zeros(())).report
+    shown = str(report)
+    assert "engine: exact (predicted: exact " in shown
+    assert "minibatch " in shown
+    assert "mode " in shown
+    assert "pilot runs " in shown
+    assert report.acceptance > 0.7
+    assert report.num_steps * report.step_size == pytest.approx(1.9, rel=0.01)
+    assert 0 < sum(report.stages.values()) <= report.seconds
+
+
+def test_draws_are_thinned_to_what_the_tuner_says():
+    """A narrow and a wide Gaussian on top of each other: trajectories remember the wide one."""
+
+    def potential(theta):
+        return -jnp.logaddexp(
+            norm.logpdf(theta[0], 0, 1) + norm.logpdf(theta[1], 0, 1),
+            norm.logpdf(theta[0], 0, 6) + norm.logpdf(theta[1], 0, 6),
+        )
+
+    samples = sghmc.sample(
+        jax.random.key(0),
+        sghmc.Potential(potential),
+        "auto",
+        jnp.zeros(2),
+        num_samples=150,
+        num_burnin=10,
+        num_chains=4,
+        progress=False,
+    )
+    assert samples.positions.shape == (4, 150, 2)
+    assert samples.info.acceptance.shape == (4, 150)
+    trajectories = samples.num_steps
+    assert trajectories % 160 == 0
+    assert trajectories > 160
+
+
+def test_a_budget_too_small_is_an_error_with_a_remedy():
+    target, *_ = few_and_many()
+    with pytest.raises(sghmc.BudgetError, match="budget"):
+        sghmc.tune(jax.random.key(0), target, jnp.zeros(()), budget=1e-6)
+
+
+def test_control_c_while_tuning_is_no_reshape_error(monkeypatch):
+    """A real signal, sent when the first pilot has begun."""
+    target, *_ = few_and_many()
+    whole = pilot.run
+
+    def interrupted(*args, **options):
+        advance = placement.Alone.advance
+
+        def after_signal(self, *args, **options):
+            signal.raise_signal(signal.SIGINT)
+            return advance(self, *args, **options)
+
+        monkeypatch.setattr(placement.Alone, "advance", after_signal)
+        return whole(*args, **options)
+
+    monkeypatch.setattr(pilot, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sghmc.sample(
+            jax.random.key(0), target, "auto", jnp.zeros(()), num_chains=4, progress=False
+        )

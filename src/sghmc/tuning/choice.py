@@ -5,8 +5,9 @@ from typing import NamedTuple
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.mode import Surface
 from sghmc.posterior.posterior import Posterior
+from sghmc.tuning.budget import Budget, BudgetError
 from sghmc.tuning.estimators import FEW_BATCHES
-from sghmc.tuning.exact import Settings
+from sghmc.tuning.exact import NUM_DRAWS, Settings
 from sghmc.tuning.region import Region
 
 ENGINES = ("auto", "exact", "minibatch")
@@ -57,10 +58,9 @@ def choose_engine(
         return Engine("exact", f"{count:,} examples are few beside batches of {batch_size:,}")
     if not region.is_dense:
         return Engine("minibatch", "the parameters are many")
-    hasty = surface.is_short
     seconds = predicted_seconds(
-        surface.compile_seconds / (1 if hasty else _HASTY_COMPILING),
-        surface.seconds * (_HASTY_PASS if hasty else _PASS),
+        surface.compile_seconds / (1 if surface.is_short else _HASTY_COMPILING),
+        pass_seconds(surface),
         count,
         num_gradients=Settings.first(region).num_steps + 1,
         batch_size=batch_size,
@@ -69,6 +69,24 @@ def choose_engine(
     best = "exact" if seconds["exact"] < _PREFERENCE * seconds["minibatch"] else "minibatch"
     told = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
     return Engine(best, f"predicted: {told}")
+
+
+def pass_seconds(surface: Surface) -> float:
+    """What a pass over the data will cost a chain."""
+    return surface.seconds * (_HASTY_PASS if surface.is_short else _PASS)
+
+
+def check_pilots(surface: Surface, region: Region, budget: Budget) -> None:
+    """Refuse pilot runs of the exact engine that would take more than there is."""
+    settings = Settings.first(region)
+    seconds = NUM_DRAWS * (settings.num_steps + 1) * pass_seconds(surface)
+    if seconds > budget.left:
+        raise BudgetError(
+            f"A first pilot run over all data would take about {seconds:.3g} s, and of the budget "
+            f"of {budget.seconds:g} s {max(budget.left, 0):.3g} s are left: give more by "
+            f"sghmc.tune(…, budget={4 * (budget.spent + seconds):.2g}), or take "
+            f'engine="minibatch".'
+        )
 
 
 def predicted_seconds(

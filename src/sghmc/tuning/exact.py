@@ -28,7 +28,7 @@ _WIDE_ACCEPTANCE = 0.95
 """From here on steps could be larger, which pays where a trajectory has more than three."""
 _FIRST_STEP = 0.64
 _NUM_ROUNDS = 30
-_NUM_DRAWS = 400
+NUM_DRAWS = 400
 """Draws of all chains in a pilot run; half of them as long as it is far from settled."""
 _LEAST_DRAWS = 25
 _LARGEST_R_HAT = 1.1
@@ -87,9 +87,9 @@ class Exact:
         self.settings = Settings.first(region)
 
     def search(self) -> Outcome:
-        faults, trial = [], None
+        trial = None
         num_draws = self._length(1.0 if self.region.is_gaussian else 0.5)
-        most = self._length(max(4.0, 20 * len(self.region.center) / _NUM_DRAWS))
+        most = self._length(max(4.0, 20 * len(self.region.center) / NUM_DRAWS))
         for _ in range(_NUM_ROUNDS):
             if trial is not None and self.pilots.budget.left < 0:
                 break
@@ -98,20 +98,16 @@ class Exact:
             self.places = trial.last
             seen = self._seen(trial)
             if seen.fits() and self._is_settled(trial, seen):
-                return self._outcome(trial, faults)
+                return self._outcome(trial, [])
             if not seen.fits() and trial.lowest_acceptance > 0.2:
                 self.region = self.region.refined(seen)
                 num_draws = self._length(0.5) if seen.is_far() else min(2 * num_draws, most)
             self.settings = self.settings.after(trial.lowest_acceptance)
         assert trial is not None
-        faults.append(
-            "the pilot runs did not settle: the posterior is far from Gaussian, or has several "
-            "modes; look at R-hat and at traces"
-        )
-        return self._outcome(trial, faults)
+        return self._outcome(trial, [self.pilots.fault()])
 
     def _length(self, factor: float) -> int:
-        return max(_LEAST_DRAWS, math.ceil(factor * _NUM_DRAWS / self.pilots.num_chains))
+        return max(_LEAST_DRAWS, math.ceil(factor * NUM_DRAWS / self.pilots.num_chains))
 
     def _seen(self, trial: Trial) -> Spread:
         late = trial.draws[:, trial.num_draws // 4 :]

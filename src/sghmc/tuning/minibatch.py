@@ -103,10 +103,7 @@ class Batches:
                 self.region = self.region.refined(seen)
             self.largest_step = min(2 * self.largest_step, self.most)
         self._choose()
-        self.faults.append(
-            "the pilot runs did not settle: the posterior is far from Gaussian, or has several "
-            "modes; look at R-hat and at traces"
-        )
+        self.faults.append(self.pilots.fault())
         return None
 
     def _is_quadratic(self, trial: Trial) -> bool:
@@ -188,6 +185,8 @@ class Batches:
             enough = self.tolerance * _MONTE_CARLO_SHARE
             if not trial.is_finite or trial.moments().log_spread_error.max() < enough:
                 break
+            if self.pilots.budget.left < 0:
+                break
             trial = trial.joined(self._run(settings, trial.last))
         return trial
 
@@ -210,6 +209,8 @@ class Batches:
             trial = half
             self.places = self._sound_places(half)
         fault = "halving the step size did not end its effect: see the traces"
+        if self.pilots.budget.left < 0:
+            fault = "the budget ended before half the step size was tried"
         self.faults.append(heat_fault(trial.heat, self.tolerance) or fault)
         return trial
 

@@ -135,16 +135,27 @@ class Pilots:
         num_draws: int,
         thinning: int = 1,
     ) -> Trial:
-        """Chains from each of `places`, raveled parameters."""
+        """Chains from each of `places`, raveled parameters; shorter ones once the budget is spent."""
         trial = self._piece(sampler, gradient, region, places, min(num_draws, self.room), thinning)
-        while trial.num_draws < num_draws and trial.is_finite:
+        while trial.num_draws < num_draws and trial.is_finite and self.budget.left > 0:
             count = min(num_draws - trial.num_draws, self.room)
             more = self._piece(sampler, gradient, region, trial.last, count, thinning)
             trial = trial.joined(more)
         return trial
 
+    def fault(self) -> str:
+        """What to say when pilots have not settled."""
+        if self.budget.left < 0:
+            return (
+                f"the pilot runs had not settled when the budget of {self.budget.seconds:g} s was "
+                f"spent: give more by sghmc.tune(…, budget=…)"
+            )
+        return (
+            "the pilot runs did not settle: the posterior is far from Gaussian, or has several "
+            "modes; look at R-hat and at traces"
+        )
+
     def _piece(self, sampler, gradient, region, places, num_draws: int, thinning: int) -> Trial:
-        self.budget.check()
         self.num_runs += 1
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Interrupted", category=UserWarning)

@@ -10,7 +10,7 @@ from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.mode import Surface
 from sghmc.posterior.posterior import Posterior, StackedPosterior, Target
 from sghmc.tuning.budget import DEFAULT_BUDGET, Budget
-from sghmc.tuning.choice import ENGINES, choose_engine
+from sghmc.tuning.choice import ENGINES, check_pilots, choose_engine
 from sghmc.tuning.estimators import Estimators
 from sghmc.tuning.exact import Exact
 from sghmc.tuning.minibatch import Batches
@@ -78,6 +78,7 @@ def tune(
         pilots = Pilots(key, target, num_chains, max(num_samples, LEAST_ROOM), clock, gibbs)
         with clock.stage("pilot runs"):
             if chosen.engine == "exact":
+                check_pilots(surface, region, clock)
                 outcome = Exact(
                     pilots, region, places, tolerance, num_samples * num_chains
                 ).search()
