@@ -53,8 +53,8 @@ def flat(positions) -> np.ndarray:
 def prepared(name: str, *seeds: int):
     """Posteriors of ours, of one model but with other data each, and a start."""
     import jax
-    import posteriors
 
+    import posteriors
     import sghmc
 
     case = posteriors.CASES[name]
@@ -120,8 +120,8 @@ def plain(name: str, seed: int):
     """The potential as a NUTS user would write it, and a start."""
     import jax
     import jax.numpy as jnp
-    import posteriors
 
+    import posteriors
     import sghmc
 
     target, start, *_ = posteriors.CASES[name].make(seed=seed)
@@ -134,8 +134,9 @@ def plain(name: str, seed: int):
 def numpyro(name: str, seed: int, num_draws=NUM_DRAWS, **settings) -> tuple[np.ndarray, dict]:
     import jax
     import jax.numpy as jnp
-    import posteriors
     from numpyro.infer import MCMC, NUTS
+
+    import posteriors
 
     options = {
         "num_warmup": NUM_WARMUP,
@@ -183,6 +184,7 @@ def blackjax(name: str, seed: int) -> tuple[np.ndarray, dict]:
 def reference(name: str, seed: int) -> np.ndarray:
     """Draws of a long run, in double precision where data enter by a small matrix."""
     import jax
+
     import posteriors
 
     case = posteriors.CASES[name]
@@ -362,11 +364,14 @@ def keys(name: str, seed: int) -> tuple[np.ndarray, dict]:
 def on_accelerator() -> None:
     """The bars of an accelerator: seconds of the wall, without imports, first and second call."""
     import jax
-    import posteriors
 
+    import posteriors
     import sghmc
 
-    print(f"{jax.devices()[0].device_kind}\n| posterior | first s | again s | engine |\n|" + " --- |" * 4)
+    print(
+        f"{jax.devices()[0].device_kind}\n| posterior | first s | again s | engine |\n|"
+        + " --- |" * 4
+    )
     for count, size in ((100_000, 3), (1_000_000, 50)):
         seconds, engine = [], ""
         for seed in (0, 1):

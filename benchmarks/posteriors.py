@@ -303,7 +303,9 @@ class Case:
 
 def _of(function, *args, **settings):
     def make(seed=0):
-        return function(*args, **settings, **({} if function in (schools, banana) else {"seed": seed}))
+        return function(
+            *args, **settings, **({} if function in (schools, banana) else {"seed": seed})
+        )
 
     return make
 

@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-from sghmc import data, models, theory
+from sghmc import data, models, theory, transforms
 from sghmc.adapt import Adapt
 from sghmc.adapt.hmc import AdaptHMC
 from sghmc.adapt.mass import AdaptMass
@@ -84,6 +84,7 @@ __all__ = [
     "models",
     "sample",
     "theory",
+    "transforms",
     "tune",
 ]
 

@@ -30,9 +30,7 @@ def posterior(count):
 
 
 def choose(surface, engine="auto", region=REGION, num_draws=4_000, gibbs=None):
-    return choose_engine(
-        engine, surface, region, batch_size=500, num_draws=num_draws, gibbs=gibbs
-    )
+    return choose_engine(engine, surface, region, batch_size=500, num_draws=num_draws, gibbs=gibbs)
 
 
 def predicted(pass_seconds, num_examples, **settings):

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from synthetic_pilots import SyntheticPilots
 
 from sghmc.tuning import exact
 from sghmc.tuning.exact import Exact, Settings
 from sghmc.tuning.region import Region
+from synthetic_pilots import SyntheticPilots
 
 MEAN = np.array([3.0, -1.0])
 COVARIANCE = np.array([[4.0, 1.5], [1.5, 1.0]])

@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from synthetic_pilots import SyntheticPilots
 
 import sghmc
 from sghmc.gradients.base import FullBatch
@@ -13,6 +12,7 @@ from sghmc.tuning.estimators import Choice, Estimators, Settings
 from sghmc.tuning.minibatch import Batches
 from sghmc.tuning.pilot import Trial
 from sghmc.tuning.region import Region
+from synthetic_pilots import SyntheticPilots
 
 GAUSSIAN = sghmc.Potential(lambda theta: 0.5 * jnp.sum(theta**2))
 

@@ -249,8 +249,6 @@ def test_bad_input_is_refused():
         sghmc.tune(key, sghmc.Potential(lambda theta: -jnp.sum(theta**4)), jnp.ones(2))
 
 
-
-
 def few_and_many():
     """A thousand rows of a mean, whose posterior is N(ȳ·N/(N+1), 1/(N+1)) exactly."""
     y = np.random.default_rng(0).normal(2.0, 1.0, size=8_000).astype(np.float32)
@@ -343,6 +341,4 @@ def test_control_c_while_tuning_is_no_reshape_error(monkeypatch):
 
     monkeypatch.setattr(pilot, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sghmc.sample(
-            jax.random.key(0), target, "auto", jnp.zeros(()), num_chains=4, progress=False
-        )
+        sghmc.sample(jax.random.key(0), target, "auto", jnp.zeros(()), num_chains=4, progress=False)

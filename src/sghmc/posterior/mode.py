@@ -29,6 +29,7 @@ _CLOSE = 1e-3
 """How near the mode a search ends, in standard deviations."""
 _NUM_NEWTON_STEPS = 100
 _DAMPINGS = np.geomspace(1e-3, 1e39, 43)
+_LITTLE, _MOST_IDLE = 0.01, 3
 _NUM_LBFGS_STEPS = 300
 _NUM_LBFGS_AT_ONCE = 20
 _TANGENTS = 32
@@ -170,13 +171,15 @@ class Surface:
         matrix = self._call(_curvature, x)
         return (matrix + matrix.T) / 2
 
-    def descend(self, x: np.ndarray) -> tuple[np.ndarray, float]:
+    def descend(
+        self, x: np.ndarray, goes_on: Callable[[], bool] = lambda: True
+    ) -> tuple[np.ndarray, float]:
         """The end of L-BFGS from x, and the potential there."""
-        state = None
+        state, value = None, np.nan
         for _ in range(_NUM_LBFGS_STEPS // _NUM_LBFGS_AT_ONCE):
             self.check()
             x, value, fall, state = self._call(_lbfgs, x, state)
-            if not fall > 0.01:
+            if not (fall > _LITTLE and goes_on()):
                 break
         return x, float(value)
 
@@ -238,7 +241,7 @@ def _lbfgs(target, like, rows, x, state):
 
     def goes_on(carry):
         count, fall = carry[2], carry[4]
-        return (count < _NUM_LBFGS_AT_ONCE) & ((count < 10) | (fall > 0.01))
+        return (count < _NUM_LBFGS_AT_ONCE) & ((count < 10) | (fall > _LITTLE))
 
     infinity = jnp.asarray(jnp.inf, x.dtype)
     state = solver.init(x) if state is None else state
@@ -258,11 +261,12 @@ def _newton(surface: Surface, x: np.ndarray, bends: Surface | None) -> _End:
     """Newton's method, damped where the potential would not fall.
 
     A Hessian serves as long as it brings the mode quickly nearer: near the mode a single one does.
-    Where `bends` is given, the curvature is that of its rows, as long as that will do.
+    Where `bends` is given, the curvature is that of its rows, as long as that will do. A search
+    that gains little where nothing looks like a peak ends.
     """
     (value,), (slope,) = surface.looks(x[None])
     bowl, damping, before = _Bowl((bends or surface).curvature(x)), 0.0, np.inf
-    is_fresh = True
+    is_fresh, num_idle = True, 0
     for _ in range(_NUM_NEWTON_STEPS):
         distance = bowl.distance(slope)
         if not np.isfinite(value) or distance < _CLOSE:
@@ -273,8 +277,12 @@ def _newton(surface: Surface, x: np.ndarray, bends: Surface | None) -> _End:
         step = _downhill(surface, bowl, x, value, slope, damping)
         if step is None:
             break
+        little = max(_LITTLE, 1e-3 * x.size)
+        num_idle = num_idle + 1 if value - step[1] < little and np.isinf(distance) else 0
         x, value, slope, damping = step
         before, is_fresh = distance, False
+        if num_idle == _MOST_IDLE:
+            break
     return _End(x, float(value), bowl.matrix, bowl.distance(slope))
 
 
@@ -283,7 +291,7 @@ def _downhill(surface: Surface, bowl: "_Bowl", x, value, slope, damping):
 
     A step that would lower it by less than rounding is taken as it is.
     """
-    ladder = np.append(damping, _DAMPINGS[_DAMPINGS > 1.001 * damping])
+    ladder = np.append(damping, _DAMPINGS[1.001 * damping < _DAMPINGS])
     for first in range(0, len(ladder), _TOGETHER):
         some = ladder[first : first + _TOGETHER]
         steps = np.stack([bowl.step(slope, each) for each in some])

@@ -115,13 +115,11 @@ class Estimators:
         # Distinct rows help where a batch is a good part of the data, and are dearer to draw.
         replacement = batch < count / 10
         center = region.center_tree
-        candidates: dict[str, tuple[Gradient, int]] = {
-            "control variate": (
-                ControlVariate(batch, center, replacement, shared=True),
-                2 * batch,
-            ),
-            "minibatch": (Minibatch(batch, replacement), batch),
-        }
+        candidates: dict[str, tuple[Gradient, int]] = {}
+        if region.is_gaussian:  # away from a mode gradients differ from those at a center by much
+            control = ControlVariate(batch, center, replacement, shared=True)
+            candidates["control variate"] = control, 2 * batch
+        candidates["minibatch"] = Minibatch(batch, replacement), batch
         if count <= _MANY_BATCHES * batch:
             candidates["all data"] = (FullBatch(), count)
         return candidates

@@ -28,6 +28,7 @@ _NUM_HALVINGS = 5
 _NUM_PROLONGATIONS = 10
 _NUM_DRAWS, _NUM_DRAWS_OF_MANY = 3_200, 96
 """Draws of all chains in a pilot run, and where the parameters are many."""
+_LARGEST_R_HAT = 1.2
 _NUM_LOOKS = 32
 """Draws at which the potential is compared with that of a Gaussian."""
 _MONTE_CARLO_SHARE = 1 / 6
@@ -62,7 +63,7 @@ class Batches:
 
     def search(self) -> Outcome:
         trial = self._refine()
-        if trial is not None and self._is_quadratic(trial):
+        if trial is not None and (self.faults or self._is_quadratic(trial)):
             return self._outcome(trial)
         return self._outcome(self._verify())
 
@@ -98,6 +99,13 @@ class Batches:
             seen = self.region.spread_of(trial.draws.reshape(-1, trial.draws.shape[-1]))
             fits = seen.fits()
             if fits and self.largest_step == self.most:
+                return trial
+            if not self.region.is_dense and trial.r_hat > _LARGEST_R_HAT:
+                # Spreads of chains that are still under way would lead astray.
+                self.faults.append(
+                    "the chains of the pilot runs had not forgotten their starts, as those of "
+                    "networks do not: look at predictions, not at single parameters"
+                )
                 return trial
             if not fits:
                 self.region = self.region.refined(seen)
@@ -157,7 +165,7 @@ class Batches:
 
     def _sound_places(self, trial: Trial) -> np.ndarray:
         """Where the chains are; those that were lost go back to where sound ones are."""
-        sound = np.flatnonzero(np.all(np.isfinite(trial.draws), axis=(1, 2)))
+        sound = np.flatnonzero(trial.is_sound)
         if len(sound) == 0:
             return self.places
         return trial.last[sound[np.arange(len(trial.draws)) % len(sound)]]
@@ -239,6 +247,11 @@ class Batches:
         worst = int(np.argmax(change - 2 * error))
         return float(change[worst]), float(error[worst]), bool(is_each and is_apart)
 
+    def _thinning(self, steps: float) -> int:
+        """A multiple of that of the pilots; of many parameters none, however long they remember."""
+        most = math.inf if self.region.is_dense else 1
+        return self.thinning * int(min(most, max(1, round(steps / self.thinning))))
+
     def _outcome(self, trial: Trial) -> Outcome:
         settings, faults = self.settings, self.faults
         steps, starts = settings.law.autocorrelation_time, self.places
@@ -263,7 +276,7 @@ class Batches:
             sampler=settings.sampler(self.region),
             gradient=self.choice.gradient,
             starts=starts,
-            thinning=self.thinning * max(1, round(steps / self.thinning)),
+            thinning=self._thinning(steps),
             step_size=settings.step_size,
             friction=settings.friction,
             kinetic_temperature=heat,

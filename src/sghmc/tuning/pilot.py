@@ -25,12 +25,19 @@ _NUM_PARTS = 16
 class Trial:
     """Draws of pilot chains, axes (chain, draw, raveled parameter), and what they say.
 
-    `heat` holds the kinetic temperatures and `acceptance` what accept steps said, axes
-    (chain, draw); NaN where there are none.
+    `heat` holds the kinetic temperatures, `acceptance` what accept steps said, and `potential` the
+    potentials, as far as steps saw them, axes (chain, draw); NaN where there are none.
     """
 
-    def __init__(self, draws: np.ndarray, heat: np.ndarray, acceptance: np.ndarray):
+    def __init__(
+        self,
+        draws: np.ndarray,
+        heat: np.ndarray,
+        acceptance: np.ndarray,
+        potential: np.ndarray | None = None,
+    ):
         self.draws, self.heat, self.acceptance = draws, heat, acceptance
+        self.potential = np.zeros(heat.shape) if potential is None else potential
 
     @property
     def is_finite(self) -> bool:
@@ -51,15 +58,29 @@ class Trial:
 
     def after(self, count: int) -> "Trial":
         """Without the first `count` draws of each chain."""
-        return Trial(self.draws[:, count:], self.heat[:, count:], self.acceptance[:, count:])
+        return Trial(*(part[:, count:] for part in self._parts))
 
     def joined(self, other: "Trial") -> "Trial":
         pairs = zip(self._parts, other._parts, strict=True)
         return Trial(*(np.concatenate(pair, axis=1) for pair in pairs))
 
     @property
-    def _parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.draws, self.heat, self.acceptance
+    def _parts(self) -> tuple[np.ndarray, ...]:
+        return self.draws, self.heat, self.acceptance, self.potential
+
+    @property
+    def is_sound(self) -> np.ndarray:
+        """Of every chain, whether it stayed finite, and where other chains are, by its potential.
+
+        That of d parameters varies by √(d/2).
+        """
+        is_finite = np.all(np.isfinite(self.draws), axis=(1, 2))
+        if not is_finite.any():
+            return is_finite
+        ends = self.potential[:, -1]
+        reach = 50 + 10 * math.sqrt(self.draws.shape[2] / 2)
+        with np.errstate(invalid="ignore"):
+            return is_finite & (ends < np.median(ends[is_finite]) + reach)
 
     @property
     def lowest_acceptance(self) -> float:
@@ -184,5 +205,8 @@ class Pilots:
         unknown = np.full(shape, np.nan)
         heat, acceptance = samples.info.kinetic_temperature, samples.info.acceptance
         return Trial(
-            draws, unknown if heat is None else heat, unknown if acceptance is None else acceptance
+            draws,
+            unknown if heat is None else heat,
+            unknown if acceptance is None else acceptance,
+            np.asarray(samples.info.potential),
         )

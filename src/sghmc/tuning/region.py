@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -17,6 +18,7 @@ from sghmc.types import PyTree
 
 _FLAT = 1e-9
 """Curvature, relative to the other terms of the same parameter, below which it is rounding."""
+_LEAST_BEND = 0.1
 _REACH, _EXPECTED_RISE = 2.0, 2.0
 """How far from the mode, in standard deviations, the potential is looked at; a Gaussian's rise."""
 _LEAST_RISE = 0.1
@@ -127,23 +129,28 @@ class Spread(NamedTuple):
         return self.shift > 1.5 + self.slack or self.extremes[1] > 4
 
 
-def find_region(surface: mode.Surface, start: PyTree) -> Region:
+def find_region(
+    surface: mode.Surface, start: PyTree, goes_on: Callable[[], bool] = lambda: True
+) -> Region:
     """The mode near `start` and the curvature there; `ModeError` where the posterior is flat.
 
     Where no peak is found, the center is where the search ended, and the factor only a first guess
-    for pilot runs to refine.
+    for pilot runs to refine. Where the parameters are many nothing but a good place is looked for,
+    while `goes_on()`, by some of the rows.
     """
-    like, found = surface.like, mode.mode_of(surface, start)
-    center, origin = mode.as_vector(found.position), mode.as_vector(start)
+    like, origin = surface.like, mode.as_vector(start)
+    if len(origin) > mode.DENSE_LIMIT:
+        part = mode.Surface(surface.target, start, _NUM_ROWS, surface.check)
+        center, value = part.descend(origin, goes_on)
+        if not np.isfinite(value) or np.abs(center).max() > _FAR * (1 + np.abs(origin).max()):
+            raise mode.ModeError(_ran_away(center))
+        factor = _diagonal_factor(surface.target, mode.as_params(center, like))
+        return Region(like, center, factor, math.inf, False)
+    found = mode.mode_of(surface, start)
+    center = mode.as_vector(found.position)
     if np.abs(center).max() > _FAR * (1 + np.abs(origin).max()) and not found.is_peak:
-        raise mode.ModeError(
-            f"The search for the mode ran away, to {np.abs(center).max():.2g}: the posterior has "
-            f"no mode that can be reached from init. Look for a density without bound, or a "
-            f"parameter without a prior."
-        )
-    if found.hessian is None:
-        factor = _diagonal_factor(surface.target, found.position)
-        return Region(like, center, factor, found.distance, False)
+        raise mode.ModeError(_ran_away(center))
+    assert found.hessian is not None
     factor, is_peak = _dense_factor(found.hessian, like)
     is_gaussian = is_peak and found.is_peak
     region = Region(like, center, factor, found.distance, is_gaussian, is_gaussian)
@@ -174,14 +181,19 @@ def excess(surface: mode.Surface, region: Region, draws: np.ndarray) -> float:
 
 
 def _dense_factor(hessian: np.ndarray, like: PyTree) -> tuple[np.ndarray, bool]:
-    """L with L Lᵀ = H⁻¹, and whether H is positive definite; if not, by its absolute values."""
+    """L with L Lᵀ = H⁻¹, and whether H is positive definite.
+
+    If not, a first guess by its absolute values, none of them far below those of the diagonal.
+    """
     scale = np.sqrt(np.maximum(np.abs(hessian.diagonal()), np.finfo(float).tiny))
     values, vectors = np.linalg.eigh(hessian / np.outer(scale, scale))
     flattest = np.argmin(np.abs(values))
     if abs(values[flattest]) < _FLAT * np.abs(values).max():
         raise mode.ModeError(_flat(like, vectors[:, flattest] / scale))
     is_positive = bool(values[0] > 0)
-    return (vectors / np.sqrt(np.abs(values))) / scale[:, None], is_positive
+    if not is_positive:  # no peak: a bend that happens to be none here is no scale
+        values = np.maximum(np.abs(values), _LEAST_BEND)
+    return (vectors / np.sqrt(values)) / scale[:, None], is_positive
 
 
 def _check_rises(surface: mode.Surface, region: Region, lowest: float) -> None:
@@ -192,6 +204,14 @@ def _check_rises(surface: mode.Surface, region: Region, lowest: float) -> None:
     worst = int(np.argmin(np.where(np.isnan(rises), np.inf, rises)))
     if rises[worst] < _LEAST_RISE * _EXPECTED_RISE:
         raise mode.ModeError(_flat(region.like, axes[worst % len(axes)]))
+
+
+def _ran_away(center: np.ndarray) -> str:
+    return (
+        f"The search for the mode ran away, to {np.abs(center).max():.2g}: the posterior has no mode "
+        f"that can be reached from init. Look for a density without bound, or a parameter without a "
+        f"prior."
+    )
 
 
 def _flat(like: PyTree, direction: np.ndarray) -> str:

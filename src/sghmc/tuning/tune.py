@@ -65,7 +65,7 @@ def tune(
     with Budget(budget, progress) as clock:
         with clock.stage("mode"):
             surface = Surface(target, like, check=clock.check)
-            region = find_region(surface, start)
+            region = find_region(surface, start, lambda: clock.spent < budget / 4)
             places = draw_starts(surface, region, rng, num_chains)
         chosen = choose_engine(
             engine,
