@@ -116,7 +116,7 @@ GROUPS = {
         "Parts of a sampler",
         "What a new sampler is made of; the page Extend shows it at work.",
         _of(base, "Sampler", "Kernel")
-        | _of(sghmc.gradients.base, "Gradient", "Estimator", "Oracle"),
+        | _of(sghmc.gradients.base, "Gradient", "GradientEstimator", "Oracle"),
     ),
 }
 

@@ -25,7 +25,7 @@ from cases import SAMPLERS, halving
 from sghmc import sampling
 from sghmc.checkpoint import manifest, zarr_format
 from sghmc.checkpoint.draws import DamagedError
-from sghmc.engine import loop, run
+from sghmc.engine import host, loop, pace, run
 from sghmc.engine.progress import Bar
 from sghmc.tuning.tune import TuneReport
 
@@ -63,7 +63,7 @@ def kill_at(monkeypatch):
                 if count is not None and num_done >= count:
                     raise Killed
 
-        monkeypatch.setattr(run, "Bar", Death)
+        monkeypatch.setattr(host, "Bar", Death)
 
     return set_end
 
@@ -292,7 +292,7 @@ def newest_state(path):
 
 
 def test_a_finished_run_is_returned_without_running(folder, whole, monkeypatch):
-    for name in ("start", "advance"):
+    for name in ("begin", "advance"):
         monkeypatch.setattr(loop, name, None)
     before = contents(folder)
     same(sample(folder), whole)
@@ -485,8 +485,8 @@ def test_ctrl_c_keeps_everything(tmp_path, whole, monkeypatch):
             if num_done == 5:
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(run, "Bar", CtrlC)
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(host, "Bar", CtrlC)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     with pytest.warns(UserWarning, match="Interrupted after 5 of 9 draws"):
         partial = sample(tmp_path)
     np.testing.assert_array_equal(partial.positions, whole.positions[:, :5])
@@ -537,7 +537,7 @@ def test_a_run_that_diverges_does_so_again(tmp_path):
 
 
 def test_saves_by_time_and_the_last_few_stay(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)
     same(sample(tmp_path, saving={"seconds": 1e-9, "num_saves": 2}), whole)
     assert saves(tmp_path) == [8, 9]
 

@@ -10,7 +10,7 @@ import pytest
 
 import sghmc
 from sghmc import SGHMC, SGLD, Minibatch
-from sghmc.gradients.base import Estimator, Gradient, Oracle
+from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
 
 QUADRATIC = sghmc.Potential(lambda p: 0.5 * jnp.sum(p**2))
 START = jnp.zeros(2)
@@ -337,7 +337,7 @@ class StreamedGradient(Gradient):
         return StreamedEstimator()
 
 
-class StreamedEstimator(Estimator):
+class StreamedEstimator(GradientEstimator):
     def oracle(self, target, noise, memory=()):
         return Oracle(lambda i, position: target.evaluate(position), None, False)
 

@@ -19,7 +19,8 @@ from cases import GRADIENTS, params, posterior
 from sghmc import theory
 from sghmc.core import tree
 from sghmc.engine import loop
-from sghmc.engine.program import GRADIENT, NEVER
+from sghmc.engine.keys import GRADIENT
+from sghmc.engine.program import NEVER
 from sghmc.gradients import fisher as noise
 from sghmc.gradients.base import BatchEstimator
 from sghmc.gradients.fisher import gradient_noise, no_noise

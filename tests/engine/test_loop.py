@@ -44,9 +44,9 @@ def two_dimensional_program():
 def test_the_loop_of_a_small_model_is_one_kernel():
     """Ten times slower otherwise: XLA:CPU then hands out every operation of every step."""
     program = two_dimensional_program()
-    carry = loop.start(program, jnp.zeros((1, 2))).carry
+    carry = loop.begin(program, jnp.zeros((1, 2))).carry
     one = np.int32(1)
-    compiled = loop.compiled().lower(program, carry, one, one, capacity=100).compile()
+    compiled = loop.compiled_draws().lower(program, carry, one, one, capacity=100).compile()
     assert "xla_cpu_small_call" in compiled.compiled.as_text()
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import sghmc
 from cases import halving, params, posterior
-from sghmc.engine import plan, run
+from sghmc.engine import host, pace, plan
 from sghmc.engine.progress import Bar
 
 KEY = jax.random.key(7)
@@ -64,7 +64,7 @@ def terminal(monkeypatch):
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=120)
     monkeypatch.setattr(rich, "_console", console)
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)
     return written
 
 
@@ -185,12 +185,12 @@ def test_draws_do_not_depend_on_blocks_of_variates(thinning, monkeypatch):
 
 
 def test_draws_do_not_depend_on_segments_or_the_progress_bar(plain, monkeypatch, capsys):
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
-    monkeypatch.setattr(run, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(host, "_BLOCK_BYTES", 100)
     segmented = sample(progress=True, num_burnin=2, num_samples=10)
     close(segmented.positions, plain.positions[:, 2:])
     assert capsys.readouterr() == ("", "")  # no terminal, no bar
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e9)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e9)
     close(sample(num_burnin=2, num_samples=10).positions, plain.positions[:, 2:])
 
 
@@ -314,7 +314,7 @@ def walk(**given: Any):
 
 
 def test_divergence_raises_with_chain_step_and_remedy_and_carries_the_draws(monkeypatch):
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e9)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e9)
     with pytest.raises(sghmc.DivergenceError, match=r"step_size.*throw=False") as caught:
         walk()
     message = str(caught.value)
@@ -425,7 +425,7 @@ class CtrlC(Bar):
 
 
 def test_ctrl_c_returns_what_was_drawn(monkeypatch, plain):
-    monkeypatch.setattr(run, "Bar", CtrlC)
+    monkeypatch.setattr(host, "Bar", CtrlC)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.warns(UserWarning, match=r"Interrupted after \d+ of 10000000 draws") as caught:
         samples = sample(num_samples=10**7, averages={"mean": lambda theta: theta})
@@ -440,7 +440,7 @@ def test_ctrl_c_returns_what_was_drawn(monkeypatch, plain):
 
 
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
-    monkeypatch.setattr(run, "Bar", CtrlC)
+    monkeypatch.setattr(host, "Bar", CtrlC)
     monkeypatch.setattr(CtrlC, "times", 2)
     # A shell starts background jobs with the signal ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -244,13 +244,13 @@ def posteriors():
 @pytest.mark.slow
 def test_every_stacked_posterior_has_its_own_mode(monkeypatch):
     estimators = []
-    start = loop.start
+    start = loop.begin
 
     def recorded(program, positions):
         estimators.append(program.estimator)
         return start(program, positions)
 
-    monkeypatch.setattr(loop, "start", recorded)
+    monkeypatch.setattr(loop, "begin", recorded)
 
     def run(target, **settings):
         return sghmc.sample(

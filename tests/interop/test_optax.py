@@ -12,8 +12,7 @@ import pytest
 import sghmc
 from cases import NUM_EXAMPLES, SAMPLERS, halving, params, posterior
 from sghmc.core import random, tree
-from sghmc.engine.program import GRADIENT
-from sghmc.engine.run import chain_keys
+from sghmc.engine.keys import GRADIENT, chain_keys
 from sghmc.interop.optax import TransformationState, transformation
 
 NUM_STEPS = 12

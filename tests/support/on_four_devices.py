@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import sghmc
 from cases import SAMPLERS
-from sghmc.engine import placement, run
+from sghmc.engine import host
+from sghmc.engine import mesh as meshes
 from sghmc.engine.progress import Bar
 from sghmc.posterior import posterior
 from sghmc.posterior.shard import Shard
@@ -119,7 +120,7 @@ def test_a_checkpoint_goes_on_over_other_devices(tmp_path, monkeypatch):
 
     saved = {"checkpoint": sghmc.Checkpoint(tmp_path, every=3)}
     with monkeypatch.context() as patch:
-        patch.setattr(run, "Bar", Death)
+        patch.setattr(host, "Bar", Death)
         with pytest.raises(Killed):
             sample(mesh=mesh(chain=2), **saved)
     same(sample(**saved), whole)
@@ -157,13 +158,13 @@ class Network:
 
 def test_parameters_spread_over_devices_are_drawn_where_they_lie(monkeypatch):
     network, programs = Network(), []
-    lower = placement._compiled().lower
+    lower = meshes.compiled_draws().lower
 
     def watched(*args, **options):
         programs.append(programs[0] if programs else lower(*args, **options).compile())
         return programs[0](*args, **options)
 
-    monkeypatch.setattr(placement, "_compiled", lambda: watched)
+    monkeypatch.setattr(meshes, "compiled_draws", lambda: watched)
     given = {"num_samples": 3, "num_chains": 2, "gradient": sghmc.Minibatch(6)}
     alone = sample(network.posterior, init=network.init, **given)
     spread = sample(network.posterior, init=network.init, mesh=mesh(data=2, model=2), **given)

@@ -39,8 +39,6 @@ MARKER = "sghmc-checkpoint"
 _NAMES = {MARKER, "draws", "saves", "tuning", "report.html"}
 _UNFINISHED = "unfinished"
 _DEFAULT_SECONDS = 60.0
-_WITHOUT_EFFECT = ("checkpoint", "mesh", "progress", "throw")
-"""Arguments on which draws do not depend."""
 
 
 class CheckpointWarning(UserWarning):
@@ -96,11 +94,10 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def open(
-        self, arguments: Mapping[str, Any], kind: "type[Folder] | None" = None
+        self, identity: Mapping[str, Any], kind: "type[Folder] | None" = None
     ) -> Iterator["Folder"]:
-        """The folder, for this process alone, to be used by a run with these arguments."""
-        named = {name: value for name, value in arguments.items() if name not in _WITHOUT_EFFECT}
-        folder = (kind or Folder)(self, fingerprint.describe(named))
+        """The folder, for this process alone, to be used by a run of this identity."""
+        folder = (kind or Folder)(self, fingerprint.describe(identity))
         try:
             folder.enter()
             yield folder

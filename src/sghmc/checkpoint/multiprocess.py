@@ -14,10 +14,10 @@ class JointFolder(Folder):
     """Process 0 has the folder; the others hear what it finds, and fail where it does."""
 
     def enter(self):
-        processes.led(super().enter)
+        processes.on_leader(super().enter)
 
     def check(self):
-        processes.led(super().check)
+        processes.on_leader(super().check)
 
     def store(self, nothing, num_draws):
         if processes.is_leader():
@@ -28,12 +28,12 @@ class JointFolder(Folder):
 
     @property
     def has_saves(self):
-        return bool(processes.told(processes.is_leader() and super().has_saves))
+        return bool(processes.broadcast(processes.is_leader() and super().has_saves))
 
     def resume(self, like, is_kept):
-        save: Save | None = processes.led(lambda: Folder.resume(self, like, is_kept))
+        save: Save | None = processes.on_leader(lambda: Folder.resume(self, like, is_kept))
         assert self.files is not None
-        is_found, done, num_kept = processes.told(
+        is_found, done, num_kept = processes.broadcast(
             [save is not None, 0 if save is None else save.done, self.files.num_kept]
         )
         if not is_found:
@@ -41,16 +41,16 @@ class JointFolder(Folder):
         self.files.num_kept = int(num_kept)
         if save is None:
             save = Save(int(done), _zeros(like), 0.0, 0.0)
-        times = processes.told([save.seconds, save.startup_seconds])
+        times = processes.broadcast([save.seconds, save.startup_seconds])
         save.seconds, save.startup_seconds = map(float, times)
-        save.carry = processes.told_tree(save.carry)
+        save.carry = processes.broadcast_tree(save.carry)
         return save
 
     def save(self, save):
-        processes.led(lambda: Folder.save(self, save))
+        processes.on_leader(lambda: Folder.save(self, save))
 
     def is_due(self, done):
-        return bool(processes.told(super().is_due(done)))
+        return bool(processes.broadcast(super().is_due(done)))
 
 
 def _zeros(like: PyTree) -> PyTree:
@@ -62,7 +62,7 @@ class _Written(Files):
 
     def draws(self):
         mapped = super().draws()
-        processes.told(self.num_kept)
+        processes.broadcast(self.num_kept)
         return mapped
 
 
@@ -73,7 +73,7 @@ class _Seen(Files):
         self.num_kept += jax.tree.leaves(rows)[0].shape[1]
 
     def draws(self):
-        processes.told(self.num_kept)
+        processes.broadcast(self.num_kept)
         try:
             return super().draws()
         except OSError as error:

@@ -16,7 +16,8 @@ class RunningSum(NamedTuple):
     count: jax.Array
 
 
-def start_sum(like: PyTree) -> RunningSum:
+def empty(like: PyTree) -> RunningSum:
+    """The sum of no terms, of the shapes of `like`."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _real(leaf.dtype)), like)
     return RunningSum(zeros, zeros, jnp.zeros((), jnp.int32))
 

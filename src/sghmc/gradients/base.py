@@ -88,19 +88,24 @@ class Gradient(eqx.Module):
         return notebook.settings(self)
 
     @property
+    def batch_rows(self) -> int | None:
+        """Rows of a batch; None where gradients are not made of batches."""
+        return None
+
+    @property
     def is_independent(self) -> bool:
         """Whether the errors of different steps are independent, as a correction by V̂ assumes."""
         return True
 
     @abc.abstractmethod
-    def prepare(self, target: Target, position: PyTree) -> "Estimator":
+    def prepare(self, target: Target, position: PyTree) -> "GradientEstimator":
         """Check against the target and do all one-time work, for a chain that starts at `position`.
 
         Where nothing but shapes and dtypes matters, `position` may have those alone.
         """
 
 
-class Estimator(eqx.Module):
+class GradientEstimator(eqx.Module):
     """A gradient estimator made ready: raw variates in, an oracle out.
 
     Its `memory` is what it has computed from all data: a part of the run's state, since it depends
@@ -170,7 +175,7 @@ class FullBatch(Gradient):
         return _ExactEstimator()
 
 
-class _ExactEstimator(Estimator):
+class _ExactEstimator(GradientEstimator):
     def oracle(self, target, noise, memory=()):
         return Oracle(
             lambda i, position: target.evaluate(position), target.potential, True, target.change
@@ -214,6 +219,10 @@ class Minibatch(Gradient):
             )
 
     @property
+    def batch_rows(self) -> int:
+        return self.batch_size
+
+    @property
     def is_independent(self) -> bool:
         return self.replacement != "epochs"
 
@@ -232,7 +241,7 @@ class Minibatch(Gradient):
         return BatchEstimator(self.batch_size, self.replacement, self.shared, target.num_examples)
 
 
-class BatchEstimator(Estimator):
+class BatchEstimator(GradientEstimator):
     """Draws batches of rows, and evaluates the scaled sum over a batch."""
 
     batch_size: int = eqx.field(static=True)
@@ -319,7 +328,7 @@ class NoisyGradient(Gradient):
         return _NoisyEstimator(matrices.finish(root, tree.float_type(position)))
 
 
-class _NoisyEstimator(Estimator):
+class _NoisyEstimator(GradientEstimator):
     root: matrices.Pencil
 
     def draw(self, key, start, num_steps, num_gradients, like):

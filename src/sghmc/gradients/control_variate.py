@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.core import tree
-from sghmc.gradients.base import BatchEstimator, Estimator, Gradient, Minibatch, Oracle
+from sghmc.gradients.base import BatchEstimator, Gradient, GradientEstimator, Minibatch, Oracle
 from sghmc.posterior.mode import find_mode
 from sghmc.posterior.posterior import Posterior, Target
 from sghmc.types import Evaluation, PyTree
@@ -58,6 +58,10 @@ class ControlVariate(Gradient):
             )
 
     @property
+    def batch_rows(self) -> int:
+        return self.batch_size
+
+    @property
     def is_independent(self) -> bool:
         return self.replacement != "epochs"
 
@@ -100,7 +104,7 @@ class Anchor(NamedTuple):
     total: Evaluation
 
 
-class _ControlEstimator(Estimator):
+class _ControlEstimator(GradientEstimator):
     batches: BatchEstimator
     center: PyTree
     every: int | None = eqx.field(static=True)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from sghmc.core import tree
-from sghmc.gradients.base import Estimator
+from sghmc.gradients.base import GradientEstimator
 from sghmc.posterior.posterior import Posterior, Target
 from sghmc.types import PyTree
 
@@ -104,7 +104,7 @@ def scatter(terms: PyTree, *, diagonal: bool) -> jax.Array:
 
 
 def gradient_noise(
-    estimator: Estimator,
+    estimator: GradientEstimator,
     target: Target,
     memory: PyTree,
     position: PyTree,
@@ -124,7 +124,12 @@ def gradient_noise(
 
 @eqx.filter_jit
 def mean_gradient_noise(
-    estimator: Estimator, target: Target, positions: PyTree, rows: jax.Array, *, diagonal: bool
+    estimator: GradientEstimator,
+    target: Target,
+    positions: PyTree,
+    rows: jax.Array,
+    *,
+    diagonal: bool,
 ) -> jax.Array:
     """V̂ averaged over positions with a leading axis, each with row numbers of its own."""
     assert isinstance(target, Posterior)

@@ -9,8 +9,7 @@ import optax
 
 from sghmc.core import random
 from sghmc.engine import checks
-from sghmc.engine.program import MOTION, START
-from sghmc.engine.run import chain_keys
+from sghmc.engine.keys import INIT, MOTION, chain_keys
 from sghmc.gradients.base import Oracle
 from sghmc.samplers.base import Kernel, Sampler
 from sghmc.theory import moving
@@ -76,7 +75,7 @@ class _Chain:
 
     def init(self, params: PyTree) -> TransformationState:
         position = jax.tree.map(jnp.asarray, params)
-        normals = random.normals_like(self.keys[START], 0, 1, position)
+        normals = random.normals_like(self.keys[INIT], 0, 1, position)
         chain = self._kernel(position).init(normals, position)
         draw = position if self.observes_elsewhere else None
         return TransformationState(jnp.zeros((), jnp.int32), chain, draw)

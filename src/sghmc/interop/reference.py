@@ -54,7 +54,7 @@ def nuts(
         )
     if backend not in _BACKENDS:
         raise ValueError(f'backend must be "numpyro" or "blackjax", but is {backend!r}.')
-    positions = checks.start_positions(init, init_axis, num_chains)
+    positions = checks.initial_positions(init, init_axis, num_chains)
     started = time.perf_counter()
     # Other libraries were not written for jax's strict modes, which a user may have switched on.
     with jax.debug_key_reuse(False), jax.numpy_rank_promotion("allow"):

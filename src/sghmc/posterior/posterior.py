@@ -39,6 +39,17 @@ class Potential(eqx.Module):
     def _repr_html_(self) -> str:
         return notebook.settings(self)
 
+    @property
+    def source(self) -> None:
+        return None
+
+    @property
+    def hyper(self) -> None:
+        return None
+
+    def with_hyper(self, hyper: PyTree) -> "Potential":
+        return self
+
     def potential(self, params: PyTree) -> jax.Array:
         return self.function(params)
 
@@ -336,6 +347,14 @@ class StackedPosterior(eqx.Module):
 
     chains: Posterior
     num_chains: int
+
+    @property
+    def source(self) -> None:
+        return None
+
+    @property
+    def hyper(self) -> PyTree:
+        return self.chains.hyper
 
     def __getitem__(self, chain: int) -> Posterior:
         arrays, rest = eqx.partition(self.chains, eqx.is_array)

@@ -18,7 +18,7 @@ from sghmc.posterior import mode
 from sghmc.display import notebook
 from sghmc import theory
 from sghmc.gradients.control_variate import ControlVariate
-from sghmc.gradients.base import Estimator, FullBatch, Gradient, NoisyGradient
+from sghmc.gradients.base import GradientEstimator, FullBatch, Gradient, NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher, mean_gradient_noise
 from sghmc.posterior.posterior import Posterior, Potential, Target
 from sghmc.samplers.base import Sampler
@@ -45,7 +45,7 @@ class Origin:
     target: Target
     sampler: Sampler
     gradient: Gradient
-    estimator: Estimator
+    estimator: GradientEstimator
     temperature: float
     is_adapted: bool = False
 
@@ -194,7 +194,7 @@ def _biased(law: Law, origin: Origin | Record | None, tolerance: float) -> list[
     if abs(law.step_error) > tolerance or share <= tolerance:
         return [text + "the step size is too large for the stiffest direction; halve it"]
     # The share falls with the batch; half of the tolerance is left to other errors.
-    batch = getattr(origin.gradient, "batch_size", None)
+    batch = origin.gradient.batch_rows
     larger = "" if batch is None else f" or batches of {math.ceil(batch * share / tolerance):,}"
     remedy = "use ControlVariate"
     if isinstance(origin.gradient, ControlVariate):

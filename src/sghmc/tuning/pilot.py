@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from sghmc import theory
+from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
 from sghmc.gradients.base import Gradient
 from sghmc.posterior.gibbs import Gibbs
@@ -143,15 +144,17 @@ def run_pilot(
         target,
         settings.sampler(region),
         region.params(places),
-        gradient=gradient,
-        num_samples=num_draws,
-        num_burnin=_NUM_BURNIN,
-        thinning=settings.thinning,
-        num_chains=len(places),
-        init_axis=0,
-        gibbs=gibbs,
-        progress=False,
-        throw=False,
+        RunOptions(
+            gradient=gradient,
+            num_samples=num_draws,
+            num_burnin=_NUM_BURNIN,
+            thinning=settings.thinning,
+            num_chains=len(places),
+            init_axis=0,
+            gibbs=gibbs,
+            progress=False,
+            throw=False,
+        ),
     )
     leaves = [
         leaf.reshape(len(places), num_draws, -1) for leaf in jax.tree.leaves(samples.positions)

@@ -121,7 +121,7 @@ def tune(
     """
     checks.check_key(key)
     _check(target, batch_size, tolerance)
-    positions = checks.start_positions(init, None, 1)
+    positions = checks.initial_positions(init, None, 1)
     start = jax.tree.map(lambda leaf: leaf[0], positions)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start)
     checks.check_functions(target, like)
