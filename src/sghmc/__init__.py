@@ -8,17 +8,21 @@ from sghmc.adapt import Adapt
 from sghmc.adapt.hmc import AdaptHMC
 from sghmc.adapt.mass import AdaptMass
 from sghmc.adapt.scale import AdaptScale
-from sghmc.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWarning
+from sghmc.checkpoint.checkpoint import Checkpoint
+from sghmc.checkpoint.errors import CheckpointError, CheckpointWarning
 from sghmc.core.processes import LostProcessError, ProcessError
-from sghmc.gradients.base import FullBatch, Minibatch, NoisyGradient
 from sghmc.gradients.control_variate import ControlVariate
+from sghmc.gradients.exact import FullBatch, NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher
+from sghmc.gradients.minibatch import Minibatch
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Posterior, Potential
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
 from sghmc.posterior.priors import GaussianPrior
 from sghmc.posterior.source import DataError
+from sghmc.results.errors import DivergenceError, GradientNoiseError
 from sghmc.results.health import HealthWarning
-from sghmc.results.samples import DivergenceError, GradientNoiseError, Samples
+from sghmc.results.samples import Samples
 from sghmc.results.stein import kernel_stein_discrepancy
 from sghmc.samplers.austerity import Austerity
 from sghmc.samplers.cyclical import Cyclical

@@ -13,9 +13,11 @@ from sghmc.core import processes
 from sghmc.engine import checks
 from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
-from sghmc.gradients.base import FullBatch, Gradient
+from sghmc.gradients.base import Gradient
+from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import StackedPosterior, Target
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.target import Target
 from sghmc.results.samples import Samples
 from sghmc.samplers.base import Sampler
 from sghmc.tuning.saved import recall

@@ -12,7 +12,7 @@ from cases import params
 from sghmc.adapt.base import Moment
 from sghmc.adapt.hmc import begin_search
 from sghmc.core import matrices
-from sghmc.results.health import Origin
+from sghmc.results.origin import Origin
 
 START = {"a": jnp.array([0.5, -1.0, 2.0]), "b": jnp.asarray(0.3)}
 MASS = {"a": jnp.array([0.5, 1.7, 20.0]), "b": jnp.asarray(3.0)}

@@ -24,7 +24,8 @@ import sghmc
 from cases import SAMPLERS, halving
 from sghmc import sampling
 from sghmc.checkpoint import manifest, zarr_format
-from sghmc.checkpoint.draws import DamagedError
+from sghmc.checkpoint.errors import DamagedError
+from sghmc.checkpoint.folder import open_folder
 from sghmc.engine import host, loop, pace, run
 from sghmc.engine.progress import Bar
 from sghmc.tuning.tune import TuneReport
@@ -389,7 +390,7 @@ def test_a_save_is_not_written_through_a_link(folder, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("mine")
     (folder / "saves" / "unfinished").symlink_to(tmp_path / "precious")
-    with sghmc.Checkpoint(folder).open({}):
+    with open_folder(sghmc.Checkpoint(folder), {}):
         assert not (folder / "saves" / "unfinished").is_symlink()
     assert (tmp_path / "precious" / "file").read_text() == "mine"
 
@@ -450,7 +451,10 @@ def test_folders_of_other_things_are_refused(tmp_path):
 
 
 def test_two_runs_cannot_write_to_one_folder(folder):
-    with sghmc.Checkpoint(folder).open({}), pytest.raises(sghmc.CheckpointError, match="Another"):
+    with (
+        open_folder(sghmc.Checkpoint(folder), {}),
+        pytest.raises(sghmc.CheckpointError, match="Another"),
+    ):
         sample(folder)
 
 

@@ -16,7 +16,7 @@ from zarr.storage import LocalStore
 
 import sghmc
 from sghmc.checkpoint import zarr_format
-from sghmc.checkpoint.draw_file import Column
+from sghmc.checkpoint.draw_file import DrawFile
 from sghmc.checkpoint.store import Files
 from sghmc.engine import host, pace
 from sghmc.engine.progress import Bar
@@ -167,7 +167,7 @@ def test_no_draws_are_promised_that_a_resumed_run_takes_away(copy, finished, mon
 
     monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     ways = (
-        (Column, "go_on", contextlib.nullcontext()),
+        (DrawFile, "go_on", contextlib.nullcontext()),
         (Bar, "update", pytest.warns(match="is damaged")),
     )
     for kind, name, told in ways:

@@ -13,8 +13,8 @@ from cases import params, posterior
 from sghmc.core import random
 from sghmc.engine import loop
 from sghmc.gradients import control_variate
-from sghmc.gradients.base import Minibatch
 from sghmc.gradients.fisher import scatter
+from sghmc.gradients.minibatch import Minibatch
 from sghmc.posterior.mode import find_mode
 
 N, BATCH = 5, 3

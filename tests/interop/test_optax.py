@@ -153,6 +153,10 @@ def test_another_step_does_not_retrace():
         (SAMPLERS["whitened hmc"], "takes 4: run it with"),
         (SAMPLERS["replicas of sghmc"], "takes 2: run it with"),
         (sghmc.PSGLD(0.1), "PSGLD takes a product with the Hessian"),
+        (
+            sghmc.Whitened(sghmc.PSGLD(0.1), jnp.zeros(2), 0.5),
+            r"Whitened\(PSGLD\) takes a product with the Hessian",
+        ),
         (sghmc.SGHMC(0.1, 2.0, gradient_noise=sghmc.EmpiricalFisher()), "of single examples"),
         (SAMPLERS["sghmc resampling"], "SGHMC with resample_every"),
         (SAMPLERS["sghmc literal resampling"], "SGHMC with resample_every"),

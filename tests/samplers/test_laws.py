@@ -44,8 +44,8 @@ from gaussian_settings import (
 from planted_faults import becomes, planted
 from sghmc import theory
 from sghmc.core import matrices, random, tree
-from sghmc.samplers.base import value_at
 from sghmc.samplers.hmc import HMCKernel, HMCState
+from sghmc.samplers.settings import value_at
 from sghmc.samplers.sghmc import SGHMCKernel, SGHMCState
 from sghmc.types import StepInfo
 

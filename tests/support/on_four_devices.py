@@ -20,8 +20,8 @@ from cases import SAMPLERS
 from sghmc.engine import host
 from sghmc.engine import mesh as meshes
 from sghmc.engine.progress import Bar
-from sghmc.posterior import posterior
 from sghmc.posterior.shard import Shard
+from sghmc.posterior.stacked import pad_rows
 
 KEY = jax.random.key(3)
 NUM_ROWS, NUM_COLUMNS, NUM_CHAINS = 103, 3, 4
@@ -195,7 +195,7 @@ def test_sums_over_the_rows_of_all_devices():
         estimate = jax.value_and_grad(shard.estimate)(theta, batch)
         return estimate, tuple(shard.evaluate(theta)), shard.potential(theta), shard.rows(numbers)
 
-    padded = posterior.padded(POSTERIOR, NUM_ROWS + 1).data
+    padded = pad_rows(POSTERIOR, NUM_ROWS + 1).data
     found = spread(numbers, jax.device_put(padded, NamedSharding(over, P("data"))))
     rows = POSTERIOR.rows(numbers)
     wanted = (

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.adapt.base import Adaptation, Moment, check_count
+from sghmc.adapt.base import Adaptation, Moment
+from sghmc.core.checking import check_count
 from sghmc.types import PyTree
 
 _PRIOR = 5

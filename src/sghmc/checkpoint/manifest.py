@@ -20,7 +20,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sghmc.checkpoint.draws import DamagedError
+from sghmc.checkpoint.errors import DamagedError
 from sghmc.checkpoint.zarr_format import safe_name
 
 _FILE = "manifest.json"

@@ -7,13 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.adapt import Adaptation
+from sghmc.core.checking import check_count
 from sghmc.engine.loop import Beginning
 from sghmc.engine.options import RunOptions
 from sghmc.engine.program import NEVER
 from sghmc.gradients.base import Gradient, GradientEstimator
 from sghmc.gradients.fisher import EmpiricalFisher
+from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Posterior, Potential, StackedPosterior, Target
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.target import Target
 from sghmc.samplers.base import Sampler
 from sghmc.types import PyTree
 
@@ -21,7 +24,7 @@ from sghmc.types import PyTree
 def check_options(options: RunOptions, target) -> None:
     gradient, keep, averages = options.gradient, options.keep, options.averages
     check_counts(options.num_samples, options.num_burnin, options.thinning, options.num_chains)
-    if not isinstance(target, Potential | Posterior | StackedPosterior):
+    if not isinstance(target, Target | StackedPosterior):
         raise TypeError(f"sample needs a Posterior or a Potential, not {target!r}.")
     if not isinstance(gradient, Gradient):
         raise TypeError(f"gradient must be sghmc.Minibatch(500) or the like, not {gradient!r}.")
@@ -99,7 +102,7 @@ def _check_adapt(adapt, sampler: Sampler, num_burnin_steps: int) -> None:
             f"adapt must be sghmc.Adapt(update, every, until), AdaptMass(until) or the like, not "
             f"{adapt!r}."
         )
-    estimate = getattr(sampler, "gradient_noise", None)
+    estimate = sampler.dynamics.gradient_noise
     if sampler.subtracts_gradient_noise and not isinstance(estimate, EmpiricalFisher):
         raise ValueError(
             f"gradient_noise is fixed at {estimate}, but friction and preconditioner follow a mass "
@@ -125,13 +128,10 @@ def check_key(key) -> None:
 
 
 def check_counts(num_samples, num_burnin, thinning, num_chains) -> None:
-    lowest = {"num_samples": 1, "num_burnin": 0, "thinning": 1, "num_chains": 1}
-    given = dict(zip(lowest, (num_samples, num_burnin, thinning, num_chains), strict=True))
-    for name, number in given.items():
-        if not isinstance(number, int | np.integer) or number < lowest[name]:
-            raise ValueError(
-                f"{name} must be a whole number from {lowest[name]}, but is {number!r}."
-            )
+    check_count(num_samples, "num_samples")
+    check_count(num_burnin, "num_burnin", 0)
+    check_count(thinning, "thinning")
+    check_count(num_chains, "num_chains")
     if (num_burnin + num_samples) * thinning >= NEVER:
         raise ValueError(
             f"(num_burnin + num_samples) · thinning is {(num_burnin + num_samples) * thinning}, "
@@ -193,8 +193,8 @@ def _repeated(arrays: PyTree, count: int) -> PyTree:
 
 def check_functions(target: Target, like: PyTree) -> None:
     """U, log-likelihood and log-prior must return one real number."""
-    if isinstance(target, Potential):
-        shown = {"The potential U(params)": jax.eval_shape(target.function, like)}
+    if not isinstance(target, AbstractPosterior):
+        shown = {"The potential U(params)": jax.eval_shape(target.potential, like)}
     else:
         hyper = () if target.hyper is None else (target.hyper,)
         shown = {

@@ -8,8 +8,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from sghmc.checkpoint.checkpoint import Folder, Save
-from sghmc.checkpoint.draws import Memory, Store
+from sghmc.checkpoint.folder import RunFolder, Save
+from sghmc.checkpoint.memory import Memory, Store
 from sghmc.core import processes, running_sum
 from sghmc.engine import checks, faults, loop
 from sghmc.engine.pace import Pace
@@ -18,8 +18,10 @@ from sghmc.engine.program import NEVER, Carry, DrawInfo, DrawRecord, Program
 from sghmc.engine.progress import Bar, Interruption
 from sghmc.engine.reading import Reader
 from sghmc.posterior.source import DataError
-from sghmc.results.health import Origin
-from sghmc.results.samples import DivergenceError, GradientNoiseError, Growth, Info, Samples
+from sghmc.results.errors import DivergenceError, GradientNoiseError
+from sghmc.results.info import Growth, Info
+from sghmc.results.origin import Origin
+from sghmc.results.samples import Samples
 from sghmc.types import PyTree
 
 _BLOCK_BYTES = 1 << 23
@@ -54,7 +56,7 @@ class Host:
         positions: PyTree,
         is_kept: np.ndarray,
         origin: Origin | None,
-        folder: Folder | None,
+        folder: RunFolder | None,
         reader: Reader | None,
         place: Placement,
     ):
@@ -77,7 +79,7 @@ class Host:
         self.store = Memory(*self._room(self.place.fetched_like(self.program.layout, carry)))
         return Save(0, carry, 0.0, 0.0)
 
-    def _resumed(self, folder: Folder, positions: PyTree) -> Save:
+    def _resumed(self, folder: RunFolder, positions: PyTree) -> Save:
         """The newest save of the folder or, where there is none, the beginning."""
         layout, place = self.program.layout, self.place
         like = place.fetched_like(layout, place.beginning_like(self.program, positions).carry)
@@ -208,7 +210,7 @@ class Host:
         warnings.warn(message, stacklevel=5)
         self.has_warned = True
 
-    def _save(self, folder: Folder) -> None:
+    def _save(self, folder: RunFolder) -> None:
         seconds = time.perf_counter() - self.began
         sizes = () if self.reader is None else self.reader.sizes
         carry = self.place.fetch_carry(self.program.layout, self.carry)

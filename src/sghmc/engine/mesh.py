@@ -29,10 +29,11 @@ from sghmc.engine.loop import Beginning
 from sghmc.engine.placement import OneDevice, Placement
 from sghmc.engine.program import Batches, Carry, Program
 from sghmc.gradients.base import Gradient
-from sghmc.posterior import posterior
-from sghmc.posterior.posterior import Posterior, StackedPosterior, Target
+from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.shard import Shard
 from sghmc.posterior.source import increasing, inverse
+from sghmc.posterior.stacked import StackedPosterior, pad_rows
+from sghmc.posterior.target import Target
 from sghmc.types import PyTree
 
 CHAIN, DATA, MODEL = AXES = ("chain", "data", "model")
@@ -61,7 +62,7 @@ class OverMesh(Placement):
         table = _table(program)
         if table is not None and table.num_rows % self.size(DATA):
             whole = table.num_rows + -table.num_rows % self.size(DATA)
-            program = eqx.tree_at(lambda p: p.target, program, posterior.padded(table, whole))
+            program = eqx.tree_at(lambda p: p.target, program, pad_rows(table, whole))
         arrays, rest = eqx.partition(program, eqx.is_array)
         return eqx.combine(self._put(arrays, self._specs(program)), rest)
 
@@ -184,7 +185,7 @@ class OverMesh(Placement):
         """A device's own program, from its part of the arrays."""
         layout, target, batches = program.layout, program.target, program.batches
         if self.size(DATA) > 1:
-            assert isinstance(target, Posterior)
+            assert isinstance(target, AbstractPosterior)
             target = Shard(target, DATA, self.size(DATA))
         if batches is not None:
             *lead, _, _ = batches.places.shape
@@ -240,12 +241,12 @@ def _taken(numbers: np.ndarray, take: Callable[[np.ndarray], PyTree]) -> tuple[P
     return rows, inverse(order).reshape(numbers.shape).astype(np.int32)
 
 
-def _table(program: Program) -> Posterior | None:
+def _table(program: Program) -> AbstractPosterior | None:
     """The posterior whose rows can be spread: arrays, of which all chains have the same."""
     target = program.target
-    if not isinstance(target, Posterior) or target.source is not None or program.is_stacked:
+    if program.is_stacked or target.source is not None:
         return None
-    return target
+    return target if isinstance(target, AbstractPosterior) else None
 
 
 def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
@@ -307,7 +308,7 @@ def _check_data(target: Target | StackedPosterior, gradient: Gradient, num_shard
     if num_shards == 1:
         return
     remedy = f"leave the axis {DATA!r}, of {num_shards} devices, out of the mesh"
-    if not isinstance(target, Posterior):
+    if not isinstance(target, AbstractPosterior):
         is_stack = isinstance(target, StackedPosterior)
         what = "posteriors with data of their own" if is_stack else "a Potential"
         raise ValueError(f"A mesh spreads the rows of one Posterior, not {what}: {remedy}.")

@@ -8,7 +8,8 @@ import jax
 
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
-from sghmc.gradients.base import FullBatch, Gradient
+from sghmc.gradients.base import Gradient
+from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.types import PyTree
 

@@ -18,7 +18,7 @@ from sghmc.engine.layout import Layout
 from sghmc.gradients.base import GradientEstimator, Oracle
 from sghmc.gradients.fisher import RunningNoise, gradient_noise, no_noise
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Posterior, Target
+from sghmc.posterior.target import Target
 from sghmc.samplers.base import Kernel
 from sghmc.types import Evaluation, PyTree, StepInfo
 
@@ -212,7 +212,6 @@ class Program(eqx.Module):
         """With new hyperparameters after step t, and the estimator's memory under them."""
         assert self.gibbs is not None
         target = self.target.with_hyper(carry.hyper)
-        assert isinstance(target, Posterior)
         # jax's own, whose rounds are a loop: quicker to compile, and this happens seldom.
         key = jax.random.wrap_key_data(self.keys[GIBBS, :2], impl="threefry2x32")
         key = jax.random.fold_in(key, t)
@@ -259,7 +258,7 @@ class Program(eqx.Module):
             carry.hyper,
             carry.info.acceptance,
             # Rows of the next step: fresh, as the chain has not seen them.
-            lambda: self.layout.shape(self.look(t + 1, flat, carry).grad),
+            lambda: self.layout.shape(self.kernel.pull_back(self.look(t + 1, flat, carry).grad)),
         )
         kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
         return carry._replace(

@@ -14,10 +14,11 @@ from sghmc.engine.keys import GRADIENT
 from sghmc.engine.mesh import OverMesh
 from sghmc.engine.placement import Placement
 from sghmc.engine.program import Batches, Program
-from sghmc.gradients.base import BatchEstimator, GradientEstimator
-from sghmc.posterior.posterior import Posterior
+from sghmc.gradients.base import GradientEstimator
+from sghmc.gradients.minibatch import BatchEstimator
+from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.source import DataError, inverse
-from sghmc.results.samples import Growth
+from sghmc.results.info import Growth
 from sghmc.samplers.base import Sampler
 from sghmc.types import PyTree
 
@@ -48,7 +49,7 @@ class Reader:
     """
 
     def __init__(self, program: Program, sampler: Sampler, num_draws: int, place: Placement):
-        assert isinstance(program.target, Posterior)
+        assert isinstance(program.target, AbstractPosterior)
         assert program.target.source is not None
         self.program, self.source, self.place = program, program.target.source, place
         num_gradients = program.kernel.num_gradients
@@ -75,8 +76,7 @@ class Reader:
         cls, program: Program, sampler: Sampler, num_draws: int, place: Placement
     ) -> "Reader | None":
         """A reader where the program needs one: batches of data that are not arrays."""
-        has_source = isinstance(program.target, Posterior) and program.target.source is not None
-        if not has_source or not program.estimator.takes_rows:
+        if program.target.source is None or not program.estimator.takes_rows:
             return None
         return cls(program, sampler, num_draws, place)
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import theory
-from sghmc.checkpoint.checkpoint import Checkpoint, Folder
-from sghmc.checkpoint.multiprocess import JointFolder
+from sghmc.checkpoint.checkpoint import Checkpoint
+from sghmc.checkpoint.folder import RunFolder, open_folder
+from sghmc.checkpoint.multiprocess import open_joint_folder
 from sghmc.core import processes
 from sghmc.engine import checks, keys
 from sghmc.engine.host import Host
@@ -22,10 +22,12 @@ from sghmc.engine.placement import Placement
 from sghmc.engine.program import Program
 from sghmc.engine.reading import Reader
 from sghmc.gradients.base import Gradient, GradientEstimator
-from sghmc.posterior.posterior import StackedPosterior, Target
-from sghmc.results.health import Origin
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.target import Target
+from sghmc.results.origin import Origin
 from sghmc.results.samples import Samples
 from sghmc.samplers.base import Sampler
+from sghmc.samplers.settings import value_at
 from sghmc.types import PyTree
 
 _CHUNK = 65_536
@@ -79,13 +81,13 @@ def run(
 
 
 @contextlib.contextmanager
-def _opened(checkpoint: Checkpoint | None, identity: dict[str, Any]) -> Iterator[Folder | None]:
+def _opened(checkpoint: Checkpoint | None, identity: dict[str, Any]) -> Iterator[RunFolder | None]:
     """The checkpoint's folder, which belongs to a run of this identity; None without one."""
     if checkpoint is None:
         yield None
     else:
-        kind = JointFolder if processes.are_many() else Folder
-        with checkpoint.open(identity, kind) as folder:
+        opening = open_joint_folder if processes.are_many() else open_folder
+        with opening(checkpoint, identity) as folder:
             folder.check()
             yield folder
 
@@ -157,13 +159,11 @@ def _origin(
     """What made the draws, at the last step's temperature; None where chains differ in it."""
     if isinstance(target, StackedPosterior):
         return None
-    temperature = getattr(theory.moving(sampler), "temperature", 1.0)
-    last = temperature(num_steps - 1) if callable(temperature) else temperature
     return Origin(
         target=target,
         sampler=sampler,
         gradient=options.gradient,
         estimator=estimator,
-        temperature=float(np.asarray(last)),
+        temperature=float(value_at(sampler.dynamics.temperature, num_steps - 1)),
         is_adapted=options.adapt is not None,
     )

@@ -10,8 +10,11 @@ import jax
 import numpy as np
 
 from sghmc.engine import checks
-from sghmc.posterior.posterior import Posterior, Potential, StackedPosterior
-from sghmc.results.samples import Info, Samples
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.results.info import Info
+from sghmc.results.samples import Samples
 from sghmc.types import PyTree
 
 

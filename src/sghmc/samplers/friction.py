@@ -8,23 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.core import matrices, random, tree
+from sghmc.core import matrices, pencils, random, tree
 from sghmc.gradients.fisher import EmpiricalFisher
-from sghmc.samplers.base import (
-    Kernel,
+from sghmc.samplers.base import Kernel, NoiseRoom, Sampler
+from sghmc.samplers.noise import (
     NoiseEstimate,
-    NoiseRoom,
-    Sampler,
-    array_setting,
     check_gradient_noise,
-    check_setting,
     given_fisher,
-    is_nonzero,
+    is_subtracted,
     parse_gradient_noise,
-    scaled,
-    value_at,
-    values_over,
 )
+from sghmc.samplers.settings import array_setting, check_setting, scaled, value_at, values_over
 from sghmc.types import PyTree, Schedule
 
 
@@ -50,7 +44,7 @@ class FrictionSampler(Sampler):
 
     @property
     def subtracts_gradient_noise(self) -> bool:
-        return is_nonzero(self.gradient_noise)
+        return is_subtracted(self.gradient_noise)
 
     def for_growth(self, factor: float) -> Self:
         """Mass and friction in proportion to N: η = ε²M⁻¹ ∝ 1/N at the same decay εCM⁻¹.
@@ -90,8 +84,8 @@ class FrictionSampler(Sampler):
             values_over(self.friction, num_steps, "friction") if is_scheduled else 1.0
         )
         unit = self._largest_step(num_steps)
-        drag = matrices.pencil(mass, friction, sizes, "mass")
-        noise = matrices.pencil(
+        drag = pencils.pencil(mass, friction, sizes, "mass")
+        noise = pencils.pencil(
             friction,
             gradient_noise,
             sizes,
@@ -165,8 +159,8 @@ class FrictionKernel(Kernel):
     unit: jax.Array
     one: jax.Array
     learning_rate: matrices.Matrix
-    noise: matrices.Pencil
-    drag: matrices.Pencil
+    noise: pencils.Pencil
+    drag: pencils.Pencil
     estimate: NoiseEstimate | None
 
     def init(self, normals, position):
@@ -197,9 +191,6 @@ class FrictionKernel(Kernel):
         scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
         velocity = self.drag.inverse_sqrt(1, half_decay, normals)
         return jax.tree.map(lambda v: (scale * v).astype(v.dtype), velocity)
-
-    def adaptable(self, state):
-        return self.with_mass(state, self.diagonal_mass(state.position))[0]
 
     def diagonal_mass(self, position):
         return matrices.entries(self._diagonals()[0].first, position)
@@ -241,8 +232,8 @@ class FrictionKernel(Kernel):
     def _diagonals(self):
         drag, noise, learning_rate = self.drag, self.noise, self.learning_rate
         if (
-            isinstance(drag, matrices.DiagonalPencil)
-            and isinstance(noise, matrices.DiagonalPencil)
+            isinstance(drag, pencils.DiagonalPencil)
+            and isinstance(noise, pencils.DiagonalPencil)
             and isinstance(learning_rate, matrices.Diagonal)
         ):
             return drag, noise, learning_rate
@@ -266,7 +257,7 @@ class FrictionKernel(Kernel):
         limit = jnp.full_like(decay, self.largest_decay)
         return self._raised(noise, drag), NoiseRoom(drag.largest_now() * decay, limit)
 
-    def _raised(self, noise: matrices.Pencil, drag: matrices.Pencil) -> Self:
+    def _raised(self, noise: pencils.Pencil, drag: pencils.Pencil) -> Self:
         """This kernel with another friction."""
         return dataclasses.replace(self, noise=noise, drag=drag)
 
@@ -280,6 +271,9 @@ class FrictionKernel(Kernel):
 
         rooms, decays = jax.vmap(at)(t + jnp.arange(num_steps))
         return jnp.min(rooms), jnp.max(decays)
+
+    def momentum(self, state):
+        return jax.tree.map(lambda r: r / self.unit, self.drag.first @ state.velocity)
 
     def middle(self, t, state):
         return self._drift(t, state.position, state.velocity, -0.5)

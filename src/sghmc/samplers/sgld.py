@@ -7,24 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.core import matrices, random, tree
+from sghmc.core import matrices, pencils, random, tree
 from sghmc.gradients.fisher import EmpiricalFisher
-from sghmc.samplers.base import (
-    Kernel,
+from sghmc.samplers.base import Kernel, NoiseRoom, Sampler, Traits
+from sghmc.samplers.noise import (
     NoiseEstimate,
-    NoiseRoom,
-    Sampler,
-    Traits,
-    array_setting,
     check_gradient_noise,
-    check_setting,
     given_fisher,
-    is_nonzero,
+    is_subtracted,
     parse_gradient_noise,
-    scaled,
-    value_at,
-    values_over,
 )
+from sghmc.samplers.settings import array_setting, check_setting, scaled, value_at, values_over
 from sghmc.types import PyTree, Schedule, StepInfo
 
 
@@ -76,7 +69,7 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
 
     @property
     def subtracts_gradient_noise(self) -> bool:
-        return is_nonzero(self.gradient_noise)
+        return is_subtracted(self.gradient_noise)
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "SGLDKernel":
         sizes, dtype = tree.sizes(like), tree.float_type(like)
@@ -88,7 +81,7 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
         noise = matrices.product(
             matrices.product(preconditioner, noise, sizes), preconditioner, sizes
         )
-        pencil = matrices.pencil(preconditioner, noise, sizes, "preconditioner")
+        pencil = pencils.pencil(preconditioner, noise, sizes, "preconditioner")
         # In the pencil's basis 2τP ⪰ εPV̂P reads 2τ ≥ ελ.
         needed = pencil.largest * values_over(self.step_size, num_steps, "step_size")
         allowed = 2 * values_over(self.temperature, num_steps, "temperature")
@@ -125,7 +118,7 @@ class SGLDState(NamedTuple):
 class SGLDKernel(Kernel):
     step_size: jax.Array | Schedule
     preconditioner: matrices.Matrix
-    noise: matrices.Pencil
+    noise: pencils.Pencil
     temperature: jax.Array | Schedule
     estimate: NoiseEstimate | None = None
 
@@ -144,9 +137,6 @@ class SGLDKernel(Kernel):
         )
         position = tree.add_scaled(state.position, -epsilon, self.preconditioner @ grad)
         return SGLDState(tree.add_scaled(position, 1, injected)), StepInfo(potential)
-
-    def adaptable(self, state):
-        return self.with_mass(state, self.diagonal_mass(state.position))[0]
 
     def diagonal_mass(self, position):
         """The preconditioner's inverse."""

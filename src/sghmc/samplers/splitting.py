@@ -5,8 +5,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from sghmc.core import random, tree
-from sghmc.samplers.base import Traits, value_at
+from sghmc.samplers.base import Traits
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
+from sghmc.samplers.settings import value_at
 from sghmc.types import PyTree, StepInfo
 
 
@@ -98,8 +99,8 @@ class SplittingKernel(FrictionKernel):
 
     subtracts: bool
 
-    def draw(self, key, start, num_steps, like):
-        return random.normals_like(key, start, num_steps, like, copies=1 + self.subtracts)
+    def draw(self, key, first_step, num_steps, like):
+        return random.normals_like(key, first_step, num_steps, like, copies=1 + self.subtracts)
 
     def _damped(self, t, noise, velocity):
         a = self._decay(t)

@@ -12,7 +12,7 @@ from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
 from sghmc.gradients.base import Gradient
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Target
+from sghmc.posterior.target import Target
 from sghmc.results import diagnostics
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.whitened import Whitened

@@ -11,7 +11,9 @@ import numpy as np
 from sghmc.engine import checks
 from sghmc.gradients.base import Gradient
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Posterior, StackedPosterior, Target
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.target import Target
 from sghmc.samplers.whitened import Whitened
 from sghmc.tuning.pilot import LARGEST_RATIO, NOISE_SHARE, Trial
 from sghmc.tuning.region import find_region
