@@ -89,23 +89,12 @@ def sample(
     """
     options = RunOptions(
         gradient=FullBatch() if gradient is None else gradient,
-        num_samples=num_samples,
-        num_burnin=num_burnin,
+        num_samples=num_samples, num_burnin=num_burnin, num_chains=num_chains,
         thinning=1 if thinning is None else thinning,
-        num_chains=num_chains,
-        init_axis=init_axis,
-        posterior_axis=posterior_axis,
-        keep=keep,
-        averages=averages,
-        trace=trace,
-        gibbs=gibbs,
-        adapt=adapt,
-        info=info,
-        progress=progress,
-        checkpoint=checkpoint,
-        mesh=mesh,
-        throw=throw,
-    )
+        init_axis=init_axis, posterior_axis=posterior_axis,
+        keep=keep, averages=averages, trace=trace, gibbs=gibbs, adapt=adapt, info=info,
+        progress=progress, checkpoint=checkpoint, mesh=mesh, throw=throw,
+    )  # fmt: skip
     if isinstance(sampler, Sampler):
         return run(key, target, sampler, init, options)
     if sampler != "auto":

@@ -31,7 +31,7 @@ def test_terms_that_are_not_counted_leave_no_trace():
     terms = [([1.0, 2.0], True), ([np.nan, np.inf], False), ([3.0, 6.0], True), ([9.0, 9.0], False)]
     for value, is_counted in terms:
         running = running_sum.add(running, {"x": jnp.array(value)}, jnp.asarray(is_counted))
-    assert running.count == 2
+    assert running.num_terms == 2
     np.testing.assert_array_equal(running_sum.mean(running)["x"], [2, 4])
 
 

@@ -333,7 +333,7 @@ def test_gibbs_updates_that_do_not_fit():
 class StreamedGradient(Gradient):
     """Gradients of a source that only streams by: no pass over all data."""
 
-    def prepare(self, target, like):
+    def prepare(self, target, position):
         return StreamedEstimator()
 
 

@@ -294,7 +294,7 @@ def test_a_run_estimates_from_the_rows_of_the_coming_step(name, diagonal, monkey
             estimate = np.diag(estimate) if diagonal else estimate
             running = running.with_estimate(jnp.asarray(estimate, jnp.float32), 2)
         np.testing.assert_allclose(seen.mean[..., chain], running.mean, rtol=2e-4)
-        assert seen.count[chain] == 3
+        assert seen.num_estimates[chain] == 3
         assert seen.failed_at[chain] == NEVER
 
 

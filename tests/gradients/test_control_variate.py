@@ -71,9 +71,9 @@ def test_over_all_batches_the_mean_is_exact_and_the_covariance_as_foretold(repla
 @pytest.mark.parametrize("fault", ["N/n forgotten", "nothing at the center", "prior scaled"])
 def test_a_wrong_estimate_is_seen(fault, monkeypatch):
     class Faulty(sghmc.Posterior):
-        def log_likelihood_sum(self, params, examples):
+        def log_likelihood_sum(self, params, batch):
             scale = {"N/n forgotten": BATCH / N, "nothing at the center": 1.0, "prior scaled": 1.0}
-            total = scale[fault] * super().log_likelihood_sum(params, examples)
+            total = scale[fault] * super().log_likelihood_sum(params, batch)
             return total + (self.log_prior_at(params) if fault == "prior scaled" else 0.0)
 
         def log_likelihood_total(self, params):

@@ -1,4 +1,5 @@
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -155,5 +156,6 @@ def test_a_pass_over_data_does_not_copy_them():
     target = sghmc.Posterior(
         lambda theta, x: -jax.nn.softplus(x @ theta), lambda theta: -jnp.sum(theta**2), data
     )
-    compiled = base._gradient.lower(target, jnp.zeros(16)).compile().compiled
+    gradient: Any = base._gradient
+    compiled = gradient.lower(target, jnp.zeros(16)).compile().compiled
     assert compiled.memory_analysis().temp_size_in_bytes < 0.7 * data.nbytes

@@ -532,16 +532,14 @@ class WholeFirstKick(HMCKernel):
 
 
 class UnscaledPosterior(sghmc.Posterior):
-    def estimate(self, params, examples):
-        return -jnp.sum(self.log_likelihoods(params, examples)) - self.log_prior_at(params)
+    def estimate(self, params, batch):
+        return -jnp.sum(self.log_likelihoods(params, batch)) - self.log_prior_at(params)
 
 
 class PriorScaledPosterior(sghmc.Posterior):
-    def estimate(self, params, examples):
-        scale = self.num_examples / len(examples)
-        return -scale * (
-            jnp.sum(self.log_likelihoods(params, examples)) + self.log_prior_at(params)
-        )
+    def estimate(self, params, batch):
+        scale = self.num_examples / len(batch)
+        return -scale * (jnp.sum(self.log_likelihoods(params, batch)) + self.log_prior_at(params))
 
 
 SGHMC_FAULTS = {

@@ -1,5 +1,7 @@
 """A step as an affine map, and what is refused."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,7 +51,8 @@ def test_a_precision_must_be_positive(precision):
 
 def test_a_new_step_size_does_not_retrace():
     """`stability_limit` and `tune` ask for many: each must cost linear algebra, not compilation."""
-    before = affine._differentiate._cached._cache_size()
+    differentiate: Any = affine._differentiate
+    before = differentiate._cached._cache_size()
     for step_size in (0.11, 0.12, 0.13):
         theory.affine_map(sghmc.SGLD(step_size), np.diag([1.0, 2.0, 3.0, 4.0, 5.0]))
-    assert affine._differentiate._cached._cache_size() == before + 1
+    assert differentiate._cached._cache_size() == before + 1

@@ -39,8 +39,10 @@ from sghmc.types import PyTree
 T = TypeVar("T")
 
 MARKER = "sghmc-checkpoint"
+"""The file that says what the folder is."""
 _NAMES = {MARKER, "draws", "saves", "tuning", "report.html"}
 _UNFINISHED = "unfinished"
+"""The name of a save that is still being written."""
 
 
 @contextlib.contextmanager

@@ -25,8 +25,9 @@ from sghmc.checkpoint.zarr_format import safe_name
 
 _FILE = "manifest.json"
 _FORMAT = "sghmc checkpoint, format "
-_MAGIC = f"{_FORMAT}2"
+_MAGIC = f"{_FORMAT}3"
 _LARGEST = 1 << 26
+"""Bytes of a manifest that is read: one of ours has a few thousand."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ARRAY = re.compile(r"\d{4}")
 GROUPS = ("posterior", "sample_stats", "run")

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from sghmc.core import tree
 from sghmc.types import PyTree
@@ -23,7 +24,7 @@ carry errors of that size."""
 class Diagonal(eqx.Module):
     """One array for each leaf of the parameters, raveled; a single number stays a scalar."""
 
-    values: tuple[Any, ...]
+    values: tuple[Float[Any, " n"] | Float[Any, ""], ...]
 
     def __matmul__(self, vector: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(vector)
@@ -36,7 +37,7 @@ class Diagonal(eqx.Module):
     def inverse(self) -> "Diagonal":
         return Diagonal(tuple(1 / value for value in self.values))
 
-    def vector(self, sizes: list[int]) -> np.ndarray:
+    def vector(self, sizes: list[int]) -> Float[np.ndarray, " d"]:
         """The entries of all parameters, raveled."""
         pairs = zip(self.values, sizes, strict=True)
         return np.concatenate([np.broadcast_to(value, (size,)) for value, size in pairs])
@@ -52,7 +53,7 @@ class Diagonal(eqx.Module):
 class Dense(eqx.Module):
     """A (d, d) array over the raveled parameters."""
 
-    array: Any
+    array: Float[Any, "d d"]
 
     def __matmul__(self, vector: PyTree) -> PyTree:
         return tree.unravel(self.array @ tree.ravel(vector), vector)
@@ -163,7 +164,7 @@ def _checked_diagonal(values: list[np.ndarray], name: str, definite: bool) -> Di
     return Diagonal(tuple(values))
 
 
-def _checked_dense(array: np.ndarray, name: str, definite: bool) -> Dense:
+def _checked_dense(array: Float[np.ndarray, "d d"], name: str, definite: bool) -> Dense:
     scale = float(np.max(np.abs(array))) or 1.0
     asymmetry = float(np.max(np.abs(array - array.T)))
     if asymmetry > _ASYMMETRY * scale:
@@ -179,14 +180,14 @@ def _checked_dense(array: np.ndarray, name: str, definite: bool) -> Dense:
     return Dense(array)
 
 
-def as_array(matrix: Matrix) -> jax.Array:
+def as_array(matrix: Matrix) -> Float[Array, "d d"]:
     """A (d, d) array inside a compiled program; a diagonal's entries must be vectors."""
     if isinstance(matrix, Dense):
         return matrix.array
     return jnp.diag(jnp.concatenate(matrix.values))
 
 
-def from_entries(entries: jax.Array, sizes: list[int]) -> Matrix:
+def from_entries(entries: Float[Array, " d"] | Float[Array, "d d"], sizes: list[int]) -> Matrix:
     """The matrix of a vector (a diagonal over the raveled parameters) or of a (d, d) array."""
     if entries.ndim == 2:
         return Dense(entries)

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from sghmc.core import tree
 from sghmc.core.matrices import Dense, Diagonal, Matrix, are_diagonal, as_array, fit, times
@@ -72,7 +73,7 @@ class DiagonalPencil(eqx.Module):
         pairs = zip(self.first.values, self.second.values, leaves, strict=True)
         return [(fit(x, leaf), fit(y, leaf) / fit(x, leaf)) for x, y, leaf in pairs]
 
-    def quadratic(self, a, b, vector: PyTree) -> jax.Array:
+    def quadratic(self, a, b, vector: PyTree) -> Float[Array, ""]:
         leaves = jax.tree.leaves(vector)
         pairs = zip(self._combine(a, b, leaves), leaves, strict=True)
         return sum((jnp.sum(c * leaf**2) for c, leaf in pairs), start=jnp.zeros(()))
@@ -93,7 +94,7 @@ class DiagonalPencil(eqx.Module):
         """`outer` times A."""
         return times(self.outer, self.first)
 
-    def largest_now(self) -> jax.Array:
+    def largest_now(self) -> Float[Array, ""]:
         """`largest`, inside a compiled program."""
         pairs = zip(self.first.values, self.second.values, strict=True)
         return jnp.max(jnp.stack([jnp.max(b / a) for a, b in pairs]))
@@ -116,9 +117,9 @@ class DensePencil(eqx.Module):
     at every step of a schedule. `outer` is a matrix applied to the left of that root.
     """
 
-    root: Any
-    inverse_root: Any
-    eigenvalues: Any
+    root: Float[Any, "d d"]
+    inverse_root: Float[Any, "d d"]
+    eigenvalues: Float[Any, " d"]
 
     def sqrt(self, a, b, normals: PyTree) -> PyTree:
         scaled = _root(a - b * self.eigenvalues) * tree.ravel(normals)
@@ -138,7 +139,7 @@ class DensePencil(eqx.Module):
         scaled = function(self.eigenvalues) * tree.ravel(normals)
         return tree.unravel(self.inverse_root.T @ scaled, normals)
 
-    def quadratic(self, a, b, vector: PyTree) -> jax.Array:
+    def quadratic(self, a, b, vector: PyTree) -> Float[Array, ""]:
         return jnp.sum((a - b * self.eigenvalues) * (self.root.T @ tree.ravel(vector)) ** 2)
 
     @property
@@ -167,7 +168,7 @@ class DensePencil(eqx.Module):
             self.eigenvalues / factor,
         )
 
-    def largest_now(self) -> jax.Array:
+    def largest_now(self) -> Float[Array, ""]:
         """`largest`, inside a compiled program."""
         return jnp.max(self.eigenvalues)
 

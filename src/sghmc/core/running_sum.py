@@ -13,7 +13,7 @@ class RunningSum(NamedTuple):
 
     total: PyTree
     lost: PyTree
-    count: jax.Array
+    num_terms: jax.Array
 
 
 def empty(like: PyTree) -> RunningSum:
@@ -38,13 +38,13 @@ def add(running: RunningSum, value: PyTree, is_counted: jax.Array) -> RunningSum
     return RunningSum(
         jax.tree.map(totals, running.total, running.lost, value),
         jax.tree.map(losses, running.total, running.lost, value),
-        running.count + is_counted,
+        running.num_terms + is_counted,
     )
 
 
 def mean(running: RunningSum) -> PyTree:
     return jax.tree.map(
-        lambda total, lost: (total - lost) / running.count.astype(total.dtype),
+        lambda total, lost: (total - lost) / running.num_terms.astype(total.dtype),
         running.total,
         running.lost,
     )

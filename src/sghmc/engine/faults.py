@@ -1,12 +1,13 @@
 """What is said of a run that went wrong: which chain, at which step, and the remedy."""
 
 import numpy as np
+from jaxtyping import Int
 
 from sghmc.engine.program import NEVER
 from sghmc.gradients.fisher import RunningNoise
 
 
-def divergence(failed_at: np.ndarray) -> str:
+def divergence(failed_at: Int[np.ndarray, " chain"]) -> str:
     """Of chains that became non-finite at these steps."""
     failed = np.flatnonzero(failed_at < NEVER)
     first = failed[failed_at[failed].argmin()]

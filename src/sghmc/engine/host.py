@@ -7,6 +7,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from sghmc.checkpoint.folder import RunFolder, Save
 from sghmc.checkpoint.memory import Memory, Store
@@ -35,10 +36,10 @@ class StoredDraws(NamedTuple):
     hyper: PyTree
     trace: PyTree
     info: DrawInfo
-    clock: np.ndarray
+    clock: Float[np.ndarray, "1 draw"]
 
     @classmethod
-    def of(cls, record: DrawRecord, clock: np.ndarray) -> "StoredDraws":
+    def of(cls, record: DrawRecord, clock: Float[np.ndarray, "1 draw"]) -> "StoredDraws":
         return cls(*record, clock)
 
 
@@ -54,7 +55,7 @@ class Host:
         self,
         program: Program,
         positions: PyTree,
-        is_kept: np.ndarray,
+        is_kept: Bool[np.ndarray, " draw"],
         origin: Origin | None,
         folder: RunFolder | None,
         reader: Reader | None,
@@ -167,7 +168,7 @@ class Host:
         assert found is not None
         return found
 
-    def _advance(self, count: int, is_kept: bool) -> np.ndarray:
+    def _advance(self, count: int, is_kept: bool) -> Int[np.ndarray, " chain"]:
         """Make `count` draws, gather them, and tell at which step each chain failed."""
         try:
             with processes.detect_lost_peer():
@@ -244,7 +245,9 @@ class Host:
         )
 
 
-def _first_bad_step(is_finite: np.ndarray, done: int, thinning: int) -> np.ndarray:
+def _first_bad_step(
+    is_finite: Bool[np.ndarray, "chain draw"], done: int, thinning: int
+) -> Int[np.ndarray, " chain"]:
     """The last step of each chain's first draw after `done` that is not finite.
 
     A step reports the potential where it began, so that a bad end shows here first.

@@ -12,7 +12,7 @@ from sghmc.core import random
 
 MOTION, GRADIENT, GIBBS, INIT = range(4)
 """The streams: a sampler's steps, its gradients, Gibbs updates, and momenta before step 0."""
-NUM_STREAMS = 4
+NUM_STREAMS = INIT + 1
 
 
 def chain_keys(key: jax.Array, num_chains: int) -> UInt32[Array, "chain stream 3"]:

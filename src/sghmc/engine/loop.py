@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from sghmc.core import tree, xla
-from sghmc.engine.plan import Plan
+from sghmc.engine.plan import LoopPlan
 from sghmc.engine.program import Carry, DrawRecord, Program, Variates
 from sghmc.samplers.base import Kernel
 from sghmc.types import PyTree, StepInfo
@@ -21,8 +22,8 @@ class Beginning(NamedTuple):
     """The carry before step 0, and what the first gradient evaluation of every chain sees."""
 
     carry: Carry
-    potential: jax.Array
-    is_finite: jax.Array
+    potential: Float[Array, "*chain"]
+    is_finite: Bool[Array, "*chain"]
 
 
 def begin(program: Program, positions: PyTree) -> Beginning:
@@ -74,7 +75,9 @@ def make_draws(
     is_burnin = capacity == 0
     one = jax.eval_shape(lambda: _block(program, 0, 1, has_motion=True)).variates
     must_watch = carry.info.acceptance is not None
-    plan = Plan.of(program, tree.size(one.motion), tree.size(one.gradient), is_burnin, must_watch)
+    plan = LoopPlan.of(
+        program, tree.size(one.motion), tree.size(one.gradient), is_burnin, must_watch
+    )
     records = _empty_records(program, carry, plan.rows(capacity))
 
     def make_draw(k, block, offset, loop):
@@ -164,7 +167,7 @@ def _block(program: Program, t, num_steps: int, *, has_motion: bool) -> Block:
 # Steps
 
 
-def _steps_of_draw(program: Program, plan: Plan, carry: Carry, t, block, offset) -> Carry:
+def _steps_of_draw(program: Program, plan: LoopPlan, carry: Carry, t, block, offset) -> Carry:
     """All steps of one draw, and what is due between them."""
 
     def one_period(i, carry):
@@ -179,7 +182,7 @@ def _steps_of_draw(program: Program, plan: Plan, carry: Carry, t, block, offset)
     return carry if plan.is_watched else _watch(program, t + program.thinning - 1, carry)
 
 
-def _steps_in_blocks(program: Program, plan: Plan, carry: Carry, t) -> Carry:
+def _steps_in_blocks(program: Program, plan: LoopPlan, carry: Carry, t) -> Carry:
     """The steps of one period, with variates made for some of them at a time."""
     length = plan.block_length
     num_blocks = -(-plan.period // length)
@@ -194,7 +197,7 @@ def _steps_in_blocks(program: Program, plan: Plan, carry: Carry, t) -> Carry:
     return _repeat(num_blocks, one_block, carry)
 
 
-def _steps(program: Program, plan: Plan, carry: Carry, t, block: Block, offset, count) -> Carry:
+def _steps(program: Program, plan: LoopPlan, carry: Carry, t, block: Block, offset, count) -> Carry:
     """Steps t, …, t + count − 1 of all chains, with the block's variates from `offset` on."""
     own, shared = block.variates, None
     if program.estimator.is_shared:
@@ -216,7 +219,7 @@ def _steps(program: Program, plan: Plan, carry: Carry, t, block: Block, offset, 
     return _repeat(count, one, carry)
 
 
-def _part(variates: jax.Array, j, num_steps: int) -> jax.Array:
+def _part(variates: Shaped[Array, "n ..."], j, num_steps: int) -> Shaped[Array, "m ..."]:
     """One step's part of the 1-D variates of several."""
     if num_steps == 1:
         return variates
@@ -242,14 +245,14 @@ def _watch(program: Program, t, carry: Carry) -> Carry:
     return _each_carry(program, carry, of_chain)
 
 
-def _first_failure(failed_at: jax.Array, t, seen: PyTree) -> jax.Array:
+def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array, ""]:
     return jnp.where(tree.all_finite(seen), failed_at, jnp.minimum(failed_at, t))
 
 
 # Between steps
 
 
-def _updates(program: Program, plan: Plan, t, carry: Carry) -> Carry:
+def _updates(program: Program, plan: LoopPlan, t, carry: Carry) -> Carry:
     """What may be due after step t: Gibbs, the estimator's memory, adaptation, V̂."""
     gibbs, adapt, fisher = program.gibbs, program.adapt, program.kernel.fisher
     renew_every = program.estimator.renew_every

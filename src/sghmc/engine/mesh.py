@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Int32
 
 from sghmc.core import processes, xla
 from sghmc.engine import loop
@@ -80,9 +81,12 @@ class OverMesh(Placement):
         return processes.fetch(records)
 
     def batches(
-        self, numbers: np.ndarray, first: int, take: Callable[[np.ndarray], PyTree]
+        self,
+        numbers: Int32[np.ndarray, "*chain step gradient row"],
+        first: int,
+        take: Callable[[np.ndarray], PyTree],
     ) -> Batches:
-        """Rows by their numbers, axes ([chain,] step, gradient, row of a batch), from step `first`.
+        """Rows by their numbers, for steps from `first` on.
 
         Each process takes those that its devices want, and each device has its own.
         """

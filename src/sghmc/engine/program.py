@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from sghmc.adapt import Adaptation
-from sghmc.adapt.base import Moment
+from sghmc.adapt import Adaptation, Moment
 from sghmc.core import random, running_sum, tree
 from sghmc.engine.keys import GIBBS, GRADIENT, INIT, MOTION
 from sghmc.engine.layout import Layout
@@ -27,7 +27,7 @@ NEVER = np.iinfo(np.int32).max
 
 
 class Carry(NamedTuple):
-    """All that a run needs to go on, for every chain.
+    """All that a run needs to go on, for every chain: `Layout` says where their axis is.
 
     `kernel` only where it changes, `noise` only where V̂ is estimated, `adaptation`, what it
     remembers, only where there is one.
@@ -40,18 +40,18 @@ class Carry(NamedTuple):
     noise: RunningNoise | None
     sums: running_sum.RunningSum | None
     info: StepInfo
-    failed_at: jax.Array
+    failed_at: Int32[Array, "*chain"]
     adaptation: PyTree = None
 
 
 class DrawInfo(NamedTuple):
     """What is recorded with each kept draw: without `info`, whether it is finite, no more."""
 
-    potential: jax.Array | None
-    kinetic_temperature: jax.Array | None
-    acceptance: jax.Array | None
-    data_share: jax.Array | None
-    is_finite: jax.Array
+    potential: Float[Array, "*chain"] | None
+    kinetic_temperature: Float[Array, "*chain"] | None
+    acceptance: Float[Array, "*chain"] | None
+    data_share: Float[Array, "*chain"] | None
+    is_finite: Bool[Array, "*chain"]
 
 
 class DrawRecord(NamedTuple):
@@ -71,8 +71,8 @@ class Batches(NamedTuple):
     """
 
     rows: PyTree
-    places: jax.Array
-    first: jax.Array
+    places: Int32[Array, "*chain step row"]
+    first: Int32[Array, ""]
 
     def of_steps(self, first_step, num_steps: int) -> PyTree:
         """The rows of some steps, step after step, as one chain sees them."""
@@ -94,9 +94,9 @@ class Variates(NamedTuple):
 class Program(eqx.Module):
     """The fixed parts of a run: its arrays are arguments of the compiled loop, the rest static.
 
-    `keys` has axes (chain, stream, word). With `is_stacked`, arrays of the target and of the
-    estimator have a leading chain axis. Where the data are a source, `batches` has the rows of some
-    steps, put in by the host.
+    `keys` are those of all chains or, as one chain sees the program, its own. With `is_stacked`,
+    arrays of the target and of the estimator have a leading chain axis. Where the data are a
+    source, `batches` has the rows of some steps, put in by the host.
 
     What the loop does to a single chain is a method here. It is called on the program as that chain
     sees it, with keys, kernel, target and rows of its own: `loop.each_chain` makes it.
@@ -110,15 +110,15 @@ class Program(eqx.Module):
     keep: Callable | None
     averages: dict[str, Callable]
     trace: Callable | None
-    keys: jax.Array
+    keys: UInt32[Array, "chain stream word"] | UInt32[Array, "stream word *chain"]
     layout: Layout = eqx.field(static=True)
     thinning: int = eqx.field(static=True)
     is_stacked: bool = eqx.field(static=True)
     batches: Batches | None = None
     has_info: bool = eqx.field(static=True, default=True)
 
-    def with_keys(self, keys: jax.Array) -> "Program":
-        """As a chain with these keys sees it, axes (stream, word); any axes after these stay."""
+    def with_keys(self, keys: UInt32[Array, "stream word *chain"]) -> "Program":
+        """This program as a chain with these keys sees it; or as all do, their axis last."""
         return dataclasses.replace(self, keys=keys)
 
     def with_kernel(self, arrays: Kernel) -> "Program":

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int32
 
 from sghmc.engine.keys import GRADIENT
 from sghmc.engine.mesh import OverMesh
@@ -193,7 +194,9 @@ class Reader:
             batches = Batches(*jax.device_put((room, places, np.int32(first))))
         return Window(number, jax.block_until_ready(batches), num_examples, last)
 
-    def _fill(self, room: PyTree, numbers: np.ndarray, before: Window | None) -> np.ndarray:
+    def _fill(
+        self, room: PyTree, numbers: Int32[np.ndarray, "chain step row"], before: Window | None
+    ) -> Int32[np.ndarray, "chain step row"]:
         """Read the rows of these numbers, chain by chain and step by step; where they are now."""
         places, num_known = np.empty(numbers.shape, np.int32), 0
         if before is not None:  # the first step's rows were read for it
@@ -217,8 +220,10 @@ class Reader:
         choices = jnp.asarray(self.source.num_choices, jnp.int32)
         return BatchEstimator(estimator.batch_size, True, estimator.shared, choices)
 
-    def _by_gradient(self, numbers: np.ndarray) -> np.ndarray:
-        """Axes (chain, step, row of a step) as a mesh wants them: with one for the batches."""
+    def _by_gradient(
+        self, numbers: Int32[np.ndarray, "chain step row"]
+    ) -> Int32[np.ndarray, "*chain step gradient row"]:
+        """As a mesh wants them: with an axis for the batches."""
         cut = numbers.reshape(*numbers.shape[:2], self.program.kernel.num_gradients, -1)
         return cut[0] if self.program.estimator.is_shared else cut
 

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, UInt32
 
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.folder import RunFolder, open_folder
@@ -124,12 +125,14 @@ def _of_chain(positions: PyTree, chain) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[chain], positions)
 
 
-def _keys(key: jax.Array, num_chains: int, estimator: GradientEstimator) -> jax.Array:
+def _keys(
+    key: jax.Array, num_chains: int, estimator: GradientEstimator
+) -> UInt32[Array, "chain stream 3"]:
     of_chains = keys.chain_keys(key, num_chains)
     return keys.with_shared_gradients(of_chains) if estimator.is_shared else of_chains
 
 
-def _kept_draws(sampler: Sampler, options: RunOptions) -> np.ndarray:
+def _kept_draws(sampler: Sampler, options: RunOptions) -> Bool[np.ndarray, " draw"]:
     """Of every draw of the run, whether it is kept: the run ends with the last that is."""
     num_burnin, num_samples, thinning = options.num_burnin, options.num_samples, options.thinning
     num_draws = num_burnin + num_samples

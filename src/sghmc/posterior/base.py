@@ -41,13 +41,24 @@ class AbstractPosterior(Target):
 
     @property
     @abc.abstractmethod
-    def example(self) -> PyTree:
-        """One example by shapes and dtypes alone."""
+    def _table(self) -> PyTree:
+        """The arrays of the rows that are here, where the data are arrays."""
 
     @property
-    @abc.abstractmethod
+    def example(self) -> PyTree:
+        """One example by shapes and dtypes alone."""
+        if self.source is not None:
+            return self.source.example
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self._table
+        )
+
+    @property
     def num_rows(self) -> int:
         """Rows that are here, padding included."""
+        if self.source is not None:
+            return self.source.num_rows
+        return jax.tree.leaves(self._table)[0].shape[0]
 
     @property
     @abc.abstractmethod
@@ -165,11 +176,6 @@ def _potential(posterior: AbstractPosterior, params: PyTree) -> jax.Array:
 @eqx.filter_jit
 def _gradient(posterior: AbstractPosterior, params: PyTree) -> PyTree:
     return posterior.evaluate(params).grad
-
-
-def rows_like(table: PyTree) -> PyTree:
-    """One row of arrays by shapes and dtypes alone."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), table)
 
 
 def part_of(variates: PyTree, i, size: int) -> PyTree:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.posterior import passes
-from sghmc.posterior.base import AbstractPosterior, part_of, rows_like
+from sghmc.posterior.base import AbstractPosterior, part_of
 from sghmc.posterior.source import Source
 from sghmc.posterior.stacked import StackedPosterior, stacked
 from sghmc.types import PyTree
@@ -84,14 +84,8 @@ class Posterior(AbstractPosterior):
         return stacked(posteriors)
 
     @property
-    def example(self):
-        return rows_like(self.data) if self.source is None else self.source.example
-
-    @property
-    def num_rows(self):
-        if self.source is not None:
-            return self.source.num_rows
-        return jax.tree.leaves(self.data)[0].shape[0]
+    def _table(self):
+        return self.data
 
     @property
     def num_examples(self):

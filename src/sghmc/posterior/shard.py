@@ -15,7 +15,7 @@ from jax import lax
 
 from sghmc.core import xla
 from sghmc.posterior import passes
-from sghmc.posterior.base import AbstractPosterior, part_of, rows_like
+from sghmc.posterior.base import AbstractPosterior, part_of
 from sghmc.types import PyTree
 
 _SPARE = 5.0
@@ -84,14 +84,8 @@ class Shard(AbstractPosterior):
         self.axis, self.num_shards = axis, num_shards
 
     @property
-    def example(self):
-        return rows_like(self._table) if self.source is None else self.source.example
-
-    @property
-    def num_rows(self):
-        if self.source is not None:
-            return self.source.num_rows
-        return jax.tree.leaves(self._table)[0].shape[0]
+    def _table(self):
+        return cast(Apart, self.data).rows
 
     @property
     def num_examples(self):
@@ -100,13 +94,8 @@ class Shard(AbstractPosterior):
         return self.num_rows * (1 if self.source is not None else self.num_shards)
 
     @property
-    def _table(self) -> PyTree:
-        """The arrays of the device's rows."""
-        return cast(Apart, self.data).rows
-
-    @property
     def _first(self) -> jax.Array:
-        """The number of the first of them, among all."""
+        """The number of the first of the device's rows, among all."""
         return lax.axis_index(self.axis) * self.num_rows
 
     def _placed(self, indices: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -11,8 +11,8 @@ import textwrap
 import numpy as np
 
 from sghmc.display import notebook
-from sghmc.gradients.exact import NoisyGradient
 from sghmc.gradients.control_variate import ControlVariate
+from sghmc.gradients.exact import NoisyGradient
 from sghmc.results.origin import Origin, SavedOrigin
 from sghmc.results.prediction import Prediction, predict
 from sghmc.types import PyTree
@@ -22,7 +22,7 @@ _LARGEST_R_HAT = 1.05
 _LEAST_EFFECTIVE = 100
 """Draws of which a mean is known to a tenth of a standard deviation, a spread to 7 %."""
 _HEAT_ERRORS = 4
-"""Monte Carlo errors by which a temperature must be off: normal errors are so in 1 of 16,000 runs."""
+"""Monte Carlo errors by which a temperature must be off: normal ones are in 1 of 16,000 runs."""
 
 
 class HealthWarning(UserWarning):
@@ -147,7 +147,9 @@ def _few(effective: float, r_hat: float) -> list[str]:
     return [f"only {effective:.0f} effective draws: run longer, or let tune choose the settings"]
 
 
-def _biased(predicted: Prediction, origin: Origin | SavedOrigin | None, tolerance: float) -> list[str]:
+def _biased(
+    predicted: Prediction, origin: Origin | SavedOrigin | None, tolerance: float
+) -> list[str]:
     error = predicted.predicted_error
     if error is None or not isinstance(origin, Origin) or abs(error) <= tolerance:
         return []

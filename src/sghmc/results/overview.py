@@ -11,6 +11,9 @@ from sghmc.results.origin import Origin, SavedOrigin
 _NUM_SHOWN, _MOST_LISTED = 6, 50
 """Variables that a printed overview names, and that a notebook lists: a line, and a page."""
 
+_INSTANT = 1e-9
+"""Seconds: what the time of a run is taken for that made no draw after its first."""
+
 
 def parts(
     variables: Mapping[str, np.ndarray],
@@ -53,7 +56,7 @@ def settings(
     startup_seconds: float,
 ) -> dict[str, object]:
     """What made the run, and how fast, by name."""
-    sampling = max(seconds - startup_seconds, 1e-9)  # of a run that made no draw after the first
+    sampling = max(seconds - startup_seconds, _INSTANT)
     speed = num_steps * len(info.is_finite) / sampling
     named: dict[str, object] = {
         "draws": size(info),

@@ -106,11 +106,15 @@ def _noise(origin: Origin, target: Target, points: PyTree, *, diagonal: bool):
     return np.asarray(mean_gradient_noise(estimator, target, points, rows, diagonal=diagonal))
 
 
-def _in_all_directions(origin: Origin, target: Target, points: PyTree, noise: np.ndarray) -> Prediction:
+def _in_all_directions(
+    origin: Origin, target: Target, points: PyTree, noise: np.ndarray
+) -> Prediction:
     center = jax.tree.map(lambda leaf: jnp.asarray(leaf.mean(0), jnp.float32), points)
     curvature = mode.hessian(target, center, num_rows=_NUM_CURVATURE_ROWS)
     if not np.all(np.isfinite(curvature)) or np.linalg.eigvalsh(curvature)[0] <= 0:
-        return Prediction(skipped="the law of the settings: at the mean of the draws there is no mode")
+        return Prediction(
+            skipped="the law of the settings: at the mean of the draws there is no mode"
+        )
     noise = (
         np.broadcast_to(noise, curvature.shape)
         if noise.ndim == 2
@@ -170,6 +174,4 @@ def _with_known_noise(sampler: Sampler, noise: np.ndarray) -> Sampler:
         return sampler
     like = jax.ShapeDtypeStruct((size,), np.float64)
     own = sampler.pull_back_covariance(matrices.Dense(noise), like).dense([size]).array
-    return sampler.with_settings(
-        gradient_noise=np.diag(own.diagonal()) if fisher.diagonal else own
-    )
+    return sampler.with_settings(gradient_noise=np.diag(own.diagonal()) if fisher.diagonal else own)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sghmc.display import page
 from sghmc.results import diagnostics, overview
 from sghmc.results.health import Health, HealthWarning, assess
 from sghmc.results.info import Growth, Info
 from sghmc.results.origin import Origin, SavedOrigin
-from sghmc.display import page
 from sghmc.results.report import Check, run_page
 from sghmc.types import PyTree
 

@@ -13,6 +13,7 @@ from sghmc.posterior.target import Target
 from sghmc.types import PyTree
 
 _NUM_BOOTSTRAP = 1_000
+"""Bootstrap draws: p-values have steps of 0.001."""
 
 
 class Discrepancy(NamedTuple):

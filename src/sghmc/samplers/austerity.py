@@ -60,10 +60,10 @@ class Austerity(eqx.Module):
 
         def is_decided(now):
             distance = jnp.abs(now.value - limit) / jnp.sqrt(now.variance)
-            return tail(distance, now.count - 1) < self.error
+            return tail(distance, now.num_rows - 1) < self.error
 
         seen = estimate(change, order, self.batch_size, is_decided)
-        share = seen.count.astype(limit.dtype) / jnp.maximum(change.num_terms, 1)
+        share = seen.num_rows.astype(limit.dtype) / jnp.maximum(change.num_terms, 1)
         return seen.value < limit, share.astype(limit.dtype)
 
 

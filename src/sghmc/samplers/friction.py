@@ -17,6 +17,7 @@ from sghmc.samplers.noise import (
     given_fisher,
     is_subtracted,
     parse_gradient_noise,
+    worst_excess,
 )
 from sghmc.samplers.settings import array_setting, check_setting, scaled, value_at, values_over
 from sghmc.types import PyTree, Schedule
@@ -35,12 +36,12 @@ class FrictionSampler(Sampler):
     temperature: float | Schedule = 1.0
 
     def __check_init__(self):
-        check_setting(self.step_size, "step_size", positive=True)
         if not callable(self.friction):
             matrices.check(self.friction, "friction")
-        check_setting(self.temperature, "temperature")
         matrices.check(self.mass, "mass")
         check_gradient_noise(self.gradient_noise)
+        check_setting(self.step_size, "step_size", positive=True)
+        check_setting(self.temperature, "temperature")
 
     @property
     def subtracts_gradient_noise(self) -> bool:
@@ -121,20 +122,21 @@ def _check_decay(decay: float, limit: float) -> None:
 
 def _check_noise(needed: np.ndarray, allowed: np.ndarray) -> None:
     """τC ⪰ ½εV̂, times 2ε and in the basis of the pencil of friction and gradient noise."""
-    needed, allowed = np.broadcast_arrays(needed, allowed)
-    worst = (needed - allowed).argmax()
-    if needed[worst] > allowed[worst] * (1 + 1e-6):
-        remedy = (
-            f"Take {needed[worst] / allowed[worst]:.3g} times the friction, a smaller step_size or "
-            f"larger batches; a step_size schedule is judged at its largest step."
-            if allowed[worst] > 0 and np.isfinite(needed[worst])
-            else "Without friction or temperature there is no room at all: take gradient_noise=0."
-        )
-        raise ValueError(
-            f"gradient_noise is too large: along its worst direction the gradient brings noise "
-            f"ε²V̂ = {needed[worst]:g} (relative to the friction), but 2ετC leaves room for "
-            f"{allowed[worst]:g} only. {remedy}"
-        )
+    excess = worst_excess(needed, allowed)
+    if excess is None:
+        return
+    brought, room = excess
+    remedy = (
+        f"Take {brought / room:.3g} times the friction, a smaller step_size or larger batches; a "
+        f"step_size schedule is judged at its largest step."
+        if room > 0 and math.isfinite(brought)
+        else "Without friction or temperature there is no room at all: take gradient_noise=0."
+    )
+    raise ValueError(
+        f"gradient_noise is too large: along its worst direction the gradient brings noise "
+        f"ε²V̂ = {brought:g} (relative to the friction), but 2ετC leaves room for {room:g} only. "
+        f"{remedy}"
+    )
 
 
 class SGHMCState(NamedTuple):

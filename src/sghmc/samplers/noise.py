@@ -8,6 +8,9 @@ from sghmc.core import matrices, pencils, tree
 from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.types import PyTree
 
+_ROUNDING = 1e-6
+"""Relative: all noise may come from the gradient, which is at the edge of what is allowed."""
+
 
 class NoiseEstimate(eqx.Module):
     """What an estimate of V̂ starts from: a kernel's matrices without gradient noise."""
@@ -40,3 +43,15 @@ def is_subtracted(value: PyTree | EmpiricalFisher) -> bool:
     if isinstance(value, EmpiricalFisher):
         return True
     return any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(value))
+
+
+def worst_excess(needed: np.ndarray, allowed: np.ndarray) -> tuple[float, float] | None:
+    """What V̂ needs and what is allowed, over the steps of a schedule, where that is worst.
+
+    None where it is allowed everywhere.
+    """
+    needed, allowed = np.broadcast_arrays(needed, allowed)
+    worst = (needed - allowed).argmax()
+    if needed[worst] <= allowed[worst] * (1 + _ROUNDING):
+        return None
+    return float(needed[worst]), float(allowed[worst])

@@ -5,7 +5,6 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from sghmc.core import matrices, pencils, random, tree
 from sghmc.gradients.fisher import EmpiricalFisher
@@ -16,6 +15,7 @@ from sghmc.samplers.noise import (
     given_fisher,
     is_subtracted,
     parse_gradient_noise,
+    worst_excess,
 )
 from sghmc.samplers.settings import array_setting, check_setting, scaled, value_at, values_over
 from sghmc.types import PyTree, Schedule, StepInfo
@@ -44,11 +44,7 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
     1.0
     """
 
-    traits: ClassVar[Traits] = Traits(
-        "ε",
-        "ε",
-        "the simplest; few numbers a chain",
-    )
+    traits: ClassVar[Traits] = Traits("ε", "ε", "the simplest; few numbers a chain")
 
     step_size: float | Schedule
     preconditioner: PyTree = 1.0
@@ -85,13 +81,13 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
         # In the pencil's basis 2τP ⪰ εPV̂P reads 2τ ≥ ελ.
         needed = pencil.largest * values_over(self.step_size, num_steps, "step_size")
         allowed = 2 * values_over(self.temperature, num_steps, "temperature")
-        needed, allowed = np.broadcast_arrays(needed, allowed)
-        worst = (needed - allowed).argmax()
-        if needed[worst] > allowed[worst] * (1 + 1e-6):
+        excess = worst_excess(needed, allowed)
+        if excess is not None:
+            brought, room = excess
             raise ValueError(
-                f"gradient_noise is too large: the largest eigenvalue of εV̂P is {needed[worst]:g}, "
-                f"but 2τ, all the noise there is room for, is {allowed[worst]:g}. Take a step_size "
-                f"at most {allowed[worst] / needed[worst]:.3g} times as large, or larger batches."
+                f"gradient_noise is too large: the largest eigenvalue of εV̂P is {brought:g}, but "
+                f"2τ, all the noise there is room for, is {room:g}. Take a step_size at most "
+                f"{room / brought:.3g} times as large, or larger batches."
             )
         pencil = matrices.finish(pencil, dtype)
         return SGLDKernel(
