@@ -1,6 +1,6 @@
 """Seconds to an answer: `sample(…, "auto", …)` against NUTS, each a fresh process.
 
-    python benchmarks/answer.py [--only WORD …] [--repeat 3] [--peers numpyro blackjax] [--json FILE]
+    python benchmarks/answer.py [--only WORD …] [--repeat 3] [--peers numpyro blackjax]
     python benchmarks/answer.py --keys 20     # is the promised tolerance kept?
     python benchmarks/answer.py --gpu         # the first and the second call on an accelerator
 
@@ -12,8 +12,8 @@ deviation against a long run of NumPyro's NUTS (dense mass, 4 × 10,000 draws; k
 the same call takes again, with other data of the same shape; and how long `health()` takes.
 
 NUTS is NumPyro's as it comes: vectorized, 4 chains, 1,000 draws after 1,000 of warm-up, on the sum
-of the same log-likelihood over all rows. blackjax, which runs where `--blackjax` names a Python that
-has it, warms up by its window adaptation.
+of the same log-likelihood over all rows. blackjax, which runs where `--blackjax` names a Python
+that has it, warms up by its window adaptation.
 """
 
 import argparse
@@ -74,10 +74,13 @@ def prepared(name: str, *seeds: int):
 def ours(name: str, seed: int, engine: str, again: bool) -> tuple[np.ndarray, dict]:
     import jax
 
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if "backend_compile" in event else None
-    )
+    compiled: list[float] = []
+
+    def note(event: str, seconds: float, **_: str | int) -> None:
+        if "backend_compile" in event:
+            compiled.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(note)  # pyright: ignore
     import sghmc
 
     targets, start = prepared(name, *([seed, seed + 1] if again else [seed]))
@@ -158,7 +161,7 @@ def numpyro(name: str, seed: int, num_draws=NUM_DRAWS, **settings) -> tuple[np.n
 
 
 def blackjax(name: str, seed: int) -> tuple[np.ndarray, dict]:
-    import blackjax
+    import blackjax  # pyright: ignore[reportMissingImports]
     import jax
 
     potential, start = plain(name, seed)
@@ -332,10 +335,8 @@ def keep_promises(options) -> None:
         outside = [abs(error) > 0.05 for error in worst]
         promised = [o and met for o, met in zip(outside, facts["is_met"], strict=True)]
         largest = max(worst, key=abs)
-        print(
-            f"| {name} | {len(worst)} | {sum(outside)} | {sum(promised)} | {100 * largest:+.1f} % |",
-            flush=True,
-        )
+        counts = f"{len(worst)} | {sum(outside)} | {sum(promised)}"
+        print(f"| {name} | {counts} | {100 * largest:+.1f} % |", flush=True)
 
 
 def keys(name: str, seed: int) -> tuple[np.ndarray, dict]:
@@ -400,7 +401,9 @@ def chosen(options) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", help="words of posteriors' names")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peers", nargs="*", default=["numpyro"], choices=METHODS[1:])

@@ -21,7 +21,7 @@ import numpy as np
 
 import sghmc
 from sghmc.posterior.mode import find_mode, hessian
-from sghmc.results.diagnostics import autocorrelation_time
+from sghmc.results.convergence import slowest_time
 
 
 def make(num_rows: int, num_columns: int):
@@ -43,7 +43,7 @@ def make(num_rows: int, num_columns: int):
 
 def effective(draws: np.ndarray) -> float:
     """Independent draws that all of these are worth, for the slowest mean."""
-    time_in_draws = autocorrelation_time(np.asarray(draws, np.float64)).max()
+    time_in_draws = slowest_time(np.asarray(draws, np.float64))
     return draws.shape[0] * draws.shape[1] / max(1.0, 2 * time_in_draws - 1)
 
 

@@ -290,7 +290,7 @@ def plate(count, size, seed=0):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`make(seed=…)` gives a posterior, a start, and for some a potential that is quick to judge by.
+    """`make(seed=…)` gives a posterior, a start, and for some a potential that is quick to judge.
 
     The seed is that of the data; `is_model` says that it gives a NumPyro model and its arguments.
     """

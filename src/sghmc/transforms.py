@@ -12,10 +12,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from sghmc.display import notebook
-from sghmc.posterior.posterior import Posterior, Potential
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
 from sghmc.types import PyTree
 
 __all__ = [
@@ -362,7 +364,7 @@ def _is_transform(leaf: Any) -> bool:
 
 def _checked(y: ArrayLike, is_inside: Callable[[np.ndarray], Any], words: str) -> jax.Array:
     array = jnp.asarray(y, jnp.result_type(float))
-    if not isinstance(array, jax.core.Tracer) and not np.all(is_inside(np.asarray(array))):
+    if not isinstance(array, Tracer) and not np.all(is_inside(np.asarray(array))):
         raise ValueError(f"The value must be {words}, but is {y}.")
     return array
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import sghmc
 from sghmc import cli
 from sghmc.checkpoint import manifest
-from sghmc.checkpoint.draws import CheckpointError
+from sghmc.checkpoint.errors import CheckpointError
 from sghmc.checkpoint.reader import read_run
 from sghmc.cli import session
 

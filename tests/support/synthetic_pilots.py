@@ -1,5 +1,7 @@
 """Pilot runs without chains: draws of a known Gaussian, for tests of what is made of them."""
 
+from typing import Any
+
 import numpy as np
 
 from sghmc.tuning.budget import Budget
@@ -9,7 +11,7 @@ from sghmc.tuning.pilot import Pilots, Trial
 class SyntheticPilots(Pilots):
     """Draws of N(mean, covariance), whatever the sampler; `acceptance(step_size)` is what it says.
 
-    `spread(step_size)` scales the draws, as a bias would; `memory` is the correlation of neighbours.
+    `spread(step_size)` scales the draws, as a bias would; `memory` is neighbours' correlation.
     """
 
     def __init__(
@@ -33,7 +35,7 @@ class SyntheticPilots(Pilots):
         self.steps, self.lengths = [], []
         """Step sizes and numbers of draws that were asked for."""
 
-    def run(self, sampler, gradient, region, places, num_draws, thinning=1):
+    def run(self, sampler: Any, gradient, region, places, num_draws, thinning=1):
         step_size = float(sampler.sampler.step_size)
         self.steps.append(step_size)
         self.lengths.append(num_draws)

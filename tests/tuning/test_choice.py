@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import sghmc
+from sghmc.posterior.surface import _TOGETHER, Surface
 from sghmc.tuning.budget import Budget, BudgetError
 from sghmc.tuning.choice import check_pilots, choose_engine, predicted_seconds
 from sghmc.tuning.region import Region
@@ -12,13 +13,12 @@ from sghmc.tuning.region import Region
 REGION = Region(jnp.zeros(3), np.zeros(3), np.eye(3), 0.0, True)
 
 
-class Surface:
+class Measured(Surface):
     """What a search has measured."""
 
-    is_short = False
-
     def __init__(self, target, seconds, compile_seconds=0.5):
-        self.target, self.seconds, self.compile_seconds = target, seconds, compile_seconds
+        self.target, self.is_short = target, False
+        self.clock = [_TOGETHER * seconds + compile_seconds, _TOGETHER * seconds]
 
 
 def posterior(count):
@@ -52,9 +52,9 @@ def test_predictions_grow_with_what_they_are_of():
 
 
 def test_cheap_passes_are_made_exactly_and_dear_ones_are_not():
-    cheap = choose(Surface(posterior(20_000), 1e-4))
+    cheap = choose(Measured(posterior(20_000), 1e-4))
     assert cheap.engine == "exact"
-    dear = choose(Surface(posterior(20_000), 1e-1))
+    dear = choose(Measured(posterior(20_000), 1e-1))
     assert dear.engine == "minibatch"
     for chosen in (cheap, dear):
         assert "predicted: exact" in chosen.reason
@@ -63,27 +63,27 @@ def test_cheap_passes_are_made_exactly_and_dear_ones_are_not():
 
 def test_dear_compilation_speaks_for_the_engine_with_fewer_programs():
     many = posterior(200_000)
-    assert choose(Surface(many, 1e-2)).engine == "minibatch"
-    assert choose(Surface(many, 1e-2, compile_seconds=50.0)).engine == "exact"
+    assert choose(Measured(many, 1e-2)).engine == "minibatch"
+    assert choose(Measured(many, 1e-2, compile_seconds=50.0)).engine == "exact"
 
 
 def test_pilots_that_would_outlast_the_budget_are_refused():
-    check_pilots(Surface(posterior(20_000), 1e-2), REGION, Budget(60.0))
+    check_pilots(Measured(posterior(20_000), 1e-2), REGION, Budget(60.0))
     with pytest.raises(BudgetError, match=r"would take about .*budget=.*minibatch"):
-        check_pilots(Surface(posterior(20_000), 10.0), REGION, Budget(60.0))
+        check_pilots(Measured(posterior(20_000), 10.0), REGION, Budget(60.0))
 
 
 def test_what_is_asked_for_is_done():
-    surface = Surface(posterior(20_000), 1e-4)
+    surface = Measured(posterior(20_000), 1e-4)
     for engine in ("exact", "minibatch"):
         assert choose(surface, engine) == (engine, "as asked for")
 
 
 def test_what_needs_no_prediction():
     potential = sghmc.Potential(lambda theta: jnp.sum(theta**2))
-    assert choose(Surface(potential, 1.0)).engine == "exact"
-    assert choose(Surface(posterior(1_000), 1.0)).engine == "exact"
+    assert choose(Measured(potential, 1.0)).engine == "exact"
+    assert choose(Measured(posterior(1_000), 1.0)).engine == "exact"
     gibbs = sghmc.Gibbs(lambda key, theta, posterior: posterior.hyper, every=5)
-    assert choose(Surface(posterior(1_000), 1e-6), gibbs=gibbs).engine == "minibatch"
+    assert choose(Measured(posterior(1_000), 1e-6), gibbs=gibbs).engine == "minibatch"
     many = Region(jnp.zeros(3), np.zeros(3), np.ones(3), 0.0, False)
-    assert choose(Surface(posterior(20_000), 1e-6), region=many).engine == "minibatch"
+    assert choose(Measured(posterior(20_000), 1e-6), region=many).engine == "minibatch"

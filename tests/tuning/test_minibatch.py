@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.gradients.base import FullBatch
-from sghmc.posterior.mode import Surface
+from sghmc.gradients.exact import FullBatch
+from sghmc.posterior.surface import Surface
 from sghmc.tuning import minibatch
 from sghmc.tuning.estimators import Choice, Estimators, Settings
 from sghmc.tuning.minibatch import Batches
@@ -63,8 +63,8 @@ def test_a_mean_that_moves_with_the_step_size_is_seen():
     draws = rng.normal(size=(4, 4_000, 2))
     heat = np.ones((4, 4_000))
     trial = Trial(draws, heat, heat)
-    assert search._compare(trial, Trial(draws + [0.0, 0.02], heat, heat))[2]
-    assert not search._compare(trial, Trial(draws + [0.0, 0.2], heat, heat))[2]
+    assert search._compare(trial, Trial(draws + np.array([0.0, 0.02]), heat, heat))[2]
+    assert not search._compare(trial, Trial(draws + np.array([0.0, 0.2]), heat, heat))[2]
     assert not search._compare(trial, Trial(draws * [1.0, 1.1], heat, heat))[2]
     assert not search._compare(trial, Trial(draws * 0.95, heat, heat))[2]
     lost = np.where(np.arange(4_000)[:, None] > 3_000, np.nan, draws)
@@ -93,7 +93,7 @@ def test_momenta_that_are_too_hot_halve_the_step_size(monkeypatch, is_cured):
     assert any("hotter than they should be by 5" in fault for fault in found.faults) != is_cured
 
 
-def test_pilots_that_boil_teach_the_region_nothing():
+def test_pilots_that_boil_teach_the_region_nothing(monkeypatch):
     """Steps beyond 0.1 are planted to be hot, with draws far out though finite."""
     pilots = standard(spread=lambda step_size: 1e3 if step_size > 0.1 else 1.0)
     run = pilots.run
@@ -103,7 +103,7 @@ def test_pilots_that_boil_teach_the_region_nothing():
         is_hot = float(sampler.sampler.step_size) > 0.1
         return Trial(trial.draws, trial.heat + 5 * is_hot, trial.acceptance)
 
-    pilots.run = boiling
+    monkeypatch.setattr(pilots, "run", boiling)
     found = batches(pilots).search()
     assert found.faults == []
     assert found.step_size <= 0.1
@@ -123,9 +123,12 @@ def test_draws_that_never_fit_are_a_fault(monkeypatch):
     pilots = standard()
     count = iter(range(100))
     run = pilots.run
-    pilots.run = lambda *args: Trial(
-        run(*args).draws * 10 ** (1 + next(count)), np.ones((4, 820)), np.ones((4, 820))
-    )
+
+    def growing(*args):
+        ones = np.ones((4, 820))
+        return Trial(run(*args).draws * 10 ** (1 + next(count)), ones, ones)
+
+    monkeypatch.setattr(pilots, "run", growing)
     search = batches(pilots)
     assert search._refine() is None
     assert "did not settle" in search.faults[0]
@@ -184,7 +187,7 @@ def test_chains_that_are_lost_go_back_to_sound_ones():
     )
 
 
-def test_a_spent_budget_ends_the_search_with_what_there_is():
+def test_a_spent_budget_ends_the_search_with_what_there_is(monkeypatch):
     pilots = standard()
     run = pilots.run
 
@@ -193,7 +196,7 @@ def test_a_spent_budget_ends_the_search_with_what_there_is():
         pilots.budget.seconds = 0.0
         return trial
 
-    pilots.run = last
+    monkeypatch.setattr(pilots, "run", last)
     found = batches(pilots).search()
     assert len(pilots.steps) <= 2
     assert "budget ended before half the step size" in found.faults[0]

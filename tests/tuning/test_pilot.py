@@ -1,12 +1,14 @@
 """What pilot draws say, against chains whose law is known; and how pilots run."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import sghmc
-from sghmc.gradients.base import FullBatch
+from sghmc.gradients.exact import FullBatch
 from sghmc.tuning import pilot
 from sghmc.tuning.budget import Budget
 from sghmc.tuning.pilot import Pilots, Trial
@@ -108,8 +110,9 @@ def test_an_interrupted_pilot_interrupts_the_tuning(monkeypatch):
     """Ctrl-C makes a run return early: what is left of a pilot must not pass for a whole one."""
     whole = pilot.run
 
-    def short(*args, **options):
-        return whole(*args, **(options | {"num_samples": options["num_samples"] - 1}))
+    def short(*args):
+        *rest, options = args
+        return whole(*rest, dataclasses.replace(options, num_samples=options.num_samples - 1))
 
     monkeypatch.setattr(pilot, "run", short)
     with pytest.raises(KeyboardInterrupt, match="tuning"):

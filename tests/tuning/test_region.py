@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.posterior.mode import ModeError, Surface
+from sghmc.posterior.mode import ModeError
+from sghmc.posterior.surface import Surface
 from sghmc.tuning.region import Region, Spread, draw_starts, excess, find_region
 
 LIKE = {"a": jax.ShapeDtypeStruct((), np.float32), "b": jax.ShapeDtypeStruct((2,), np.float32)}

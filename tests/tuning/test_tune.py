@@ -252,9 +252,7 @@ def test_bad_input_is_refused():
 def few_and_many():
     """A thousand rows of a mean, whose posterior is N(ȳ·N/(N+1), 1/(N+1)) exactly."""
     y = np.random.default_rng(0).normal(2.0, 1.0, size=8_000).astype(np.float32)
-    target = sghmc.Posterior(
-        lambda theta, y: norm.logpdf(y, theta, 1.0), lambda theta: norm.logpdf(theta), y
-    )
+    target = sghmc.Posterior(lambda theta, y: norm.logpdf(y, theta, 1.0), norm.logpdf, y)
     return target, y.mean() * 8_000 / 8_001, 8_001**-0.5
 
 
@@ -312,6 +310,7 @@ def test_draws_are_thinned_to_what_the_tuner_says():
         progress=False,
     )
     assert samples.positions.shape == (4, 150, 2)
+    assert samples.info.acceptance is not None
     assert samples.info.acceptance.shape == (4, 150)
     trajectories = samples.num_steps
     assert trajectories % 160 == 0
@@ -330,13 +329,13 @@ def test_control_c_while_tuning_is_no_reshape_error(monkeypatch):
     whole = pilot.run
 
     def interrupted(*args, **options):
-        advance = placement.Alone.advance
+        advance = placement.OneDevice.advance
 
         def after_signal(self, *args, **options):
             signal.raise_signal(signal.SIGINT)
             return advance(self, *args, **options)
 
-        monkeypatch.setattr(placement.Alone, "advance", after_signal)
+        monkeypatch.setattr(placement.OneDevice, "advance", after_signal)
         return whole(*args, **options)
 
     monkeypatch.setattr(pilot, "run", interrupted)

@@ -1,16 +1,17 @@
 """Which engine will be the quicker one: a prediction of seconds from measured times."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.mode import Surface
 from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.surface import Surface
 from sghmc.tuning.budget import Budget, BudgetError
 from sghmc.tuning.estimators import FEW_BATCHES
 from sghmc.tuning.exact import NUM_DRAWS, Settings
 from sghmc.tuning.region import Region
 
-ENGINES = ("auto", "exact", "minibatch")
+Engine: TypeAlias = Literal["auto", "exact", "minibatch"]
+ENGINES = get_args(Engine)
 
 # Measured on posteriors of `benchmarks/answer.py`, in units of what the search for the mode has
 # measured of this very model: compiling its potential, and a pass over its data in double
@@ -26,12 +27,12 @@ _STEP = 3e-6
 """Seconds of a step besides its rows."""
 _WARM_UP = 800
 _PILOT_STEPS, _DRAW_STEPS = 50_000, 16
-"""Trajectories of all chains before the draws of one engine; steps of the other, and of its draws."""
+"""Trajectories of all chains before the draws of one engine; steps of the other, and of a draw."""
 _PREFERENCE = 1.5
 """An answer without bias is worth so many times the seconds."""
 
 
-class Engine(NamedTuple):
+class Chosen(NamedTuple):
     engine: str
     reason: str
 
@@ -44,20 +45,20 @@ def choose_engine(
     batch_size: int,
     num_draws: int,
     gibbs: Gibbs | None,
-) -> Engine:
+) -> Chosen:
     """`num_draws` are those of all chains together."""
     target = surface.target
     if engine != "auto":
-        return Engine(engine, "as asked for")
+        return Chosen(engine, "as asked for")
     if gibbs is not None:
-        return Engine("minibatch", "Gibbs updates are counted in its short steps")
+        return Chosen("minibatch", "Gibbs updates are counted in its short steps")
     if not isinstance(target, Posterior):
-        return Engine("exact", "a potential has no batches")
+        return Chosen("exact", "a potential has no batches")
     count = int(target.num_examples)
     if count <= FEW_BATCHES * batch_size:
-        return Engine("exact", f"{count:,} examples are few beside batches of {batch_size:,}")
+        return Chosen("exact", f"{count:,} examples are few beside batches of {batch_size:,}")
     if not region.is_dense:
-        return Engine("minibatch", "the parameters are many")
+        return Chosen("minibatch", "the parameters are many")
     seconds = predicted_seconds(
         surface.compile_seconds / (1 if surface.is_short else _HASTY_COMPILING),
         pass_seconds(surface),
@@ -68,7 +69,7 @@ def choose_engine(
     )
     best = "exact" if seconds["exact"] < _PREFERENCE * seconds["minibatch"] else "minibatch"
     told = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
-    return Engine(best, f"predicted: {told}")
+    return Chosen(best, f"predicted: {told}")
 
 
 def pass_seconds(surface: Surface) -> float:

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import theory
-from sghmc.gradients.base import FullBatch, Gradient, Minibatch
+from sghmc.gradients.base import Gradient
 from sghmc.gradients.control_variate import ControlVariate
+from sghmc.gradients.exact import FullBatch
 from sghmc.gradients.fisher import mean_gradient_noise
-from sghmc.posterior.posterior import Posterior, Target
+from sghmc.gradients.minibatch import Minibatch
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.target import Target
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.whitened import Whitened
 from sghmc.tuning.region import Region

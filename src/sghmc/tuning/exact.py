@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from sghmc.gradients.base import FullBatch
+from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.posterior import Posterior
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.whitened import Whitened

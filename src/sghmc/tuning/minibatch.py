@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.gradients.base import FullBatch
-from sghmc.posterior.mode import Surface
-from sghmc.posterior.posterior import Posterior, Potential
+from sghmc.gradients.exact import FullBatch
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
+from sghmc.posterior.surface import Surface
 from sghmc.results.health import heat_fault
 from sghmc.tuning.estimators import FEW_BATCHES, Choice, Estimators, Settings
 from sghmc.tuning.exact import Exact

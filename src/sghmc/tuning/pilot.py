@@ -7,10 +7,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
 from sghmc.gradients.base import Gradient
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Target
+from sghmc.posterior.target import Target
 from sghmc.results import convergence
 from sghmc.samplers.base import Sampler
 from sghmc.tuning.budget import Budget
@@ -156,7 +157,7 @@ class Pilots:
         num_draws: int,
         thinning: int = 1,
     ) -> Trial:
-        """Chains from each of `places`, raveled parameters; shorter ones once the budget is spent."""
+        """Chains from each of `places`, raveled parameters; shorter once the budget is spent."""
         trial = self._piece(sampler, gradient, region, places, min(num_draws, self.room), thinning)
         while trial.num_draws < num_draws and trial.is_finite and self.budget.left > 0:
             count = min(num_draws - trial.num_draws, self.room)
@@ -185,15 +186,17 @@ class Pilots:
                 self.target,
                 sampler,
                 region.params(places),
-                gradient=gradient,
-                num_samples=num_draws,
-                thinning=thinning,
-                num_chains=len(places),
-                init_axis=0,
-                gibbs=self.gibbs,
-                progress=False,
-                throw=False,
-                room=self.room,
+                RunOptions(
+                    gradient=gradient,
+                    num_samples=num_draws,
+                    thinning=thinning,
+                    num_chains=len(places),
+                    init_axis=0,
+                    gibbs=self.gibbs,
+                    progress=False,
+                    throw=False,
+                    room=self.room,
+                ),
             )
         if samples.num_draws < num_draws:
             raise KeyboardInterrupt("Ctrl-C while tuning.")

@@ -13,7 +13,10 @@ from jax import lax
 
 from sghmc.core import tree
 from sghmc.posterior import mode
-from sghmc.posterior.posterior import Posterior, Potential, Target
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
+from sghmc.posterior.surface import Surface, as_params, as_vector
+from sghmc.posterior.target import Target
 from sghmc.types import PyTree
 
 _FLAT = 1e-9
@@ -59,7 +62,7 @@ class Region:
 
     def params(self, vector: np.ndarray) -> PyTree:
         """A raveled vector as parameters; any leading axes stay."""
-        return mode.as_params(vector, self.like)
+        return as_params(vector, self.like)
 
     def outward(self, z: np.ndarray) -> np.ndarray:
         """θ of each row of z."""
@@ -130,7 +133,7 @@ class Spread(NamedTuple):
 
 
 def find_region(
-    surface: mode.Surface, start: PyTree, goes_on: Callable[[], bool] = lambda: True
+    surface: Surface, start: PyTree, goes_on: Callable[[], bool] = lambda: True
 ) -> Region:
     """The mode near `start` and the curvature there; `ModeError` where the posterior is flat.
 
@@ -138,16 +141,16 @@ def find_region(
     for pilot runs to refine. Where the parameters are many nothing but a good place is looked for,
     while `goes_on()`, by some of the rows.
     """
-    like, origin = surface.like, mode.as_vector(start)
+    like, origin = surface.like, as_vector(start)
     if len(origin) > mode.DENSE_LIMIT:
-        part = mode.Surface(surface.target, start, _NUM_ROWS, surface.check)
+        part = Surface(surface.target, start, _NUM_ROWS, surface.check)
         center, value = part.descend(origin, goes_on)
         if not np.isfinite(value) or np.abs(center).max() > _FAR * (1 + np.abs(origin).max()):
             raise mode.ModeError(_ran_away(center))
-        factor = _diagonal_factor(surface.target, mode.as_params(center, like))
+        factor = _diagonal_factor(surface.target, as_params(center, like))
         return Region(like, center, factor, math.inf, False)
     found = mode.mode_of(surface, start)
-    center = mode.as_vector(found.position)
+    center = as_vector(found.position)
     if np.abs(center).max() > _FAR * (1 + np.abs(origin).max()) and not found.is_peak:
         raise mode.ModeError(_ran_away(center))
     assert found.hessian is not None
@@ -159,7 +162,7 @@ def find_region(
     return region
 
 
-def draw_starts(surface: mode.Surface, region: Region, rng, count: int) -> np.ndarray:
+def draw_starts(surface: Surface, region: Region, rng, count: int) -> np.ndarray:
     """Draws of N(center, L Lᵀ), drawn in where the potential is far above a Gaussian's."""
     size = len(region.center)
     z = rng.normal(size=(count, size))
@@ -174,7 +177,7 @@ def draw_starts(surface: mode.Surface, region: Region, rng, count: int) -> np.nd
     return region.outward(z)
 
 
-def excess(surface: mode.Surface, region: Region, draws: np.ndarray) -> float:
+def excess(surface: Surface, region: Region, draws: np.ndarray) -> float:
     """How far the potential is from that of N(center, L Lᵀ): the standard deviation over draws."""
     rises = surface.potentials(draws) - surface.potentials(region.center[None])
     return float(np.std(rises - np.sum(region.inward(draws) ** 2, axis=1) / 2))
@@ -196,7 +199,7 @@ def _dense_factor(hessian: np.ndarray, like: PyTree) -> tuple[np.ndarray, bool]:
     return (vectors / np.sqrt(values)) / scale[:, None], is_positive
 
 
-def _check_rises(surface: mode.Surface, region: Region, lowest: float) -> None:
+def _check_rises(surface: Surface, region: Region, lowest: float) -> None:
     """A proper posterior falls off in every direction, as far as two standard deviations tell."""
     axes = _REACH * region.factor.T
     points = np.concatenate([region.center + axes, region.center - axes])
@@ -208,9 +211,9 @@ def _check_rises(surface: mode.Surface, region: Region, lowest: float) -> None:
 
 def _ran_away(center: np.ndarray) -> str:
     return (
-        f"The search for the mode ran away, to {np.abs(center).max():.2g}: the posterior has no mode "
-        f"that can be reached from init. Look for a density without bound, or a parameter without a "
-        f"prior."
+        f"The search for the mode ran away, to {np.abs(center).max():.2g}: the posterior has no "
+        f"mode that can be reached from init. Look for a density without bound, or a parameter "
+        f"without a prior."
     )
 
 

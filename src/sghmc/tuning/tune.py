@@ -1,16 +1,16 @@
-"""tune(): settings without hand work: engine, estimator, whitening and step size for a posterior."""
-
-from typing import Literal
+"""tune(): settings without hand work: engine, estimator, whitening, step size for a posterior."""
 
 import jax
 import numpy as np
 
 from sghmc.engine import checks
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.mode import Surface
-from sghmc.posterior.posterior import Posterior, StackedPosterior, Target
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.surface import Surface
+from sghmc.posterior.target import Target
 from sghmc.tuning.budget import DEFAULT_BUDGET, Budget
-from sghmc.tuning.choice import ENGINES, check_pilots, choose_engine
+from sghmc.tuning.choice import ENGINES, Engine, check_pilots, choose_engine
 from sghmc.tuning.estimators import Estimators
 from sghmc.tuning.exact import Exact
 from sghmc.tuning.minibatch import Batches
@@ -29,7 +29,7 @@ def tune(
     tolerance: float = 0.05,
     num_chains: int = 4,
     gibbs: Gibbs | None = None,
-    engine: Literal["auto", "exact", "minibatch"] = "auto",
+    engine: Engine = "auto",
     budget: float = DEFAULT_BUDGET,
     num_samples: int = 1000,
     progress: bool = False,
@@ -57,7 +57,7 @@ def tune(
     checks.check_key(key)
     _check(target, batch_size, tolerance, engine, budget)
     checks.check_counts(num_samples, 0, 1, num_chains)
-    positions = checks.start_positions(init, None, 1)
+    positions = checks.initial_positions(init, None, 1)
     start = jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start)
     checks.check_functions(target, like)

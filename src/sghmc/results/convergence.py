@@ -1,0 +1,195 @@
+"""How well chains mix: effective sizes, Monte Carlo errors, R-hat; of many numbers at once.
+
+Rank-normalized and split, as Vehtari, Gelman, Simpson, Carpenter & Bürkner (Bayesian Analysis 2021)
+define them. Draws have axes (number, chain, draw) here, and results one entry for each number: NaN
+where a draw is NaN, and where there are fewer than four draws of each chain.
+"""
+
+import numpy as np
+
+_INSIDE = 0.94
+"""The share of draws in the interval of a summary."""
+_TAIL = 0.05
+_LEAST_DRAWS = 4
+_AT_ONCE = 1 << 21
+"""Draws that are looked at at a time: bounds memory, and stays in the cache."""
+COLUMNS = (
+    "mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat"
+)  # fmt: skip
+
+
+def summarize(draws: np.ndarray) -> dict[str, np.ndarray]:
+    """`COLUMNS` by name: moments, interval, Monte Carlo errors, effective sizes, R-hat."""
+    size = draws.shape[1] * draws.shape[2]
+    count = max(1, _AT_ONCE // max(1, size))
+    parts = [_summarize(draws[i : i + count]) for i in range(0, len(draws), count) if size]
+    if not parts:
+        return {name: np.full(len(draws), np.nan) for name in COLUMNS}
+    return dict(zip(COLUMNS, map(np.concatenate, zip(*parts, strict=True)), strict=True))
+
+
+def _summarize(draws: np.ndarray) -> tuple[np.ndarray, ...]:
+    draws = draws.astype(np.float64)
+    pooled = draws.reshape(len(draws), -1)
+    in_order = np.sort(pooled, axis=1)
+    # What never moved has no R-hat, and a number that is not finite has nothing: NaN says so.
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        mean = pooled.mean(1)
+        sd = pooled.std(1, ddof=1) if pooled.shape[1] > 1 else np.full_like(mean, np.nan)
+        squares = (draws - mean[:, None, None]) ** 2
+        variance = squares.mean((1, 2))
+        excess = (squares**2).mean((1, 2)) - variance**2
+        return (
+            mean,
+            sd,
+            *_shortest_interval(in_order),
+            sd / np.sqrt(effective_size(draws)),
+            np.sqrt(excess / effective_size(squares) / variance / 4),
+            bulk_size(draws),
+            _tail_size(draws, in_order),
+            r_hat(draws),
+        )
+
+
+def r_hat(draws: np.ndarray) -> np.ndarray:
+    """√(total variance / variance within chains) of split chains, by ranks; 1 where they agree.
+
+    The larger one of the draws themselves and of their distances from the median. NaN of a single
+    chain.
+    """
+    if draws.shape[1] < 2 or draws.shape[2] < _LEAST_DRAWS:
+        return np.full(len(draws), np.nan)
+    away = np.abs(draws - np.median(draws, axis=(1, 2), keepdims=True))
+    return np.maximum(*(_ratio(_ranked(_split(each))) for each in (draws, away)))
+
+
+def _ratio(halves: np.ndarray) -> np.ndarray:
+    count = halves.shape[2]
+    within = halves.var(2, ddof=1).mean(1)
+    between = halves.mean(2).var(1, ddof=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.sqrt(between / within + (count - 1) / count)
+
+
+def bulk_size(draws: np.ndarray) -> np.ndarray:
+    """The effective size by ranks: that of means, if the draws had a normal law."""
+    return _size(_ranked(_split(draws)))
+
+
+def _tail_size(draws: np.ndarray, in_order: np.ndarray) -> np.ndarray:
+    """The effective size for the 5 % and the 95 % quantile: the smaller one."""
+    sizes = []
+    for share in (_TAIL, 1 - _TAIL):
+        place = share * (in_order.shape[1] - 1)
+        below, above = in_order[:, int(place)], in_order[:, -int(-place // 1)]
+        end = below + (place - int(place)) * (above - below)
+        sizes.append(effective_size((draws <= end[:, None, None]).astype(np.float64)))
+    return np.where(np.isnan(in_order[:, -1]), np.nan, np.minimum(*sizes))
+
+
+def effective_size(draws: np.ndarray) -> np.ndarray:
+    """How many independent draws would know the mean as well as these do."""
+    return _size(_split(draws))
+
+
+def _size(halves: np.ndarray) -> np.ndarray:
+    """The effective size of chains that were split.
+
+    Autocorrelations, with the variance between chains in their denominator, are summed in pairs
+    while these are positive and falling (Geyer 1992); of the pair after them, the first one if that
+    is positive.
+    """
+    _, num_chains, count = halves.shape
+    size = num_chains * count
+    if 2 * count < _LEAST_DRAWS:
+        return np.full(len(halves), np.nan)
+    covariance = autocovariance(halves).mean(1)
+    within = covariance[:, :1] * count / (count - 1)
+    total = covariance[:, 0] + halves.mean(2).var(1, ddof=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        correlation = 1 - (within - covariance) / total[:, None]
+    correlation[:, 0] = np.where(np.isnan(total), np.nan, 1)
+    even = max(2, (count - 1) // 2 * 2)
+    first, second = correlation[:, 0:even:2], correlation[:, 1:even:2]
+    pairs = first + second
+    is_positive = np.logical_and.accumulate(pairs > 0, axis=1)
+    is_positive[:, -1] = False
+    falling = np.minimum.accumulate(np.where(is_positive, pairs, np.inf), axis=1)
+    after = np.take_along_axis(first, is_positive.sum(1)[:, None], axis=1)[:, 0]
+    time = 2 * np.sum(falling, axis=1, where=is_positive) - 1 + np.maximum(after, 0)
+    found = size / np.maximum(time, 1 / np.log10(size))
+    is_constant = np.ptp(halves, axis=(1, 2)) < np.finfo(float).resolution
+    return np.where(is_constant, size, np.where(np.isnan(total), np.nan, found))
+
+
+def autocorrelation_time(draws: np.ndarray) -> np.ndarray:
+    """1 + Σρ of each number, in draws: correlations averaged over chains, around a common mean.
+
+    They are summed in pairs while the pairs are positive and falling.
+    """
+    covariance = autocovariance(draws, draws.mean((1, 2), keepdims=True)).mean(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        correlation = covariance / covariance[:, :1]
+    even = draws.shape[2] // 2 * 2
+    falling = np.minimum.accumulate(correlation[:, 0:even:2] + correlation[:, 1:even:2], axis=1)
+    is_kept = np.logical_and.accumulate(falling > 0, axis=1)
+    return np.maximum(np.sum(falling, axis=1, where=is_kept), 0.5)
+
+
+def slowest_time(draws: np.ndarray) -> float:
+    """The largest `autocorrelation_time` of any number of draws with axes (chain, draw, …)."""
+    by_number = np.moveaxis(draws.reshape(*draws.shape[:2], -1), -1, 0)
+    return float(autocorrelation_time(by_number).max())
+
+
+def autocovariance(draws: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
+    """Of each chain around its own mean, or around one given, at every lag."""
+    count = draws.shape[2]
+    away = draws - (draws.mean(2, keepdims=True) if mean is None else mean)
+    length = 1 << (2 * count - 1).bit_length()
+    spectrum = np.fft.rfft(away, length, axis=2)
+    power = spectrum.real**2 + spectrum.imag**2
+    return np.fft.irfft(power, length, axis=2)[:, :, :count] / count
+
+
+def _split(draws: np.ndarray) -> np.ndarray:
+    """Both halves of every chain as chains; the middle draw of an odd number is left out."""
+    half = draws.shape[2] // 2
+    return np.concatenate([draws[:, :, :half], draws[:, :, draws.shape[2] - half :]], axis=1)
+
+
+def _ranked(draws: np.ndarray) -> np.ndarray:
+    """The normal quantiles of the ranks among all chains; those of equal draws are averaged."""
+    from scipy.special import ndtri
+
+    pooled = draws.reshape(len(draws), -1)
+    size = pooled.shape[1]
+    if size == 0:
+        return draws
+    order = np.argsort(pooled, axis=1)
+    in_order = np.take_along_axis(pooled, order, axis=1)
+    is_new = np.ones(pooled.shape, bool)
+    is_new[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
+    quantiles = ndtri((np.arange(2, 2 * size + 1) / 2 - 3 / 8) / (size + 1 / 4))
+    scores = np.broadcast_to(quantiles[::2], pooled.shape)
+    if not is_new.all():
+        numbers = np.arange(size)
+        first = np.maximum.accumulate(np.where(is_new, numbers, 0), axis=1)
+        is_last = np.append(is_new[:, 1:], np.ones((len(pooled), 1), bool), axis=1)
+        last = np.where(is_last, numbers, size)
+        last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
+        scores = quantiles[first + last]
+    ranked = np.empty(pooled.shape)
+    np.put_along_axis(ranked, order, scores, axis=1)
+    ranked[np.isnan(in_order[:, -1])] = np.nan
+    return ranked.reshape(draws.shape)
+
+
+def _shortest_interval(in_order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The shortest interval that 94 % of the draws, in order along the last axis, lie in."""
+    size = in_order.shape[1]
+    reach = int(np.floor(_INSIDE * size))
+    width = in_order[:, reach:] - in_order[:, : size - reach]
+    first = np.argmin(width, axis=1)[:, None]
+    ends = [np.take_along_axis(in_order, place, axis=1)[:, 0] for place in (first, first + reach)]
+    return ends[0], ends[1]
