@@ -10,6 +10,7 @@ from sghmc.adapt.mass import AdaptMass
 from sghmc.adapt.scale import AdaptScale
 from sghmc.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWarning
 from sghmc.core.processes import LostProcessError, ProcessError
+from sghmc.core.version import __version__
 from sghmc.gradients.base import FullBatch, Minibatch, NoisyGradient
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.fisher import EmpiricalFisher
@@ -34,8 +35,6 @@ from sghmc.samplers.splitting import BAOAB, OBABO
 from sghmc.samplers.whitened import Whitened
 from sghmc.sampling import sample
 from sghmc.tuning.tune import Tuned, tune
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BAOAB",
@@ -76,6 +75,7 @@ __all__ = [
     "Samples",
     "Tuned",
     "Whitened",
+    "__version__",
     "data",
     "kernel_stein_discrepancy",
     "models",

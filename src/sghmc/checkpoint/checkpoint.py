@@ -31,6 +31,7 @@ from sghmc.checkpoint import fingerprint, manifest, saved_state
 from sghmc.checkpoint.draws import CheckpointError, DamagedError, writing
 from sghmc.checkpoint.manifest import Manifest, Progress
 from sghmc.checkpoint.store import Files
+from sghmc.core import atomic_file
 from sghmc.types import PyTree
 
 T = TypeVar("T")
@@ -135,7 +136,8 @@ class Folder:
             raise CheckpointError(f"{self.path} is a file: a checkpoint needs a folder.")
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        names = set(os.listdir(self.path))
+        # A report that is just being written, or whose writer was killed, is no other's file.
+        names = {name for name in os.listdir(self.path) if not atomic_file.is_draft(name)}
         if names and (MARKER not in names or names - _NAMES):
             other = sorted(names - _NAMES or names)[0]
             raise CheckpointError(

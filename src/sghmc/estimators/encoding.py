@@ -5,6 +5,7 @@ from typing import Any, Self
 import numpy as np
 
 from sghmc.data.tables.features import Columns
+from sghmc.data.tables.text import is_number
 
 _MOST_CATEGORIES = 100
 
@@ -71,7 +72,7 @@ def _encoded(column: dict[str, Any], values: np.ndarray) -> np.ndarray:
     name, categories = column["name"], column.get("categories")
     if categories is None:
         if values.dtype == object:
-            odd = next((value for value in values if not _is_number(value)), values[0])
+            odd = next((value for value in values if not is_number(value)), values[0])
             raise ValueError(
                 f"The column {name!r} held numbers when the model was fitted, but now holds text "
                 f"such as {odd!r}."
@@ -96,11 +97,3 @@ def _check_finite(name: str, values: np.ndarray) -> None:
         raise ValueError(
             f"The column {name!r} has {count:,} infinite values: inputs must be finite."
         )
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True

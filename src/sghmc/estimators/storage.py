@@ -3,14 +3,13 @@
 import hashlib
 import io
 import json
-import os
 import pathlib
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import sghmc
+from sghmc.core import atomic_file
+from sghmc.core.version import __version__
 from sghmc.estimators.rows import Scaling
 
 if TYPE_CHECKING:
@@ -30,14 +29,7 @@ def write(model: "BayesianEstimator", path: pathlib.Path) -> None:
     content = _packed(model)
     digest = hashlib.sha256(content).hexdigest().encode()
     whole = _MAGIC + str(_VERSION).encode() + b"\n" + digest + b"\n" + content
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(whole)
-        os.replace(name, path)
-    except BaseException:
-        pathlib.Path(name).unlink(missing_ok=True)
-        raise
+    atomic_file.write(path, whole)
 
 
 def read(path: pathlib.Path, wanted: type) -> Any:
@@ -67,7 +59,7 @@ def _packed(model: "BayesianEstimator") -> bytes:
     arrays = {f"draw/{name}": values for name, values in model.draws_.items()}
     header: dict[str, Any] = {
         "class": type(model).__name__,
-        "sghmc": sghmc.__version__,
+        "sghmc": __version__,
         "params": {name: _plain(name, value) for name, value in model.get_params().items()},
         "attributes": {name: getattr(model, name) for name in _ATTRIBUTES if hasattr(model, name)},
         "lists": {},
@@ -117,7 +109,7 @@ def _unpacked(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]
     version = first.removeprefix(_MAGIC).decode(errors="replace")
     if version != str(_VERSION):
         raise ModelFileError(
-            f"{path} has format {version!r}, but this version of sghmc ({sghmc.__version__}) reads "
+            f"{path} has format {version!r}, but this version of sghmc ({__version__}) reads "
             f"format {_VERSION}: fit and save the model again."
         )
     digest, _, content = rest.partition(b"\n")

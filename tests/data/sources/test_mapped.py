@@ -182,7 +182,7 @@ def damage(folder, name):
         ("header of a petabyte", "header is damaged"),
         ("huge shape", "truncated or damaged"),
         ("not npy", r"not an \.npy file"),
-        ("objects", "must hold numbers, but holds object"),
+        ("objects", "holds Python objects"),
         ("fortran", "Fortran order"),
         ("scalar", "leading axis"),
         ("no rows", "has no rows"),

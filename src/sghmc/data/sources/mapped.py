@@ -1,7 +1,6 @@
 """Files of rows that need not fit into memory: `.npy` and Arrow IPC, mapped and read at random."""
 
 import concurrent.futures
-import math
 import os
 import pathlib
 import time
@@ -11,6 +10,7 @@ import numpy as np
 
 from sghmc.data.sources import arrow, scattered
 from sghmc.data.sources.mapping import Column, File, Ways, available_memory, check_dtype
+from sghmc.data.tables.npy import read_header
 from sghmc.posterior.source import DataError, NotFinite, Source, check_finite, check_num_rows
 from sghmc.types import PyTree
 
@@ -152,28 +152,14 @@ def _npy_column(path: str | os.PathLike) -> Column:
         raise TypeError(f"MemoryMapped needs paths of files, not {path!r}.")
     file = File(path)
     try:
-        version = np.lib.format.read_magic(file.map)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, is_fortran, dtype = read_header(file.map)
-    except (ValueError, KeyError, EOFError, SyntaxError, TypeError) as error:
-        raise DataError(
-            f"{path} is not an .npy file, or its header is damaged: {error}."
-        ) from error
+        shape, is_fortran, dtype, start = read_header(file.map, file.size, str(path))
+    except ValueError as error:
+        raise DataError(str(error)) from error
     check_dtype(path, dtype)
     if len(shape) == 0 or (is_fortran and len(shape) > 1):
         raise DataError(
             f"{path} holds an array of shape {shape}{' in Fortran order' * is_fortran}: save it "
             f"with a leading axis, one row an example, and in C order (np.ascontiguousarray)."
-        )
-    start = file.map.tell()
-    needed = start + math.prod(shape) * dtype.itemsize
-    if file.size != needed:
-        raise DataError(
-            f"{path} has {file.size} bytes where its header, for an array of shape {shape}, needs "
-            f"{needed}: it is truncated or damaged."
         )
     array = np.frombuffer(file.map, dtype, offset=start).reshape(shape)
     return Column(str(path), [(file, array)])
