@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.display import page
 from sghmc.results import diagnostics, report
 from sghmc.results.samples import Info, Samples
 

@@ -32,6 +32,7 @@ from sghmc.checkpoint.draws import CheckpointError, DamagedError, writing
 from sghmc.checkpoint.manifest import Manifest, Progress
 from sghmc.checkpoint.store import Files
 from sghmc.core import atomic_file
+from sghmc.core.optional import require
 from sghmc.types import PyTree
 
 T = TypeVar("T")
@@ -100,6 +101,7 @@ class Checkpoint:
         self, arguments: Mapping[str, Any], kind: "type[Folder] | None" = None
     ) -> Iterator["Folder"]:
         """The folder, for this process alone, to be used by a run with these arguments."""
+        require("orbax.checkpoint", extra="checkpoint")  # before the work, not at its first save
         named = {name: value for name, value in arguments.items() if name not in _WITHOUT_EFFECT}
         folder = (kind or Folder)(self, fingerprint.describe(named))
         try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sghmc.core.optional import require
 from sghmc.data.tables.features import Columns
 from sghmc.estimators.encoding import Encoding
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression
@@ -195,9 +196,8 @@ def _judge_numbers(model: Any, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 def plot_reliability(result: dict[str, Any]) -> "Figure":
     """What was promised against what was seen: on the diagonal the model is calibrated."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 5), layout="constrained")
+    figures = require("matplotlib.figure", extra="plots")
+    figure = figures.Figure(figsize=(5, 5), layout="constrained")
     axis = figure.subplots()
     axis.plot([0, 1], [0, 1], color=_GRAY, linewidth=1)
     reliability = result["reliability"]

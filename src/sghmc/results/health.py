@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.core import matrices, tree
-from sghmc.posterior import mode
-from sghmc.display import notebook
 from sghmc import theory
-from sghmc.gradients.control_variate import ControlVariate
+from sghmc.core import matrices, tree
+from sghmc.display import notebook
 from sghmc.gradients.base import Estimator, FullBatch, Gradient, NoisyGradient
+from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.fisher import EmpiricalFisher, mean_gradient_noise
+from sghmc.posterior import mode
 from sghmc.posterior.posterior import Posterior, Potential, Target
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.sgld import SGLD

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sghmc.display import notebook, page
 from sghmc.results import diagnostics
-from sghmc.display import notebook
 from sghmc.results.health import Health, HealthWarning, Origin, Record, assess
-from sghmc.display import page
 from sghmc.results.report import Check, run_page
 from sghmc.types import PyTree
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sghmc.core.optional import require
 from sghmc.data.sources.mapping import Column, File, check_dtype
 from sghmc.posterior.source import DataError
 
@@ -34,8 +35,7 @@ def columns(paths: Sequence[pathlib.Path]) -> dict[str, Column]:
 
 def _batches(file: File):
     """Schema and non-empty record batches of an Arrow file, in its file or its stream format."""
-    import pyarrow as pa
-
+    pa = require("pyarrow", extra="data")
     buffer = pa.py_buffer(file.map)
     try:
         if file.map[:6] == b"ARROW1":
@@ -53,8 +53,7 @@ def _batches(file: File):
 
 def _array(file: File, name: str, array) -> np.ndarray:
     """A column of a record batch as a view of the file."""
-    import pyarrow as pa
-
+    pa = require("pyarrow", extra="data")
     where = f"{file.path}: column {name!r}"
     if array.null_count:
         raise DataError(f"{where} has {array.null_count} nulls: fill them or leave such rows out.")
