@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sghmc.core.checking import check_whole
+from sghmc.core.checking import check_count
 from sghmc.data.tables import columns
 from sghmc.data.tables.table_files import read_columns
 from sghmc.data.tables.text import Style
@@ -169,7 +169,7 @@ def synthetic_ratings(
 
 def folds(ratings: Ratings, num_folds: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     """(train, test) rows of each fold of a random partition: every row is tested once."""
-    check_whole(num_folds, "num_folds", 2)
+    check_count(num_folds, "num_folds", 2)
     if len(ratings) < num_folds:
         raise ValueError(
             f"{len(ratings)} ratings do not fill {num_folds} folds: one of them would be empty."

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from sghmc.core.optional import require
-from sghmc.data.sources.mapping import Column, File, check_dtype
+from sghmc.data.sources.mapping import File, MappedArray, check_dtype
 from sghmc.posterior.source import DataError
 
 SUFFIXES = (".arrow", ".feather", ".ipc")
 
 
-def columns(paths: Sequence[pathlib.Path]) -> dict[str, Column]:
+def columns(paths: Sequence[pathlib.Path]) -> dict[str, MappedArray]:
+    """By name, the rows of all files one after another."""
     files = [File(path) for path in paths]
     pieces: dict[str, list[tuple[File, np.ndarray]]] = {}
     schema = None
@@ -30,7 +31,7 @@ def columns(paths: Sequence[pathlib.Path]) -> dict[str, Column]:
                 pieces.setdefault(name, []).append((file, _array(file, name, array)))
     if not pieces:
         raise DataError(f"{files[0].path} has no rows: give at least one.")
-    return {name: Column(f"{files[0].path}: {name}", each) for name, each in pieces.items()}
+    return {name: MappedArray(f"{files[0].path}: {name}", each) for name, each in pieces.items()}
 
 
 def _batches(file: File):

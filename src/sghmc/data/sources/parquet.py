@@ -191,11 +191,12 @@ def _numbers(where: str, column) -> np.ndarray:
     if column.null_count:
         raise DataError(f"{where} has {column.null_count} nulls: fill them or leave them out.")
     shape: tuple[int, ...] = (len(column),)
-    if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+    has_offsets = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    if has_offsets or pa.types.is_fixed_size_list(column.type):
         values = column.flatten()
         if values.null_count:
             raise DataError(f"{where} has nulls inside its lists: fill them.")
-        lengths = np.diff(column.offsets) if pa.types.is_list(column.type) else ()
+        lengths = np.diff(column.offsets) if has_offsets else ()
         if len(set(np.asarray(lengths))) > 1:
             raise DataError(f"{where} has lists of unequal lengths: all must have one length.")
         shape, column = (len(column), len(values) // len(column)), values
