@@ -8,6 +8,7 @@ from sghmc.data.tables.features import Columns
 from sghmc.data.tables.text import is_number
 
 _MOST_CATEGORIES = 100
+"""Each is an input of its own: a column with more is a name rather than a kind."""
 
 
 class Encoding:
@@ -18,6 +19,19 @@ class Encoding:
 
     def __init__(self, target: str, columns: list[dict[str, Any]]):
         self.target, self.columns = target, columns
+
+    @classmethod
+    def restored(cls, plain: Any) -> Self:
+        """What `plain` gave, from a file that anybody may have written."""
+        columns = plain.get("columns") if isinstance(plain, dict) else None
+        if (
+            not isinstance(columns, list)
+            or set(plain) != {"target", "columns"}
+            or not columns
+            or not all(_is_described(column) for column in columns)
+        ):
+            raise ValueError("The model does not know its columns: it was not made by `sghmc fit`.")
+        return cls(str(plain["target"]), columns)
 
     @classmethod
     def of(cls, table: Columns, target: str, ignored: list[str]) -> Self:
@@ -52,6 +66,19 @@ class Encoding:
 
     def plain(self) -> dict[str, Any]:
         return {"target": self.target, "columns": self.columns}
+
+
+def _is_described(column: Any) -> bool:
+    """Whether this could be what `_described` gave."""
+    if not isinstance(column, dict) or set(column) - {"name", "categories"}:
+        return False
+    categories = column.get("categories", [""])
+    return (
+        isinstance(column.get("name"), str)
+        and isinstance(categories, list)
+        and 0 < len(categories) <= _MOST_CATEGORIES
+        and all(isinstance(category, str) for category in categories)
+    )
 
 
 def _described(name: str, values: np.ndarray) -> dict[str, Any]:

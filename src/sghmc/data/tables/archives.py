@@ -7,18 +7,19 @@ import zlib
 from typing import IO
 
 _MOST_BYTES = 4 << 30
-_MOST_RATIO = 200
-"""Text packs 5:1 and repetitive columns 100:1; what packs tighter was made to explode."""
 _SMALL = 1 << 26
 """Below this size any ratio is harmless."""
 
 
-def check_unpacked(name: str, packed: int, size: int) -> None:
-    """Refuse what would take far more memory than its file."""
-    if size > _MOST_BYTES or (size > _SMALL and size > _MOST_RATIO * packed):
+def check_unpacked(name: str, packed: int, size: int, most_ratio: int = 200) -> None:
+    """Refuse what would take far more memory than its file.
+
+    Text packs 5:1 and repetitive columns 100:1; what packs tighter was made to explode.
+    """
+    if size > _MOST_BYTES or (size > _SMALL and size > most_ratio * packed):
         raise ValueError(
             f"{name} would unpack from {packed:,} to {size:,} bytes. At most {_MOST_BYTES:,} bytes "
-            f"and {_MOST_RATIO} times the packed size are read: if that is meant, unpack it "
+            f"and {most_ratio} times the packed size are read: if that is meant, unpack it "
             f"yourself."
         )
 
@@ -27,12 +28,17 @@ class Archive:
     """A zip file whose members have been looked at: none escapes, what is read is bounded.
 
     Names that are absolute or climb with "..", and encrypted members, are errors. So is reading
-    members that, all of them together, unpack to more than 4 GiB or to more than 200 times their
-    packed size.
+    members that, all of them together, unpack to more than 4 GiB or to more than `most_ratio`
+    times their packed size.
     """
 
-    def __init__(self, file: str | pathlib.Path | IO[bytes], name: str | None = None):
-        self.name = name or str(file)
+    def __init__(
+        self,
+        file: str | pathlib.Path | IO[bytes],
+        name: str | None = None,
+        most_ratio: int = 200,
+    ):
+        self.name, self._most_ratio = name or str(file), most_ratio
         try:
             self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
@@ -65,7 +71,8 @@ class Archive:
         self._packed += found.compress_size
         self._unpacked += found.file_size
         # Members may lie over one another: together they are not larger than the file.
-        check_unpacked(f"{member} in {self.name}", min(self._packed, self._size), self._unpacked)
+        packed = min(self._packed, self._size)
+        check_unpacked(f"{member} in {self.name}", packed, self._unpacked, self._most_ratio)
         try:
             return self._zip.read(member)
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:

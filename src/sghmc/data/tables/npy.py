@@ -55,9 +55,9 @@ def read_header(file: IO[bytes] | mmap.mmap, size: int, name: str) -> Header:
     return Header(shape, is_fortran, dtype, length)
 
 
-def read_npz(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """The arrays in an npz file by name."""
-    with Archive(io.BytesIO(content), name) as archive:
+def read_npz(content: bytes, name: str, most_ratio: int = 200) -> dict[str, np.ndarray]:
+    """The arrays in an npz file by name; `most_ratio` is that of `Archive`."""
+    with Archive(io.BytesIO(content), name, most_ratio) as archive:
         return {
             member.removesuffix(".npy"): _read_npy(archive.read(member), f"{member} in {name}")
             for member in archive.members
@@ -68,5 +68,5 @@ def _read_npy(content: bytes, name: str) -> np.ndarray:
     shape, is_fortran, dtype, length = read_header(io.BytesIO(content), len(content), name)
     if 0 in shape or dtype.itemsize == 0:
         return np.zeros(shape, dtype)
-    flat = np.frombuffer(content, dtype, offset=length)
+    flat = np.frombuffer(content, dtype, offset=length).copy()  # to be written to
     return flat.reshape(shape, order="F" if is_fortran else "C")
