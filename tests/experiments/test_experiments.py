@@ -10,7 +10,7 @@ import pytest
 import rich.console
 
 from sghmc import experiments
-from sghmc.experiments import figure1, figure3, files
+from sghmc.experiments import figure1, figure3
 
 NAMES = ("figure1", "figure2", "figure3", "theorems")
 
@@ -201,17 +201,6 @@ def test_nothing_is_written_when_the_picture_fails(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="no picture"):
         experiments.reproduce("figure2", tmp_path, progress=False, num_steps=100, num_chains=2)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_files_of_an_earlier_run_stay_when_a_later_one_fails(tmp_path):
-    folder = tmp_path / "figure"
-    with files.staged(folder) as stage:
-        files.write_json(stage / "result.json", {"number": 1})
-    with pytest.raises(ValueError, match="JSON"), files.staged(folder) as stage:  # noqa: PT012
-        files.write_json(stage / "config.json", {})
-        files.write_json(stage / "result.json", {"number": float("nan")})
-    assert [path.name for path in folder.iterdir()] == ["result.json"]
-    assert json.loads((folder / "result.json").read_text()) == {"number": 1}
 
 
 def test_the_registry_imports_nothing_heavy():

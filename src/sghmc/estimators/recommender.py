@@ -230,8 +230,11 @@ class MatrixFactorization(BaseEstimator):
             for name in list(model.draws_)
             if name.startswith(_RATINGS)
         }
-        model.scale_, model.num_fits_ = parts.pop("scale"), int(parts.pop("num_fits"))
-        model.ratings_ = Ratings(**parts)
+        try:
+            model.scale_, model.num_fits_ = parts.pop("scale"), int(parts.pop("num_fits"))
+            model.ratings_ = Ratings(**parts)
+        except (KeyError, TypeError) as error:
+            raise storage.ModelFileError(f"{path} is none that sghmc wrote: {error}.") from error
         return model
 
     def _check_settings(self) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from sghmc.core import atomic_file
 from sghmc.display.page import write
 from sghmc.experiments import files, pages
 
@@ -57,24 +58,24 @@ def reproduce(
     """
     experiment = load(name)
     config = _configure(name, experiment, quick, options)
-    started = time.perf_counter()
-    result = experiment.run(config, jax.random.key(seed), progress=progress)
-    settings = {
-        "experiment": name,
-        "quick": quick,
-        "seed": seed,
-        "seconds": round(time.perf_counter() - started, 2),
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "device": jax.devices()[0].device_kind,
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        **dataclasses.asdict(config),
-    }
-    with files.staged(pathlib.Path(out) / name) as stage:
+    with atomic_file.drafts(pathlib.Path(out) / name) as stage:
+        started = time.perf_counter()
+        result = experiment.run(config, jax.random.key(seed), progress=progress)
+        settings = {
+            "experiment": name,
+            "quick": quick,
+            "seed": seed,
+            "seconds": round(time.perf_counter() - started, 2),
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+            "device": jax.devices()[0].device_kind,
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            **dataclasses.asdict(config),
+        }
         files.write_json(stage / "config.json", settings)
         files.write_json(stage / "result.json", result)
         experiment.plot(result).savefig(stage / f"{name}.png", dpi=150)
-        write(stage / pages.FILE, page(name, settings, result))
+        write(stage, page(name, settings, result))
     return result
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc.core.optional import require
 from sghmc.display import page as html
 from sghmc.experiments import pages, pictures
 from sghmc.gradients.base import Gradient
@@ -135,9 +136,7 @@ def _compare(exact: dict[str, Any], minibatch: dict[str, Any], config: Config) -
 
 def breast_cancer_posterior(prior_sd: float) -> tuple[Posterior, list[str]]:
     """Logistic regression on standardized features with an intercept; prior N(0, prior_sd²)."""
-    from sklearn.datasets import load_breast_cancer
-
-    table: Any = load_breast_cancer()
+    table = require("sklearn.datasets", extra="sklearn").load_breast_cancer()
     features = (table.data - table.data.mean(axis=0)) / table.data.std(axis=0)
     rows = np.column_stack([np.ones(len(features)), features]).astype(np.float32)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc.core.optional import require
 from sghmc.data.mnist import Images, load_mnist
 from sghmc.experiments import methods, pictures
 from sghmc.experiments.claims import Claim
@@ -145,9 +146,7 @@ def _load(config: Config) -> Split:
 
 def _digits() -> tuple[Images, Images]:
     """scikit-learn's 8 × 8 digits, brought to the range of MNIST's pixels."""
-    from sklearn.datasets import load_digits
-
-    digits: Any = load_digits()
+    digits = require("sklearn.datasets", extra="sklearn").load_digits()
     order = np.random.default_rng(1).permutation(len(digits.target))
     x, y = 16 * digits.data[order], digits.target[order].astype(np.int32)
     return Images(x[:1297], y[:1297]), Images(x[1297:], y[1297:])
