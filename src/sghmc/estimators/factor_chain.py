@@ -18,7 +18,8 @@ from sghmc.adapt import Adapt
 from sghmc.data.ratings import Ratings
 from sghmc.estimators.rows import padded, padded_size
 from sghmc.gradients.base import FullBatch, Minibatch
-from sghmc.models.factorization import SIDES, MatrixFactorization
+from sghmc.models.factor_gibbs import SIDES
+from sghmc.models.factorization import FactorizationModel
 from sghmc.posterior.posterior import Posterior
 from sghmc.results.samples import DivergenceError
 from sghmc.samplers.sghmc import SGHMC
@@ -104,9 +105,9 @@ def run(key: jax.Array, ratings: Ratings, settings: Settings, start: Chain | Non
 @functools.lru_cache(maxsize=8)
 def _model(
     num_users: int, num_items: int, rank: int, until: int
-) -> tuple[MatrixFactorization, Adapt]:
+) -> tuple[FactorizationModel, Adapt]:
     """Model and adaptation: the same objects for the same shapes, so that programs are found."""
-    model = MatrixFactorization(num_users, num_items, rank, prior="dimension", noise="user")
+    model = FactorizationModel(num_users, num_items, rank, prior="dimension", noise="user")
     return model, model.adapt(lambda hyper: hyper["counts"], _ADAPT_EVERY, until)
 
 
@@ -115,7 +116,7 @@ def _burnin(settings: Settings) -> int:
     return -(-settings.num_burnin // settings.thinning)
 
 
-def _posterior(model: MatrixFactorization, ratings: Ratings) -> Posterior:
+def _posterior(model: FactorizationModel, ratings: Ratings) -> Posterior:
     length = padded_size(len(ratings), 4)
     columns = (padded(column, length) for column in (ratings.user, ratings.item, ratings.rating))
     posterior = model.posterior(*columns)
@@ -123,7 +124,7 @@ def _posterior(model: MatrixFactorization, ratings: Ratings) -> Posterior:
     return eqx.tree_at(lambda p: p.num_real, posterior, count, is_leaf=lambda leaf: leaf is None)
 
 
-def _counts(model: MatrixFactorization, ratings: Ratings) -> PyTree:
+def _counts(model: FactorizationModel, ratings: Ratings) -> PyTree:
     """The number of ratings of each user and item."""
     sizes = {"user": model.num_users, "item": model.num_items}
     return {
@@ -132,7 +133,7 @@ def _counts(model: MatrixFactorization, ratings: Ratings) -> PyTree:
     }
 
 
-def _begin(key: jax.Array, model: MatrixFactorization, start: Chain | None) -> Chain:
+def _begin(key: jax.Array, model: FactorizationModel, start: Chain | None) -> Chain:
     """Parameters to start from: factors whose products have variance ¼, or `start` and new rows."""
     if start is None:
         scale = (0.25 / model.rank) ** 0.25

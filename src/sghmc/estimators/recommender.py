@@ -16,7 +16,7 @@ from sghmc.data.ratings import DUPLICATES, Ratings
 from sghmc.estimators import factor_chain, storage
 from sghmc.estimators.factor_chain import Chain, Settings
 from sghmc.estimators.factor_draws import FactorDraws
-from sghmc.models.factorization import SIDES
+from sghmc.models.factor_gibbs import SIDES
 
 _RATINGS = "ratings."
 """Begins the names of the ratings' arrays in a file, where draws have names without a dot first."""

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.data.ratings import Ratings, folds, load_ratings, synthetic_ratings
-from sghmc.models.factorization import SIDES, MatrixFactorization
+from sghmc.models.factor_gibbs import SIDES
+from sghmc.models.factorization import FactorizationModel
 from sghmc.posterior.posterior import Posterior, StackedPosterior
 from sghmc.types import PyTree
 
@@ -36,10 +37,10 @@ class Problem:
         scaled = dataclasses.replace(ratings, rating=scaled - scaled.mean(dtype=np.float64))
         return cls(scaled, spread, folds(scaled, num_folds))
 
-    def model(self, rank: int, **settings: Any) -> MatrixFactorization:
-        return MatrixFactorization(self.ratings.num_users, self.ratings.num_items, rank, **settings)
+    def model(self, rank: int, **settings: Any) -> FactorizationModel:
+        return FactorizationModel(self.ratings.num_users, self.ratings.num_items, rank, **settings)
 
-    def posterior(self, model: MatrixFactorization) -> StackedPosterior:
+    def posterior(self, model: FactorizationModel) -> StackedPosterior:
         """A posterior for each fold; its number is among the hyperparameters."""
         posteriors = []
         for fold, (train, _) in enumerate(self.splits):
@@ -68,7 +69,7 @@ class TestSets(eqx.Module):
     of the clipped prediction, `unclipped` that of the mean as it is. All in scaled units.
     """
 
-    model: MatrixFactorization
+    model: FactorizationModel
     user: jax.Array
     item: jax.Array
     rating: jax.Array
@@ -78,7 +79,7 @@ class TestSets(eqx.Module):
     __test__ = False  # pytest would look for tests in it
 
     @classmethod
-    def of(cls, model: MatrixFactorization, problem: Problem) -> "TestSets":
+    def of(cls, model: FactorizationModel, problem: Problem) -> "TestSets":
         tests = [test for _, test in problem.splits]
         longest = max(len(test) for test in tests)
         rows = np.stack([np.resize(test, longest) for test in tests])

@@ -19,7 +19,8 @@ from sghmc.experiments.claims import Claim
 from sghmc.experiments.methods import LABELS, OPTIMIZERS
 from sghmc.experiments.rating_folds import Problem, TestSets
 from sghmc.gradients.base import Minibatch
-from sghmc.models.factorization import SIDES, MatrixFactorization
+from sghmc.models.factor_gibbs import SIDES
+from sghmc.models.factorization import FactorizationModel
 from sghmc.posterior.posterior import StackedPosterior
 from sghmc.results.samples import Samples
 from sghmc.samplers.base import Sampler
@@ -135,7 +136,7 @@ def _sized(config: Config) -> tuple[Config, str]:
 class Recipe(NamedTuple):
     """How one row of the table is run."""
 
-    model: MatrixFactorization
+    model: FactorizationModel
     sampler: Sampler
     batch_size: int
     num_steps: int
