@@ -14,6 +14,7 @@ from sghmc import cli, estimators, experiments
 from sghmc.cli import session
 from sghmc.data import ratings
 from sghmc.data.tables import features
+from sghmc.estimators import ratings as fitted_ratings
 from sghmc.estimators import recommender, tabular
 from sghmc.experiments import demo
 
@@ -84,8 +85,8 @@ def stubs(monkeypatch, tmp_path):
         (tabular, "predict_table", lambda *_: columns),
         (estimators, "load", lambda path: Model()),
         (ratings, "load_ratings", lambda *_, **__: None),
-        (recommender, "fit_and_judge", lambda *_, **__: (Model(), ratings_result(0.9))),
-        (recommender, "is_model", lambda path: True),
+        (fitted_ratings, "fit_and_judge", lambda *_, **__: (Model(), ratings_result(0.9))),
+        (fitted_ratings, "is_model", lambda path: True),
         (recommender.MatrixFactorization, "load", lambda path: Model()),
     ):
         monkeypatch.setattr(owner, name, value)

@@ -54,7 +54,7 @@ def fit_ratings(
     with session(debug):
         from sghmc.data.ratings import load_ratings
         from sghmc.estimators import pages
-        from sghmc.estimators.recommender import fit_and_judge
+        from sghmc.estimators.ratings import fit_and_judge
 
         progress = not (quiet or as_json) and is_watched()
         table = load_ratings(ratings, duplicates=duplicates)
@@ -104,7 +104,8 @@ def recommend(
     """
     with session(debug):
         from sghmc.data.ratings import id_of, load_ratings
-        from sghmc.estimators.recommender import MatrixFactorization, is_model
+        from sghmc.estimators.ratings import is_model
+        from sghmc.estimators.recommender import MatrixFactorization
 
         source = source / MODEL if (source / MODEL).exists() else source
         if is_model(source):
