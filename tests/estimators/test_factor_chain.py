@@ -1,6 +1,7 @@
 """The recommender's chain: against an exact sampler, from its start, and when it goes wrong."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +173,7 @@ def test_a_batch_is_a_tenth_or_40_000_or_what_is_asked_for(num_ratings, batch_si
 class Recorded:
     """Stands in for `sample`: fails some times, then gives what it is told to."""
 
-    def __init__(self, num_failures, samples=None):
+    def __init__(self, num_failures, samples: Any = None):
         self.num_failures, self.samples, self.calls = num_failures, samples, []
 
     def __call__(self, key, posterior, sampler, init, **options):

@@ -218,7 +218,9 @@ class MatrixFactorization(BaseEstimator):
 
     def _predictor(self) -> Predictor:
         check_is_fitted(self, "draws_")
-        return Predictor(self.ratings_, *self.scale_, FactorDraws.of(self.draws_), self.clip)
+        center, spread = self.scale_
+        draws = FactorDraws.of(self.draws_)
+        return Predictor(self.ratings_, center, spread, draws, self.clip)
 
 
 def _check_settings(model: MatrixFactorization) -> None:

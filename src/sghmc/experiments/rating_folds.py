@@ -15,9 +15,8 @@ from sghmc.data.ratings import Ratings, folds, load_ratings, synthetic_ratings
 from sghmc.models.factor_gibbs import SIDES
 from sghmc.models.factorization import FactorizationModel
 from sghmc.posterior.posterior import Posterior, StackedPosterior
+from sghmc.results.scores import interval_coverage
 from sghmc.types import PyTree
-
-COVERAGES = (0.5, 0.8, 0.95)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,18 +132,14 @@ class TestSets(eqx.Module):
 
 def coverage(averages: dict[str, np.ndarray], problem: Problem) -> dict[str, float]:
     """The share of test ratings inside the central predictive intervals, over all folds."""
-    from scipy import stats
-
-    inside = {level: [] for level in COVERAGES}
+    errors, stds = [], []
     for fold, (_, test) in enumerate(problem.splits):
         mean, square = (
             averages[name][fold][: len(test)].astype(np.float64) for name in ("mean", "square")
         )
-        deviation = np.sqrt(square - mean**2 + averages["noise"][fold])
-        distance = np.abs(mean - problem.ratings.rating[test]) / deviation
-        for level in COVERAGES:
-            inside[level].append(np.mean(distance <= stats.norm.ppf(0.5 + level / 2)))
-    return {f"{level:.0%}": float(np.mean(shares)) for level, shares in inside.items()}
+        errors.append(mean - problem.ratings.rating[test])
+        stds.append(np.sqrt(square - mean**2 + averages["noise"][fold]))
+    return interval_coverage(np.concatenate(errors), np.concatenate(stds))
 
 
 def load(dataset: str, path: str | None) -> Ratings:
