@@ -70,7 +70,7 @@ def folder_of(tmp_path, **files):
         ({"result": "[1]"}, "result.json is broken: it does not hold named results"),
         ({"result": '{"what": 1}'}, r"none of ours: no command here writes \['what'\]"),
         ({"result": '{"reliability": 1}'}, "broken, or of another version"),
-        ({"result": '{"sd_ratios": []}'}, "broken, or of another version"),
+        ({"result": '{"auto_is_close": true}'}, "broken, or of another version"),
         ({"result": "{}", "config": '{"experiment": "figure1"}'}, "or of another version"),
         ({"result": "{}", "config": "{"}, "config.json is broken"),
     ],

@@ -67,7 +67,7 @@ def _command(folder: pathlib.Path) -> str:
     config, result = _config(folder), files.read_json(folder / "result.json")
     if config.get("experiment") in experiments.EXPERIMENTS:
         return "experiment"
-    marks = {"demo": "sd_ratios", "fit": "reliability", "fit-ratings": "num_ratings"}
+    marks = {"demo": "auto_is_close", "fit": "reliability", "fit-ratings": "num_ratings"}
     for kind, mark in marks.items():
         if mark in result:
             return kind
