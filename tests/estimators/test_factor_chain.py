@@ -1,4 +1,7 @@
-"""The recommender's chain: against an exact sampler, from its start, and when it goes wrong."""
+"""The recommender's chain: its start, its shapes, and when it goes wrong.
+
+That it samples the posterior is tested where it is used, in test_recommender.py.
+"""
 
 import dataclasses
 from typing import Any
@@ -10,7 +13,7 @@ import pytest
 from scipy import stats
 
 import sghmc
-from exact_factorization import ExactGibbs, make_ratings, predictions
+from exact_factorization import make_ratings, predictions
 from handmade_factors import NUM_DRAWS, SIZES, WIDTH, handmade_draws
 from sghmc.data.ratings import Ratings
 from sghmc.estimators import factor_chain
@@ -38,49 +41,6 @@ def small_ratings() -> Ratings:
 
 
 RATINGS = small_ratings()
-EVERY_USER, EVERY_ITEM = (axis.ravel() for axis in np.indices((6, 5)))
-
-
-def moments(predicted: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Of draws (…, draw, pair): means of predictions, their squares, and 1/τ of each user."""
-    parts = [predicted, predicted**2, 1 / noise]
-    return np.concatenate([part.mean(-2) for part in parts], axis=-1)
-
-
-def exact_moments(num_chains: int, num_sweeps: int) -> np.ndarray:
-    data = make_ratings(5, 5, RANK)._replace(rating=RATINGS.rating, num_users=6)
-    gibbs = ExactGibbs(
-        data, RANK, has_means=True, has_user_noise=True, num_chains=num_chains, seed=1
-    )
-    drawn = []
-    for sweep in range(100 + num_sweeps):
-        gibbs.sweep()
-        if sweep >= 100:
-            drawn.append((gibbs.predictions(EVERY_USER, EVERY_ITEM), gibbs.noise.copy()))
-    return moments(*(np.stack(part, axis=1) for part in zip(*drawn, strict=True)))
-
-
-def test_predictions_and_noise_are_those_of_an_exact_sampler():
-    """All 30 pairs, those of a user without ratings among them: 66 moments within 5 errors.
-
-    A false alarm once in 10,000 keys (t with 24 degrees of freedom); a tenth more or less in a
-    standard deviation is three to ten errors.
-    """
-    chains = [factor_chain.run(jax.random.key(seed), RATINGS, SETTINGS, None) for seed in range(24)]
-    sampled = np.stack([
-        moments(
-            predictions(
-                chain.position["user"][:, EVERY_USER].astype(float),
-                chain.position["item"][:, EVERY_ITEM],
-            ),
-            chain.hyper["noise"].astype(float),
-        )
-        for chain in chains
-    ])  # fmt: skip
-    exact = exact_moments(num_chains=64, num_sweeps=400)
-    error = np.sqrt(exact.var(0, ddof=1) / len(exact) + sampled.var(0, ddof=1) / len(sampled))
-    z = (sampled.mean(0) - exact.mean(0)) / error
-    assert np.abs(z).max() < 5
 
 
 def test_draws_by_name_are_the_chain_again():

@@ -5,40 +5,56 @@ import json
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from sghmc import experiments
+from sghmc.experiments import figure2
 
-TINY = {"num_steps": 100, "num_chains": 2, "progress": False}
+CLOUD = {
+    "position": [1.0, 0.5],
+    "momentum": [0.0, -0.5],
+    "rms_radius": [1.0, 1.1],
+    "expected_rms_radius": [1.0, 1.0],
+    "end": {"rms_radius": 1.1, "expected_rms_radius": 1.0, "z_score": 0.5},
+}
 
 
-@pytest.fixture(scope="module")
-def reproduced(tmp_path_factory):
-    """The smallest of them, and its folder."""
-    out = tmp_path_factory.mktemp("results")
-    return experiments.reproduce("figure2", out, quick=True, **TINY), out / "figure2"
+@pytest.fixture
+def ran(monkeypatch):
+    """Fig. 2 with nothing to run: what it was asked for."""
+    calls = []
+
+    def run(config, key, *, progress):
+        calls.append((config, int(jax.random.key_data(key)[-1]), progress))
+        return {"steps": [50, 100], "clouds": dict.fromkeys(figure2.LABELS, CLOUD)}
+
+    monkeypatch.setattr(figure2, "run", run)
+    return calls
 
 
-def test_files_are_written_and_hold_the_result(reproduced):
-    result, folder = reproduced
+def test_files_are_written_and_hold_the_result(ran, tmp_path):
+    result = experiments.reproduce("figure2", tmp_path, quick=True, friction=2.5, progress=False)
+    folder = tmp_path / "figure2"
     written = {path.name for path in folder.iterdir()}
     assert written == {"config.json", "result.json", "figure2.png", "report.html"}
     assert json.loads((folder / "result.json").read_text()) == result
     config = json.loads((folder / "config.json").read_text())
     assert (config["experiment"], config["quick"], config["seed"]) == ("figure2", True, 0)
-    fields = [field.name for field in dataclasses.fields(experiments.load("figure2").Config)]
+    fields = [field.name for field in dataclasses.fields(figure2.Config)]
     assert set(fields) <= set(config)
-    assert config["num_steps"] == 100
+    assert (config["num_steps"], config["friction"]) == (3_000, 2.5)
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
-    assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
+    assert [path.name for path in tmp_path.iterdir()] == ["figure2"]
 
 
-def test_the_same_seed_gives_the_same_result(reproduced, tmp_path):
-    again, other = (
-        experiments.reproduce("figure2", tmp_path, quick=True, seed=seed, **TINY) for seed in (0, 1)
-    )
-    assert again == reproduced[0]
-    assert other != reproduced[0]
+def test_a_run_gets_its_settings_and_its_seed(ran, tmp_path):
+    experiments.reproduce("figure2", tmp_path, seed=7, num_chains=3)
+    experiments.reproduce("figure2", tmp_path, quick=True, progress=False)
+    assert ran == [
+        (figure2.Config(num_chains=3), 7, True),
+        (figure2.Config(**figure2.QUICK), 0, False),
+    ]
 
 
 @pytest.mark.parametrize("name", experiments.EXPERIMENTS)
@@ -68,15 +84,13 @@ def test_an_unknown_option_lists_the_known_ones(tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError("no picture"), KeyboardInterrupt()])
 @pytest.mark.parametrize("part", ["run", "plot"])
-def test_nothing_is_written_when_a_part_fails(tmp_path, monkeypatch, reproduced, part, error):
+def test_nothing_is_written_when_a_part_fails(ran, tmp_path, monkeypatch, part, error):
     def fail(*_, **__):
         raise error
 
-    figure2 = experiments.load("figure2")
-    monkeypatch.setattr(figure2, "run", lambda *_, **__: reproduced[0])
     monkeypatch.setattr(figure2, part, fail)
     with pytest.raises(type(error)):
-        experiments.reproduce("figure2", tmp_path, **TINY)
+        experiments.reproduce("figure2", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
