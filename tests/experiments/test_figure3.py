@@ -38,8 +38,8 @@ def test_measured_numbers(result):
     """Thirty covariances within five standard errors: a false alarm once in 60,000 seeds.
 
     A time from 60,000 steps has a relative standard error of √(2(2w + 1)/n), w its window: 23 % at
-    most. Ten within five of them: once in 170,000 seeds. (Windows are half the paper's: 14 times the
-    autocorrelation time or more.)
+    most. Ten within five of them: once in 170,000 seeds. (Windows are half the paper's, 14 times
+    the autocorrelation time or more.)
     """
     for name in ("sgld", "sghmc"):
         for point, window in zip(result[name], CONFIG.windows, strict=True):

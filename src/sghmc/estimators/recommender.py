@@ -42,10 +42,12 @@ class MatrixFactorization(BaseEstimator):
     | `clip` | keep predicted means (never their spread) within the ratings seen |
     | `random_state` | seed: the same data and seed give the same model |
 
-    Every user has a precision τ_i of their own: some rate more consistently than others. Precisions
-    and the factors' means are drawn by Gibbs steps; masses are matched to how often a row was rated
-    and frozen after burn-in. Unknown users and items have the prior as their law:
-    predictions then rest on what is known of the other side, and are as uncertain as they should.
+    Every user has a precision τ_i of their own: some rate more consistently than others. A rating
+    counts as known to a hundredth of the ratings' spread at best, so that ratings without noise
+    have a posterior, too. Precisions and the factors' means are drawn by Gibbs steps; masses are
+    matched to how often a row was rated and frozen after burn-in. Unknown users and items have the
+    prior as their law: predictions then rest on what is known of the other side, and are as
+    uncertain as they should be. Ctrl-C raises KeyboardInterrupt and leaves the model as it was.
 
     >>> from sghmc.data.ratings import synthetic_ratings
     >>> model = MatrixFactorization(rank=2, num_draws=10, thinning=2, num_burnin=20)
