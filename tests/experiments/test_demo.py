@@ -1,11 +1,15 @@
 """The demonstration: a fair contest, judged by the exact answer, whose verdict can be no."""
 
+import dataclasses
 import html
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import sghmc
 from demo_results import ANSWER, demo_result, drawn
 from recorded_draw import RecordedDraw
 from sghmc.experiments import demo
@@ -65,7 +69,6 @@ def test_the_pair_is_the_most_correlated_one():
         (drawn(1000, wide=0.85), FEW, False, False, True),
         (FEW, GOOD, False, True, False),
         (NONE, FEW, False, False, False),
-        (NONE, NONE, False, False, False),
     ],
 )
 def test_the_verdict_can_be_no(auto, hmc, auto_is_close, hmc_is_close, auto_is_ahead):
@@ -76,9 +79,8 @@ def test_the_verdict_can_be_no(auto, hmc, auto_is_close, hmc_is_close, auto_is_a
     said = demo.verdict(result)
     assert ("DOES NOT HAVE" in said) is not auto_is_close
     assert ("That is close, too" in said) is hmc_is_close
-    is_behind = not auto_is_ahead and len(hmc[0]) > 0
-    assert ('HMC IS AHEAD OF "auto"' in said) is is_behind
-    assert ("still looking for its step size" in said) is (len(hmc[0]) == 0)
+    assert ('HMC IS AHEAD OF "auto"' in said) is not auto_is_ahead
+    assert said.count("no draw yet") == [len(auto[0]), len(hmc[0])].count(0)
     assert fits(demo.table(result))
 
 
@@ -102,16 +104,43 @@ def test_the_table_has_the_numbers():
     assert all(row[4] == "–" for row in cells(demo.table(demo_result(GOOD, NONE))))
 
 
-def test_hmc_is_told_the_scales_and_the_length_of_its_trajectory():
+def test_hmc_is_told_its_scales_its_step_and_the_length_of_its_trajectory():
     """Of a posterior with variances 4 and 9 and correlation 0.8: λ = 0.2, 1.8."""
     covariance = np.array([[4.0, 4.8], [4.8, 9.0]])
-    sampler = demo.fair_hmc(Gaussian(np.zeros(2), covariance))
+    sampler: Any = demo.fair_hmc(Gaussian(np.zeros(2), covariance))
     np.testing.assert_allclose(sampler.mass, [1 / 4, 1 / 9])
-    assert sampler.step_size == pytest.approx(np.sqrt(0.2))
-    # π/2 · √(1.8/0.2) = 4.71.
-    assert sampler.num_steps == 5
+    assert sampler.step_size == pytest.approx(1.3 * np.sqrt(0.2))
+    # π/2 · √(1.8/0.2) / 1.3 = 3.62.
+    assert sampler.num_steps == 4
     assert sampler.metropolis
     assert sampler.jitter == 0.2
+
+
+def test_hmc_moves_well_on_the_posterior_it_is_told_of():
+    """In units of standard deviations: nine tenths accepted, draws worth as many independent ones.
+
+    32 chains of 100 draws: the mean square of 20 · 32 means, each of variance 1/100, has a relative
+    standard error below √(2/32); 1/0.7 is 1.7 of the √(2/32) above it, 2 is four.
+    """
+    answer = make_regression(20_000, 20, 0.95, seed=0).answer()
+    sampler = demo.fair_hmc(answer)
+    precision = jnp.asarray(np.linalg.inv(answer.correlation), jnp.float32)
+    starts = (
+        np.random.default_rng(0).normal(size=(32, 20)) @ np.linalg.cholesky(answer.correlation).T
+    )
+    samples = sghmc.sample(
+        jax.random.key(0),
+        sghmc.Potential(lambda z: z @ (precision @ z) / 2),
+        dataclasses.replace(sampler, mass=1.0),
+        jnp.asarray(starts, jnp.float32),
+        init_axis=0,
+        num_chains=32,
+        num_samples=100,
+        progress=False,
+    )
+    assert samples.info.acceptance is not None
+    assert 0.8 < samples.info.acceptance.mean() < 0.95
+    assert 100 * np.mean(samples.positions.mean(1) ** 2) < 2
 
 
 def test_only_draws_within_the_seconds_count():
@@ -133,16 +162,14 @@ def test_hmc_runs_for_as_long_as_it_may(monkeypatch):
     assert kept.shape == (4, 2, 6)
     call = recorded.call
     pace = 0.01 * (call.sampler.num_steps + 1)
-    assert call.num_burnin == call.adapt.until == CONFIG.num_adapting
-    assert call.num_burnin + call.num_samples >= 20.0 / pace
-    assert not call.adapt.mass
+    assert 1.05 * 20.0 / pace < call.num_samples < 1.2 * 20.0 / pace + 1
     np.testing.assert_allclose(call.init, np.tile(ANSWER.mean, (4, 1)), rtol=1e-6)
     monkeypatch.setattr(demo, "_seconds_a_gradient", lambda *_: 10.0)
     demo._run_hmc(CONFIG, data.posterior(), ANSWER, 20.0, jax.random.key(0), False)
     assert recorded.call.num_samples == 1
 
 
-@pytest.mark.parametrize(("seconds", "limit"), [(0.5, 3.0), (7.0, 7.0), (90.0, 20.0)])
+@pytest.mark.parametrize(("seconds", "limit"), [(0.5, 3.0), (7.0, 7.0), (90.0, 15.0)])
 def test_both_have_the_same_seconds(monkeypatch, seconds, limit):
     """Within what the demonstration may take in all."""
     recorded = RecordedDraw(positions=np.ones((4, 50, 3)), seconds=1.0, clock=np.ones(50))
