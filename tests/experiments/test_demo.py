@@ -84,6 +84,13 @@ def test_the_verdict_can_be_no(auto, hmc, auto_is_close, hmc_is_close, auto_is_a
     assert fits(demo.table(result))
 
 
+def test_less_time_is_said():
+    result = demo_result(GOOD, FEW)
+    assert "less time" not in demo.verdict(result)
+    result["auto"]["seconds"] = 14.0
+    assert "HMC had less time" in demo.verdict(result)
+
+
 @pytest.mark.parametrize(("auto", "words"), [(GOOD, "has"), (FEW, "misses")])
 def test_the_report_begins_with_the_verdict(auto, words):
     page = html.unescape(demo.page({"num_rows": 7}, demo_result(auto, NONE)))

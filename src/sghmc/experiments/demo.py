@@ -210,6 +210,8 @@ def verdict(result: dict[str, Any]) -> str:
     )
     close = "has" if result["auto_is_close"] else "DOES NOT HAVE"
     words = f'In {auto["seconds"]:.1f} s "auto" {close} {where}: {_distance(auto)}.'
+    if hmc["seconds"] < auto["seconds"]:
+        words += " So as not to take too long, HMC had less time."
     also = " That is close, too." if result["hmc_is_close"] else ""
     ahead = "" if result["auto_is_ahead"] else ' HERE HMC IS AHEAD OF "auto".'
     return words + (
