@@ -2,19 +2,15 @@
 
 import json
 
-import jax
 import pytest
 
+from demo_results import demo_result, drawn
 from sghmc.experiments import demo
-
-TINY = demo.Config(
-    step_size=0.1, thinning=2, hmc_num_steps=3, num_samples=40, num_burnin=5, num_chains=2
-)
 
 
 @pytest.fixture(scope="module")
 def tiny_result():
-    return demo.run(TINY, jax.random.key(0), progress=False)
+    return demo_result(drawn(100), drawn(5))
 
 
 def test_a_folder_that_cannot_be_made_is_seen_before_the_work(invoke, monkeypatch):
@@ -31,9 +27,18 @@ def test_demo_writes_and_prints(invoke, monkeypatch, tmp_path, tiny_result):
     assert result.exit_code == 0, result.output
     lines = [line for line in result.output.splitlines() if "picture" not in line]
     assert max(map(len, lines)) <= 80
-    assert "exact HMC" in result.output
+    assert "Exact HMC" in result.output
     written = {file.name for file in (tmp_path / "demo").iterdir()}
     assert written == {"config.json", "result.json", "demo.png", "report.html"}
     assert json.loads((tmp_path / "demo" / "result.json").read_text()) == tiny_result
     assert invoke("demo", "--quiet", "--out", tmp_path / "demo").output == ""
     assert json.loads(invoke("demo", "--json", "--out", tmp_path / "demo").stdout) == tiny_result
+
+
+def test_the_demos_picture_goes_where_it_is_wanted(invoke, monkeypatch, tmp_path, tiny_result):
+    monkeypatch.setattr(demo, "run", lambda *_, **__: tiny_result)
+    for name in ("picture.png", "picture.svg"):
+        result = invoke("demo", "--out", tmp_path / "demo", "--picture", tmp_path / name)
+        assert result.exit_code == 0, result.output
+    assert (tmp_path / "picture.png").read_bytes() == (tmp_path / "demo/demo.png").read_bytes()
+    assert "<svg" in (tmp_path / "picture.svg").read_text()

@@ -12,8 +12,8 @@ def rows(x, y, weight):
 
 def test_equal_rows_are_one_with_their_weights_summed():
     found = rows([[1, 2], [0, 5], [1, 2], [1, 2]], [3, 4, 3, 7], [1, 2, 0.5, 1]).merged()
-    table = {(*x, y): w for x, y, w in zip(found.x.tolist(), found.y, found.weight, strict=True)
-             } if False else dict(zip([(*x, y) for x, y in zip(found.x.tolist(), found.y.tolist(), strict=True)], found.weight.tolist(), strict=True))  # fmt: skip
+    columns = (found.x.tolist(), found.y.tolist(), found.weight.tolist())
+    table = {(*x, y): weight for x, y, weight in zip(*columns, strict=True)}
     assert table == {(1, 2, 3): 1.5, (0, 5, 4): 2, (1, 2, 7): 1}
     assert found.total_weight == 4.5
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import zipfile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,13 @@ class Kind:
 
 
 class Toy(BaseEstimator, Kind):
+    n_features_in_: int
+    table_: dict[str, Any]
+    input_scaling_: Scaling
+    classes_: np.ndarray
+    feature_names_in_: np.ndarray
+    draws_: dict[str, np.ndarray]
+
     def __init__(self, sizes=(3, 2), rate=0.1, random_state=None):
         self.sizes, self.rate, self.random_state = sizes, rate, random_state
 
@@ -28,7 +36,7 @@ class Other(BaseEstimator, Kind):
     pass
 
 
-def fitted(**attributes):
+def fitted(**attributes) -> Any:
     model = Toy(sizes=(4,), rate=np.float64(0.5), random_state=np.random.RandomState(0))
     model.n_features_in_ = 2
     model.table_ = {"target": "y", "columns": [{"name": "σ"}]}
@@ -93,7 +101,7 @@ def test_every_bit_is_watched(path):
 
 def test_another_format_is_told(path):
     path.write_bytes(path.read_bytes().replace(b"format 2", b"format 3", 1))
-    with pytest.raises(ModelFileError, match="format '3', but this version .* reads format 2"):
+    with pytest.raises(ModelFileError, match=r"format '3', but this version .* reads format 2"):
         storage.read(path, Kind)
 
 
@@ -142,7 +150,9 @@ CRAFTED = {
 @pytest.mark.parametrize("name", CRAFTED)
 def test_crafted_files_are_refused_with_a_message(name, tmp_path):
     path = craft(tmp_path / "model", CRAFTED[name])
-    with pytest.raises(ModelFileError, match="model (is none that sghmc wrote|holds a Popen)") as e:
+    with pytest.raises(
+        ModelFileError, match=r"model (is none that sghmc wrote|holds a Popen)"
+    ) as e:
         storage.read(path, Kind)
     assert "pickle" not in str(e.value)
 

@@ -1,4 +1,4 @@
-"""A table fitted and judged: scores against their definitions, on models whose answers are known."""
+"""A table fitted and judged: scores against their definitions, of models whose answers are known."""
 
 import csv
 import io
@@ -105,7 +105,8 @@ def test_predictions_of_classes_have_their_probabilities():
     assert list(found) == ["row", "prediction", "confidence", "p(3)", "p(7)", "entropy"]
     assert (found["prediction"], found["confidence"]) == ([7, 3], [0.8, 1.0])
     assert (found["p(3)"], found["p(7)"]) == ([0.2, 1.0], [0.8, 0.0])
-    np.testing.assert_allclose(found["entropy"], [stats.entropy([0.2, 0.8]), 0], atol=1e-12)
+    entropies = [float(stats.entropy([0.2, 0.8])), 0.0]
+    np.testing.assert_allclose(found["entropy"], entropies, atol=1e-12)
 
 
 def test_every_class_is_fitted_and_held_out_in_proportion():
@@ -189,11 +190,12 @@ def test_labels_are_no_formulas():
 
 def test_a_table_that_cannot_be_fitted():
     table = {"x": np.arange(4.0), "y": np.array(["a", "b", "a", "b"], object)}
-    for options, message in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"task": "clustering"}, "task must be one of classification, regression"),
         ({"kind": "forest"}, "model mlp or linear, but they are 'classification' and 'forest'"),
         ({"task": "regression"}, "'y' holds text such as 'a', but a regression needs numbers"),
-    ):
+    )
+    for options, message in refused:
         with pytest.raises(ValueError, match=message):
             tabular.fit_table(table, "y", **options)
     with pytest.raises(ValueError, match="was not fitted to a table"):
@@ -208,8 +210,14 @@ def test_the_picture_shows_what_was_promised_against_what_was_seen():
         "reliability": {"expected": [0.1, 0.9], "observed": [0.2, 0.7], "count": [7, 7]},
     }
     diagonal, curve = tabular.plot_reliability(result).axes[0].lines
-    assert (list(diagonal.get_xdata()), list(diagonal.get_ydata())) == ([0, 1], [0, 1])
-    assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([0.1, 0.9], [0.2, 0.7])
+    assert (
+        np.asarray(diagonal.get_xdata()).tolist(),
+        np.asarray(diagonal.get_ydata()).tolist(),
+    ) == ([0, 1], [0, 1])
+    assert (np.asarray(curve.get_xdata()).tolist(), np.asarray(curve.get_ydata()).tolist()) == (
+        [0.1, 0.9],
+        [0.2, 0.7],
+    )
 
 
 def test_words_for_people():

@@ -43,7 +43,7 @@ def fit_ratings(
     with session.work(debug), atomic_file.drafts(out) as stage:
         from sghmc.data.ratings import load_ratings
         from sghmc.estimators import pages
-        from sghmc.estimators.recommender import fit_and_judge
+        from sghmc.estimators.ratings import fit_and_judge
 
         progress = session.has_bars(quiet, as_json)
         table = load_ratings(ratings, duplicates=duplicates)
@@ -92,7 +92,8 @@ def recommend(
     """
     with session.work(debug):
         from sghmc.data.ratings import id_of, load_ratings
-        from sghmc.estimators.recommender import MatrixFactorization, is_model
+        from sghmc.estimators.ratings import is_model
+        from sghmc.estimators.recommender import MatrixFactorization
 
         source = source / MODEL if (source / MODEL).exists() else source
         if is_model(source):

@@ -71,7 +71,7 @@ def _command(folder: pathlib.Path) -> str:
     config, result = _config(folder), files.read_json(folder / "result.json")
     if config.get("experiment") in list(experiments.EXPERIMENTS):  # by equality: it may be a list
         return "experiment"
-    marks = {"demo": "sd_ratios", "fit": "reliability", "fit-ratings": "num_ratings"}
+    marks = {"demo": "auto_is_close", "fit": "reliability", "fit-ratings": "num_ratings"}
     for kind, mark in marks.items():
         if mark in result:
             return kind

@@ -1,9 +1,15 @@
 """The paper's figures and theorems, reproduced: one file each, the paper's settings the defaults.
 
-Every experiment is a module with `Config` (and `Config.quick()`, a run of seconds), `run(config,
-key, progress=…)` → plain numbers, `plot(result)` → a matplotlib Figure, `table(result)` → a rich
-Table of what was measured against what was expected, `claims(config, result)` → what the paper says
-beside what came out.
+Every experiment is a module with
+
+| name | what |
+| --- | --- |
+| `Config` | its settings, a frozen dataclass |
+| `QUICK` | those that a run of seconds replaces |
+| `run(config, key, progress=…)` | plain numbers |
+| `plot(result)` | a matplotlib Figure |
+| `table(result)` | a rich Table: what was measured against what was expected |
+| `claims(config, result)` | what the paper says beside what came out |
 """
 
 import dataclasses
@@ -118,7 +124,7 @@ def known_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _configure(name: str, experiment: ModuleType, quick: bool, options: dict[str, Any]) -> Any:
-    config = experiment.Config.quick() if quick else experiment.Config()
+    config = experiment.Config(**(experiment.QUICK if quick else {}))
     known = [field.name for field in dataclasses.fields(config)]
     for option in options:
         if option not in known:
