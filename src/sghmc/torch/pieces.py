@@ -1,0 +1,187 @@
+"""Parameters in pieces that stay in a cache while all operations of a step go over them.
+
+A step is six or so passes over the momenta. Over a whole network each would come from memory; over
+a piece, all but the first come from the cache. The noise of a piece needs little memory, and on a
+CPU pieces go to as many threads as torch has.
+"""
+
+# pyright: reportPrivateImportUsage=false
+
+import concurrent.futures
+import functools
+import math
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from sghmc.torch.normals import Normals, Source, shard
+
+_CPU_SIZE, _SIZE = 1 << 16, 1 << 22
+"""Numbers of a piece, at most: 256 KiB on a CPU, 16 MiB elsewhere."""
+
+Scale = float | torch.Tensor | list[torch.Tensor]
+"""A number for all, in a tensor or not, or a tensor for each."""
+
+
+class Part(NamedTuple):
+    """Some entries of the parameter at a place of a list, or all of them: `start` is None."""
+
+    place: int
+    size: int
+    start: int | None
+
+    def of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        tensor = local(tensors[self.place])
+        if self.start is None:
+            return tensor
+        return tensor.contiguous().view(-1)[self.start : self.start + self.size]
+
+
+class Piece:
+    """Parts of parameters; `state` has the same parts of what belongs to them.
+
+    `grads` are those of the loss, `prior_grads` those of a log prior that is a function, or None:
+    both are new in every step.
+    """
+
+    grads: list[torch.Tensor]
+    prior_grads: list[torch.Tensor] | None
+
+    def __init__(
+        self,
+        parts: list[Part],
+        positions: list[torch.Tensor],
+        states: list[dict[str, Any]],
+        generator: torch.Generator,
+        noise: torch.Tensor,
+    ):
+        self.parts = parts
+        self.positions = self.cut(positions)
+        self.state = {
+            name: self.cut([state[name] for state in states])
+            for name, value in states[0].items()
+            if isinstance(value, torch.Tensor)
+        }
+        self.generator, self._noise = generator, noise
+        drawn = noise.split([part.size for part in parts])
+        self._drawn = [
+            each.view(position.shape) for each, position in zip(drawn, self.positions, strict=True)
+        ]
+
+    def cut(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [part.of(tensors) for part in self.parts]
+
+    def normals(self) -> list[torch.Tensor]:
+        """Standard normals like the positions, until the next are asked for."""
+        self._noise.normal_(generator=self.generator)
+        return self._drawn
+
+    def add_noise(self, targets: list[torch.Tensor], scale: Scale) -> None:
+        """target ← target + scale · N(0, 1), entry by entry, in place."""
+        drawn = self.normals()
+        if isinstance(scale, list):
+            torch._foreach_addcmul_(targets, drawn, scale)
+        elif isinstance(scale, torch.Tensor):
+            torch._foreach_mul_(drawn, scale)
+            torch._foreach_add_(targets, drawn)
+        else:
+            torch._foreach_add_(targets, drawn, alpha=scale)
+
+
+def cut(
+    positions: list[torch.Tensor], states: list[dict[str, Any]], normals: Normals
+) -> list[Piece]:
+    """All positions in pieces, of one device, type and shard each."""
+    alike: dict[Any, list[int]] = {}
+    for place, position in enumerate(positions):
+        alike.setdefault((position.device, position.dtype, shard(position)), []).append(place)
+    found = []
+    for places in alike.values():
+        source = normals.source(positions[places[0]])
+        splittable = [local(positions[place]).is_contiguous() for place in places]
+        sizes = [local(positions[place]).numel() for place in places]
+        for number, parts in enumerate(_parts(places, sizes, splittable, source)):
+            stream = number % len(source.generators)
+            size = sum(part.size for part in parts)
+            noise = source.buffer(stream, size, positions[places[0]].dtype)
+            found.append(Piece(parts, positions, states, source.generators[stream], noise))
+    return found
+
+
+def _parts(
+    places: list[int], sizes: list[int], splittable: list[bool], source: Source
+) -> list[list[Part]]:
+    found: list[list[Part]] = []
+    most = piece_size(sum(sizes), len(source.generators))
+    room = 0
+    for place, size, is_splittable in zip(places, sizes, splittable, strict=True):
+        start = 0
+        while start < size:
+            if room <= 0:
+                found.append([])
+                room = most
+            taken = min(size - start, room) if is_splittable else size
+            found[-1].append(Part(place, taken, None if taken == size else start))
+            room -= taken
+            start += taken
+    return found
+
+
+def piece_size(total: int, num_streams: int) -> int:
+    """Numbers of a piece, so that generators have equal shares of `total`.
+
+    >>> from sghmc.torch.pieces import piece_size
+    >>> piece_size(20_000, 8), piece_size(79_510, 8), piece_size(10_000_000, 1)
+    (20000, 39755, 3333334)
+    """
+    count = max(1, math.ceil(total / (_SIZE if num_streams == 1 else _CPU_SIZE)))
+    if num_streams > 1:  # a power of 2, or a multiple of the streams
+        shares = min(num_streams, 1 << (count - 1).bit_length())
+        count = shares * math.ceil(count / shares)
+    return max(1, math.ceil(total / count))
+
+
+def run(work: Callable[[Piece], None], pieces: list[Piece]) -> None:
+    """Do something to every piece, by as many threads as torch has where they are on a CPU."""
+    streams = list({id(piece.generator): None for piece in pieces})
+    is_cpu = all(piece.generator.device.type == "cpu" for piece in pieces)
+    num_threads = min(len(streams), torch.get_num_threads()) if is_cpu else 1
+    if num_threads <= 1:
+        _run(work, pieces)
+        return
+    # The pieces of a generator stay in order, and so in one thread.
+    shares: list[list[Piece]] = [[] for _ in range(num_threads)]
+    for piece in pieces:
+        shares[streams.index(id(piece.generator)) % num_threads].append(piece)
+    others = [_pool().submit(_run_beside, work, share) for share in shares[1:]]
+    try:
+        _run(work, shares[0])
+    finally:
+        for other in others:
+            other.result()
+
+
+def _run(work: Callable[[Piece], None], pieces: list[Piece]) -> None:
+    for piece in pieces:
+        work(piece)
+
+
+def _run_beside(work: Callable[[Piece], None], pieces: list[Piece]) -> None:
+    with torch.no_grad():  # a thread has its own mind about that
+        _run(work, pieces)
+
+
+@functools.cache
+def _pool() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(os.cpu_count(), "sghmc-pieces")
+
+
+if hasattr(os, "register_at_fork"):  # threads stay behind when a process forks
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The shard that this rank holds."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore
