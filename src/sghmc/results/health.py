@@ -140,7 +140,7 @@ def assess(
     effective = float(table[["ess_bulk", "ess_tail"]].min().min())
     law = Law(skipped="the run does not say what made it")
     if isinstance(origin, Record):
-        law = Law(skipped="the law of the settings: the run's folder does not hold its target")
+        law = Law(skipped="the law of the settings: the draws came without their target")
     elif origin is not None:
         law = _law(origin, positions, hyper, info.is_finite)
     heat = info.kinetic_temperature

@@ -12,6 +12,7 @@ import torch
 
 from sghmc.torch import loss as losses
 from sghmc.torch import parameters, pieces, priors, resume
+from sghmc.torch.chains import are_chains
 from sghmc.torch.finite import FiniteCheck
 from sghmc.torch.gradient_noise import VARIANCE, Microbatches, is_estimated
 from sghmc.torch.normals import Normals
@@ -245,6 +246,11 @@ log density, or None: flat |
             if isinstance(group["prior"], GaussianPrior) and parameters.moving(group):
                 shared.setdefault(id(group["prior"]), []).append(group)
         for groups in shared.values():
+            if any(are_chains(group["params"]) for group in groups):
+                raise ValueError(
+                    "One precision would tie all chains together: with gibbs() run chains one "
+                    "after the other, each with its own sampler."
+                )
             seen = [position for group in groups for position in self._middle(group)]
             groups[0]["prior"].draw(seen, groups[0]["temperature"], self.normals.generator())
 

@@ -28,7 +28,7 @@ class FiniteCheck:
         norms = [whole(norm) for norm in torch._foreach_norm(grads)]
         if norms[0].device.type == "cpu":
             if not math.isfinite(sum([norm.item() for norm in norms])):
-                raise FloatingPointError(_refused(grads, step))
+                _refuse(grads, step)
             return
         total = torch.stack([norm.to(norms[0].device) for norm in norms]).sum()
         event = torch.Event(total.device.type)
@@ -49,10 +49,11 @@ class FiniteCheck:
             )
 
 
-def _refused(grads: list[torch.Tensor], step: int) -> str:
+def _refuse(grads: list[torch.Tensor], step: int) -> None:
     bad = sum(not torch.isfinite(grad).all() for grad in grads)
-    return (
-        f"The gradient of step {step} is not finite, in {bad} of {len(grads)} parameters: nothing "
-        f"was moved. Look at the loss of this batch; a chain that diverges needs a smaller "
-        f"step_size."
-    )
+    if bad:  # a norm may be infinite where no entry is
+        raise FloatingPointError(
+            f"The gradient of step {step} is not finite, in {bad} of {len(grads)} parameters: "
+            f"nothing was moved. Look at the loss of this batch; a chain that diverges needs a "
+            f"smaller step_size."
+        )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sghmc.torch.pieces import Piece
+from sghmc.torch.priors import wide
 from sghmc.torch.settings import number
 
 ESTIMATE = "estimate"
@@ -84,10 +85,10 @@ class Microbatches:
         grad = param.grad
         assert grad is not None
         if param not in self._seen:
-            self._seen[param] = (grad.clone(), grad.float() ** 2, 1)
+            self._seen[param] = (grad.clone(), grad.to(wide(grad)) ** 2, 1)
             return
         before, squares, count = self._seen[param]
-        squares.add_((grad - before).float() ** 2)
+        squares.add_((grad - before).to(wide(grad)) ** 2)
         self._seen[param] = (before.copy_(grad), squares, count + 1)
 
     def update(self, params: list[torch.Tensor], states: list[dict], num_data: int) -> None:
@@ -109,5 +110,5 @@ class Microbatches:
                     'estimate" goes neither with GradScaler nor with DDP nor with clipping. Give '
                     "gradient_noise as a number."
                 )
-            spread = (squares - grad.float() ** 2 / count).clamp_min_(0) / (count - 1)
+            spread = (squares - grad.to(wide(grad)) ** 2 / count).clamp_min_(0) / (count - 1)
             state[VARIANCE].lerp_((num_data**2 * count * spread).to(state[VARIANCE]), weight)

@@ -84,7 +84,7 @@ class Source:
 
     def load_state(self, state: torch.Tensor) -> None:
         for generator, row in zip(self.generators, state.cpu(), strict=True):
-            generator.set_state(row)
+            generator.set_state(row.clone())  # torch crashes on a view
 
 
 def shard(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from sghmc.torch import parameters, pieces, priors
+from sghmc.torch.chains import are_chains
 from sghmc.torch.momentum import MOMENTUM, MomentumSampler
 from sghmc.torch.pieces import Piece
 from sghmc.torch.settings import REQUIRED, number
@@ -80,6 +81,13 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
             "thermostat_mass": thermostat_mass,
         }
         super().__init__(params, settings, num_data=num_data, prior=prior, seed=seed)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if self.thermostat == "scalar" and are_chains(self.param_groups[-1]["params"]):
+            raise ValueError(
+                'One thermostat would tie all chains together: give Chains thermostat="diagonal".'
+            )
 
     def _check(self, group: dict[str, Any]) -> None:
         number(group["friction"], "friction")
