@@ -3,6 +3,7 @@
 
 import copy
 import io
+import weakref
 
 import numpy as np
 import pytest
@@ -206,6 +207,15 @@ def test_schedulers_of_torch_move_the_step_size():
         half.param_groups[0]["lr"] = 0.001 * 0.5**t
         train(other, half, 1)
     assert torch.equal(flat(model), flat(other))
+
+
+def test_gradients_are_let_go_of():
+    """A sampler that held on to them would need their memory twice."""
+    model = network()
+    train(model, sampler := make("sghmc", model), 2)
+    held = weakref.ref(model[0].weight.grad)
+    sampler.zero_grad()
+    assert held() is None
 
 
 def test_a_closure_is_a_call_of_backward():

@@ -144,6 +144,8 @@ log density, or None: flat |
         for group, moving in zip(groups, cut, strict=True):
             self._move_all(group, moving)
             self._follow_up(group)
+            for piece in moving:
+                piece.forget()
         self.num_steps += 1
 
     def _follow_up(self, group: dict[str, Any]) -> None:

@@ -73,6 +73,10 @@ class Piece:
     def cut(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return [part.of(tensors) for part in self.parts]
 
+    def forget(self) -> None:
+        """Let go of the gradients: the next ones need their memory."""
+        self.grads, self.prior_grads = [], None
+
     def normals(self) -> list[torch.Tensor]:
         """Standard normals like the positions, until the next are asked for."""
         self._noise.normal_(generator=self.generator)
