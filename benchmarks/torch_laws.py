@@ -233,7 +233,7 @@ def ours(make: Callable) -> list[Step]:
     sampler = make([theta])
     theta.grad = torch.zeros(2, dtype=torch.float64)
     sampler.step()
-    (piece,) = sampler._cut(sampler.param_groups[0])
+    (piece,) = sampler._planned(sampler.param_groups[0], [theta]).pieces
     momenta = sampler.state[theta].get("momentum")
 
     def stepped(z: np.ndarray, n: np.ndarray) -> np.ndarray:

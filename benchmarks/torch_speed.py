@@ -26,6 +26,7 @@ import torch
 
 from sghmc.torch import SGHMC, GaussianPrior, pieces
 from sghmc.torch.normals import Normals
+from sghmc.torch.pieces import Piece
 
 BAR, MEMORY_BAR = 1.15, 1.1
 BATCH_SIZE, NUM_DATA = 500, 50_000
@@ -80,8 +81,12 @@ def training_step(name: str, sizes: tuple[int, ...], device: str) -> Callable[[]
 
 def noise_alone(sizes: tuple[int, ...], device: str) -> Callable[[], None]:
     tensors = [param.detach() for param in network(sizes, device).parameters()]
-    cut = pieces.cut(tensors, [{} for _ in tensors], Normals(0))
-    return lambda: pieces.run(lambda piece: piece.normals(), cut)
+    plan = pieces.cut(tensors, [{} for _ in tensors], Normals(0))
+
+    def draw(piece: Piece) -> None:
+        piece.normals()
+
+    return lambda: plan.run(draw)
 
 
 def seconds(step: Callable[[], None], count: int, device: str) -> float:

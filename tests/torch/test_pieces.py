@@ -26,7 +26,7 @@ def test_pieces_of_any_size_give_the_same_step(name, monkeypatch):
 def test_pieces_cover_all_entries_once(size):
     positions = [torch.zeros(size), torch.zeros(3, 5), torch.zeros(0)]
     states = [{} for _ in positions]
-    for piece in pieces.cut(positions, states, Normals(0)):
+    for piece in pieces.cut(positions, states, Normals(0)).pieces:
         assert sum(part.size for part in piece.parts) <= 1 << 16
         for position in piece.positions:
             position.add_(1)
@@ -56,15 +56,15 @@ def test_threads_change_nothing():
 def test_an_error_in_a_thread_is_an_error():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    cut = pieces.cut([torch.zeros(200_000)], [{}], Normals(0))
+    plan = pieces.cut([torch.zeros(200_000)], [{}], Normals(0))
 
     def work(piece):
-        if piece is cut[-1]:
+        if piece is plan.pieces[-1]:
             raise ArithmeticError
 
     try:
         with pytest.raises(ArithmeticError):
-            pieces.run(work, cut)
+            plan.run(work)
     finally:
         torch.set_num_threads(before)
 

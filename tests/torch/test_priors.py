@@ -29,14 +29,16 @@ def test_a_function_is_differentiated_by_group():
         return -2 * torch.cat([torch.log1p(param**2).reshape(-1) for param in params]).sum()
 
     positions = [torch.tensor([0.5, -1.0]), torch.tensor([[2.0]])]
-    grads = gradient(positions, heavy_tails)
+    grads = gradient(list, positions, heavy_tails)
     assert grads is not None
     for grad, x in zip(grads, positions, strict=True):
         torch.testing.assert_close(grad, -4 * x / (1 + x**2))
-    grads = gradient(positions, lambda params: params[0].sum())  # the rest does not matter to it
+    grads = gradient(
+        list, positions, lambda params: params[0].sum()
+    )  # the rest does not matter to it
     assert grads is not None
     assert torch.equal(grads[1], torch.zeros(1, 1))
-    assert gradient(positions, GaussianPrior(1.0)) is gradient(positions, None) is None
+    assert gradient(list, positions, GaussianPrior(1.0)) is gradient(list, positions, None) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from sghmc.torch.chains import are_chains
 from sghmc.torch.finite import FiniteCheck
 from sghmc.torch.gradient_noise import VARIANCE, Microbatches, is_estimated
 from sghmc.torch.normals import Normals
-from sghmc.torch.pieces import Piece
+from sghmc.torch.pieces import Piece, Plan
 from sghmc.torch.priors import GaussianPrior
 from sghmc.torch.settings import given, number, whole_number
 
@@ -70,7 +70,7 @@ log density, or None: flat |
         self._finite = FiniteCheck()
         self._microbatches = Microbatches()
         self._priors: dict[int, tuple[Any, Any]] = {}
-        self._plans: dict[tuple[int, ...], list[Piece]] = {}
+        self._plans: dict[tuple[int, ...], Plan] = {}
         super().__init__(params, {**settings, "prior": given(prior, "prior", _PRIOR)})
 
     @abc.abstractmethod
@@ -88,8 +88,8 @@ log density, or None: flat |
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
         """One step of positions and states, in place."""
 
-    def _move_all(self, group: dict[str, Any], moving: list[Piece]) -> None:
-        pieces.run(functools.partial(self._move, group), moving)
+    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+        plan.run(functools.partial(self._move, group))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "step_size" in param_group:
@@ -130,37 +130,28 @@ log density, or None: flat |
 
     def _advance(self) -> None:
         """One step of all groups; where something is wrong, of none."""
-        groups = [group for group in self.param_groups if parameters.moving(group)]
-        grads = [parameters.gradients(group) for group in groups]
+        groups = [(group, parameters.moving(group)) for group in self.param_groups]
+        groups = [(group, params) for group, params in groups if params]
+        grads = [parameters.gradients(group, params) for group, params in groups]
         self._finite.check([grad for each in grads for grad in each], self.num_steps)
-        for group in groups:
+        for group, _ in groups:
             self._check_group(group)
-        cut = [self._cut(group) for group in groups]
-        for group, moving, of_loss in zip(groups, cut, grads, strict=True):
-            of_prior = priors.gradient(self._positions(group), group["prior"])
-            for piece in moving:
-                piece.grads = piece.cut(of_loss)
-                piece.prior_grads = None if of_prior is None else piece.cut(of_prior)
-        for group, moving in zip(groups, cut, strict=True):
-            self._move_all(group, moving)
-            self._follow_up(group)
-            for piece in moving:
-                piece.forget()
+        plans = [self._planned(group, params) for group, params in groups]
+        for (group, params), plan, of_loss in zip(groups, plans, grads, strict=True):
+            plan.hand_out(of_loss, priors.gradient(self._positions, params, group["prior"]))
+        for (group, params), plan in zip(groups, plans, strict=True):
+            self._move_all(group, plan)
+            plan.forget()
+            if is_estimated(group):
+                states = [self.state[param] for param in params]
+                self._microbatches.update(params, states, self.num_data)
+            for param in params:
+                if param.dtype in parameters.LOW_PRECISION:
+                    param.copy_(self.state[param][POSITION])
         self.num_steps += 1
 
-    def _follow_up(self, group: dict[str, Any]) -> None:
-        """What comes after a step: an estimate of V̂, and weights that have few digits."""
-        params = parameters.moving(group)
-        if is_estimated(group):
-            states = [self.state[param] for param in params]
-            self._microbatches.update(params, states, self.num_data)
-        for param in params:
-            if param.dtype in parameters.LOW_PRECISION:
-                param.copy_(self.state[param][POSITION])
-
-    def _cut(self, group: dict[str, Any]) -> list[Piece]:
-        """The parameters that move in pieces, the same in every step; new ones are started."""
-        params = parameters.moving(group)
+    def _planned(self, group: dict[str, Any], params: list[torch.Tensor]) -> Plan:
+        """Parameters in pieces, the same in every step; new ones are started."""
         # A plan holds on to memory, so that no other parameter can be there.
         key = tuple([pieces.local(param).data_ptr() for param in params])
         if key not in self._plans:
@@ -168,10 +159,10 @@ log density, or None: flat |
             for param in new:
                 self._begin(group, param)
             if new:
-                pieces.run(functools.partial(self._start, group), self._pieces(new))
+                self._cut(new).run(functools.partial(self._start, group))
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            self._plans[key] = self._pieces(params)
+            self._plans[key] = self._cut(params)
         return self._plans[key]
 
     def _begin(self, group: dict[str, Any], param: torch.Tensor) -> None:
@@ -182,14 +173,12 @@ log density, or None: flat |
         if is_estimated(group):
             state[VARIANCE] = torch.zeros_like(position)
 
-    def _pieces(self, params: list[torch.Tensor]) -> list[Piece]:
-        states = [self.state[param] for param in params]
-        positions = [s.get(POSITION, p.detach()) for s, p in zip(states, params, strict=True)]
-        return pieces.cut(positions, states, self.normals)
+    def _cut(self, params: list[torch.Tensor]) -> Plan:
+        positions = [position.detach() for position in self._positions(params)]
+        return pieces.cut(positions, [self.state[param] for param in params], self.normals)
 
-    def _positions(self, group: dict[str, Any]) -> list[torch.Tensor]:
-        """The parameters that move or, where they have few digits, the copies that have more."""
-        params = parameters.moving(group)
+    def _positions(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Parameters or, where they have few digits, the copies that have more."""
         return [self.state.get(param, {}).get(POSITION, param) for param in params]
 
     def _estimates(self, group: dict[str, Any]) -> list[torch.Tensor]:
@@ -221,7 +210,7 @@ log density, or None: flat |
         losses.check(loss)
         total = self.num_data * float(loss)
         for group in self.param_groups:
-            positions = self._positions(group)
+            positions = self._positions(parameters.moving(group))
             if group["prior"] is not None and positions:
                 total -= float(group["prior"](positions))
         return total
@@ -253,12 +242,16 @@ log density, or None: flat |
                     "One precision would tie all chains together: with gibbs() run chains one "
                     "after the other, each with its own sampler."
                 )
-            seen = [position for group in groups for position in self._middle(group)]
+            seen = [
+                position
+                for group in groups
+                for position in self._middle(group, parameters.moving(group))
+            ]
             groups[0]["prior"].draw(seen, groups[0]["temperature"], self.normals.generator())
 
-    def _middle(self, group: dict[str, Any]) -> list[torch.Tensor]:
+    def _middle(self, group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Where position and momentum are independent."""
-        return self._positions(group)
+        return self._positions(params)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers alone: what a run resumes from, bit for bit, the noise included."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sghmc.torch import gradient_noise as noise
-from sghmc.torch import parameters, priors
+from sghmc.torch import priors
 from sghmc.torch.base import Sampler
 from sghmc.torch.pieces import Piece
 from sghmc.torch.settings import REQUIRED, check_decay, number
@@ -33,11 +33,11 @@ class MomentumSampler(Sampler):
         share = fraction * group["lr"] / group["mass"]
         torch._foreach_add_(piece.positions, piece.state[MOMENTUM], alpha=share)
 
-    def _middle(self, group: dict[str, Any]) -> list[torch.Tensor]:
+    def _middle(self, group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Half a drift back."""
-        momenta = [self.state[param][MOMENTUM] for param in parameters.moving(group)]
+        momenta = [self.state[param][MOMENTUM] for param in params]
         back = -group["lr"] / (2 * group["mass"])
-        return list(torch._foreach_add(self._positions(group), momenta, alpha=back))
+        return list(torch._foreach_add(self._positions(params), momenta, alpha=back))
 
     def _correction(self, group: dict[str, Any]) -> float:
         """What rᵀM⁻¹r/d is to be multiplied by to be τ when θ is right."""

@@ -25,24 +25,23 @@ def moving(group: dict[str, Any]) -> list[torch.Tensor]:
     return [param for param in group["params"] if param.requires_grad]
 
 
-def gradients(group: dict[str, Any]) -> list[torch.Tensor]:
-    """Those of the parameters that move; all must have one."""
-    found = []
-    for param in moving(group):
-        if param.grad is None:
-            missing = sum(each.grad is None for each in moving(group))
+def gradients(group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of parameters that move; all must have one."""
+    found = [param.grad for param in params]
+    for param, grad in zip(params, found, strict=True):
+        if grad is None:
+            others = sum(each is None for each in found) - 1
             raise ValueError(
-                f"{_name(group, param)} has no gradient, nor have {missing - 1} others of its "
-                f"group: call loss.backward() before step(), and leave out what the loss does not "
-                f"depend on, or freeze it by requires_grad_(False)."
+                f"{_name(group, param)} has no gradient, nor have {others} others of its group: "
+                f"call loss.backward() before step(), and leave out what the loss does not depend "
+                f"on, or freeze it by requires_grad_(False)."
             )
-        if param.grad.layout != torch.strided:
+        if grad.layout != torch.strided:
             raise TypeError(
                 f"{_name(group, param)} has a sparse gradient, but noise and prior move every "
                 f"entry: take sparse=False."
             )
-        found.append(param.grad)
-    return found
+    return found  # pyright: ignore[reportReturnType]
 
 
 def _name(group: dict[str, Any], param: torch.Tensor) -> str:

@@ -20,6 +20,7 @@ from sghmc.torch.normals import Normals, Source, shard
 
 _CPU_SIZE, _SIZE = 1 << 16, 1 << 22
 """Numbers of a piece, at most: 256 KiB on a CPU, 16 MiB elsewhere."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 Scale = float | torch.Tensor | list[torch.Tensor]
 """A number for all, in a tensor or not, or a tensor for each."""
@@ -31,12 +32,6 @@ class Part(NamedTuple):
     place: int
     size: int
     start: int | None
-
-    def of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        tensor = local(tensors[self.place])
-        if self.start is None:
-            return tensor
-        return tensor.contiguous().view(-1)[self.start : self.start + self.size]
 
 
 class Piece:
@@ -54,28 +49,30 @@ class Piece:
         parts: list[Part],
         positions: list[torch.Tensor],
         states: list[dict[str, Any]],
-        generator: torch.Generator,
-        noise: torch.Tensor,
+        source: Source,
+        stream: int,
     ):
-        self.parts = parts
+        self.parts, self.stream = parts, stream
         self.positions = self.cut(positions)
         self.state = {
             name: self.cut([state[name] for state in states])
             for name, value in states[0].items()
             if isinstance(value, torch.Tensor)
         }
-        self.generator, self._noise = generator, noise
-        drawn = noise.split([part.size for part in parts])
-        self._drawn = [
-            each.view(position.shape) for each, position in zip(drawn, self.positions, strict=True)
-        ]
+        sizes = [part.size for part in parts]
+        self.generator = source.generators[stream]
+        self._noise = source.buffer(stream, sum(sizes), self.positions[0].dtype)
+        drawn = zip(self._noise.split(sizes), self.positions, strict=True)
+        self._drawn = [each.view(position.shape) for each, position in drawn]
 
     def cut(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [part.of(tensors) for part in self.parts]
-
-    def forget(self) -> None:
-        """Let go of the gradients: the next ones need their memory."""
-        self.grads, self.prior_grads = [], None
+        found = []
+        for place, size, start in self.parts:
+            tensor = local(tensors[place])
+            if start is not None:
+                tensor = tensor.contiguous().view(-1).narrow(0, start, size)
+            found.append(tensor)
+        return found
 
     def normals(self) -> list[torch.Tensor]:
         """Standard normals like the positions, until the next are asked for."""
@@ -94,9 +91,46 @@ class Piece:
             torch._foreach_add_(targets, drawn, alpha=scale)
 
 
-def cut(
-    positions: list[torch.Tensor], states: list[dict[str, Any]], normals: Normals
-) -> list[Piece]:
+class Plan:
+    """All pieces of some parameters, and which thread each goes to."""
+
+    def __init__(self, pieces: list[Piece]):
+        self.pieces = pieces
+        # The pieces of a generator stay in order, and so in one thread.
+        self._streams = sorted({piece.stream for piece in pieces})
+        self._shares: dict[int, list[list[Piece]]] = {1: [pieces]}
+
+    def run(self, work: Callable[[Piece], None]) -> None:
+        """Do something to every piece, by as many threads as torch has where they are on a CPU."""
+        num_streams = len(self._streams)
+        num_threads = 1 if num_streams == 1 else min(num_streams, torch.get_num_threads())
+        if num_threads not in self._shares:
+            self._shares[num_threads] = [
+                [piece for piece in self.pieces if piece.stream % num_threads == number]
+                for number in range(num_threads)
+            ]
+        own, *rest = self._shares[num_threads]
+        others = [_pool().submit(_run_beside, work, share) for share in rest]
+        try:
+            for piece in own:
+                work(piece)
+        finally:
+            for other in others:
+                other.result()
+
+    def hand_out(self, grads: list[torch.Tensor], prior_grads: list[torch.Tensor] | None) -> None:
+        """Give pieces their gradients."""
+        for piece in self.pieces:
+            piece.grads = piece.cut(grads)
+            piece.prior_grads = None if prior_grads is None else piece.cut(prior_grads)
+
+    def forget(self) -> None:
+        """Let go of the gradients: the next ones need their memory."""
+        for piece in self.pieces:
+            piece.grads, piece.prior_grads = [], None
+
+
+def cut(positions: list[torch.Tensor], states: list[dict[str, Any]], normals: Normals) -> Plan:
     """All positions in pieces, of one device, type and shard each."""
     alike: dict[Any, list[int]] = {}
     for place, position in enumerate(positions):
@@ -104,29 +138,23 @@ def cut(
     found = []
     for places in alike.values():
         source = normals.source(positions[places[0]])
-        splittable = [local(positions[place]).is_contiguous() for place in places]
-        sizes = [local(positions[place]).numel() for place in places]
-        for number, parts in enumerate(_parts(places, sizes, splittable, source)):
-            stream = number % len(source.generators)
-            size = sum(part.size for part in parts)
-            noise = source.buffer(stream, size, positions[places[0]].dtype)
-            found.append(Piece(parts, positions, states, source.generators[stream], noise))
-    return found
+        for number, parts in enumerate(_parts(positions, places, source)):
+            found.append(Piece(parts, positions, states, source, number % len(source.generators)))
+    return Plan(found)
 
 
-def _parts(
-    places: list[int], sizes: list[int], splittable: list[bool], source: Source
-) -> list[list[Part]]:
+def _parts(positions: list[torch.Tensor], places: list[int], source: Source) -> list[list[Part]]:
     found: list[list[Part]] = []
-    most = piece_size(sum(sizes), len(source.generators))
+    shards = [local(positions[place]) for place in places]
+    most = piece_size(sum(each.numel() for each in shards), len(source.generators))
     room = 0
-    for place, size, is_splittable in zip(places, sizes, splittable, strict=True):
-        start = 0
+    for place, tensor in zip(places, shards, strict=True):
+        size, start = tensor.numel(), 0
         while start < size:
             if room <= 0:
                 found.append([])
                 room = most
-            taken = min(size - start, room) if is_splittable else size
+            taken = min(size - start, room) if tensor.is_contiguous() else size
             found[-1].append(Part(place, taken, None if taken == size else start))
             room -= taken
             start += taken
@@ -147,34 +175,10 @@ def piece_size(total: int, num_streams: int) -> int:
     return max(1, math.ceil(total / count))
 
 
-def run(work: Callable[[Piece], None], pieces: list[Piece]) -> None:
-    """Do something to every piece, by as many threads as torch has where they are on a CPU."""
-    streams = list({id(piece.generator): None for piece in pieces})
-    is_cpu = all(piece.generator.device.type == "cpu" for piece in pieces)
-    num_threads = min(len(streams), torch.get_num_threads()) if is_cpu else 1
-    if num_threads <= 1:
-        _run(work, pieces)
-        return
-    # The pieces of a generator stay in order, and so in one thread.
-    shares: list[list[Piece]] = [[] for _ in range(num_threads)]
-    for piece in pieces:
-        shares[streams.index(id(piece.generator)) % num_threads].append(piece)
-    others = [_pool().submit(_run_beside, work, share) for share in shares[1:]]
-    try:
-        _run(work, shares[0])
-    finally:
-        for other in others:
-            other.result()
-
-
-def _run(work: Callable[[Piece], None], pieces: list[Piece]) -> None:
-    for piece in pieces:
-        work(piece)
-
-
 def _run_beside(work: Callable[[Piece], None], pieces: list[Piece]) -> None:
     with torch.no_grad():  # a thread has its own mind about that
-        _run(work, pieces)
+        for piece in pieces:
+            work(piece)
 
 
 @functools.cache
@@ -188,4 +192,6 @@ if hasattr(os, "register_at_fork"):  # threads stay behind when a process forks
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The shard that this rank holds."""
+    if type(tensor) in _PLAIN:
+        return tensor
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore

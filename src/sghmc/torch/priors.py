@@ -84,12 +84,16 @@ def check_prior(prior: object) -> None:
         )
 
 
-def gradient(positions: list[torch.Tensor], prior: Prior | None) -> list[torch.Tensor] | None:
-    """∇ log p(θ) of a prior that is a function."""
+def gradient(
+    positions: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    params: list[torch.Tensor],
+    prior: Prior | None,
+) -> list[torch.Tensor] | None:
+    """∇ log p(θ) of a prior that is a function, where `positions` are of `params`."""
     if prior is None or isinstance(prior, GaussianPrior):
         return None
     with torch.enable_grad():
-        leaves = [position.detach().requires_grad_() for position in positions]
+        leaves = [position.detach().requires_grad_() for position in positions(params)]
         value = log_density(leaves, prior)
         grads = torch.autograd.grad(value, leaves, allow_unused=True)
     pairs = zip(grads, leaves, strict=True)

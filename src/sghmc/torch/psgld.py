@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sghmc.torch import loss as losses
-from sghmc.torch import parameters, pieces
+from sghmc.torch import parameters
 from sghmc.torch.base import Sampler
 from sghmc.torch.pieces import Piece
 from sghmc.torch.settings import REQUIRED, number
@@ -126,9 +126,10 @@ class PSGLD(Sampler):
             ) from error
         for param, grad in zip(params, grads, strict=True):
             param.grad = None if grad is None else grad.detach()
-        for group in self.param_groups:
-            parameters.gradients(group)
-            pieces.run(_toss, self._cut(group))
+        for group, members in zip(self.param_groups, groups, strict=True):
+            if members:
+                parameters.gradients(group, members)
+                self._planned(group, members).run(_toss)
         signs = [self.state[param][_TURNED] for param in params]
         curved = [i for i, grad in enumerate(grads) if grad is not None and grad.requires_grad]
         products = (

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import torch
 
-from sghmc.torch import parameters, pieces, priors
+from sghmc.torch import parameters, priors
 from sghmc.torch.chains import are_chains
 from sghmc.torch.momentum import MOMENTUM, MomentumSampler
-from sghmc.torch.pieces import Piece
+from sghmc.torch.pieces import Piece, Plan
 from sghmc.torch.settings import REQUIRED, number
 
 _THERMOSTAT, _VALUE = "thermostat", "thermostat_value"
@@ -104,21 +104,21 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
             )
         return state
 
-    def _move_all(self, group: dict[str, Any], moving: list[Piece]) -> None:
+    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
         def each(part: Callable, *arguments: Any) -> None:
-            pieces.run(lambda piece: part(group, piece, *arguments), moving)
+            plan.run(lambda piece: part(group, piece, *arguments))
 
         if self.scheme == "literal":
             each(self._rub)
             each(self._kick)
             each(self._drift)
-            self._follow(group, moving)
+            self._follow(group, plan)
             return
         each(self._kick)
         each(self._drift, 0.5)
-        self._follow(group, moving, 0.5)
+        self._follow(group, plan, 0.5)
         each(self._damp)
-        self._follow(group, moving, 0.5)
+        self._follow(group, plan, 0.5)
         each(self._drift, 0.5)
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
@@ -157,7 +157,7 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         """ξ of every parameter, or the one of them all."""
         return piece.state[_THERMOSTAT] if self.thermostat == "diagonal" else [group[_VALUE]]
 
-    def _follow(self, group: dict[str, Any], moving: list[Piece], fraction: float = 1.0) -> None:
+    def _follow(self, group: dict[str, Any], plan: Plan, fraction: float = 1.0) -> None:
         """ξ ← ξ + fraction · ε (rᵀM⁻¹r/d − τ)/μ."""
         rate = fraction * group["lr"] / group["thermostat_mass"]
         cooling = -rate * group["temperature"]
@@ -168,7 +168,7 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
                 torch._foreach_addcmul_(thermostats, momenta, momenta, rate / group["mass"])
                 torch._foreach_add_(thermostats, cooling)
 
-            pieces.run(warm, moving)
+            plan.run(warm)
             return
         momenta = [self.state[param][MOMENTUM] for param in parameters.moving(group)]
         count = sum(momentum.numel() for momentum in momenta)
