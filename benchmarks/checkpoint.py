@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sghmc
-from sghmc.checkpoint.checkpoint import Folder
+from sghmc.checkpoint.folder import Folder
 from sghmc.checkpoint.store import Files
 
 

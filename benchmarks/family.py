@@ -127,12 +127,17 @@ def logistic(quick: bool) -> Target:
 
 def _mode(x, y):
     """By Newton's method; with the scores of all rows there."""
-    w = np.zeros(x.shape[1])
-    for _ in range(20):
+
+    def looked_at(w):
         p = 1 / (1 + np.exp(-x @ w))
         covariance = np.linalg.inv((x * (p * (1 - p))[:, None]).T @ x + np.eye(len(w)))
-        w = w - covariance @ (x.T @ (p - y) + w)
-    return w, covariance, x * (p - y)[:, None]
+        return covariance, x * (p - y)[:, None]
+
+    w = np.zeros(x.shape[1])
+    for _ in range(20):
+        covariance, scores = looked_at(w)
+        w = w - covariance @ (scores.sum(0) + w)
+    return w, *looked_at(w)
 
 
 def _reference(x, y, mode, covariance, num_pairs=2_000):

@@ -105,7 +105,7 @@ def seconds_of_sums(num_processes: int):
 
     from sghmc.core import processes
 
-    processes.be_unhurried()
+    processes.avoid_preemption()
     everywhere = PartitionSpec()
     mesh = jax.make_mesh((num_processes,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 

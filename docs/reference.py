@@ -16,8 +16,9 @@ import sghmc.interop.numpyro
 import sghmc.interop.optax
 import sghmc.torch.base
 from sghmc import estimators, models
+from sghmc.core import random, tree
 from sghmc.data import ratings
-from sghmc.samplers import base
+from sghmc.samplers import settings
 from sghmc.samplers.table import EXAMPLES, markdown
 
 
@@ -123,8 +124,12 @@ GROUPS = {
     "extending": Group(
         "Parts of a sampler",
         "What a new sampler is made of; the page Extend shows it at work.",
-        _of(base, "Sampler", "Kernel")
-        | _of(sghmc.gradients.base, "Gradient", "Estimator", "Oracle"),
+        _of(sghmc, "Sampler", "Dynamics", "Kernel", "StepInfo")
+        | _of(sghmc, "Gradient", "GradientEstimator", "Oracle", "Evaluation", "Change")
+        | _of(sghmc, "Target", "Adaptation", "Moment")
+        | _of(settings, *settings.__all__)
+        | _of(tree, *tree.__all__)
+        | _of(random, *random.__all__),
     ),
 }
 

@@ -9,8 +9,9 @@ from jax import lax
 
 import sghmc
 from sghmc.core import tree, xla
+from sghmc.engine.keys import NUM_STREAMS
 from sghmc.engine.layout import Layout
-from sghmc.engine.program import NUM_STREAMS, Program
+from sghmc.engine.program import Program
 from sghmc.samplers.base import Sampler
 from workloads import timing
 
@@ -62,10 +63,10 @@ def scan(
     @jitted
     def run(program, carry):
         def step(state, t):
-            noise = program.draw(program.keys[0], t, 1)
-            return program.step(t, noise, state, carry.hyper, carry.memory)[0], None
+            chain = program.with_keys(program.keys[0])
+            return chain.step(t, chain.draw(t, 1), carry._replace(state=state))[0], None
 
         return lax.scan(step, carry.state, jnp.arange(num_steps))[0]
 
-    carry = program.start(program.keys[0], tree.flatten_leaves(start))
+    carry = program.with_keys(program.keys[0]).initial_carry(tree.flatten_leaves(start))
     return timing.clocked(lambda: jax.block_until_ready(run(program, carry)), num_steps)

@@ -1,26 +1,37 @@
-"""Bayesian inference on data too big for exact MCMC."""
+"""Bayesian inference on data too big for exact MCMC.
+
+Public is what `sghmc.__all__` names, and what the `__all__` of a module names, such as
+`sghmc.theory` or `sghmc.core.tree`. Everything else is private, and may change without notice.
+"""
 
 import importlib
 from types import ModuleType
 
 from sghmc import data, models, theory
-from sghmc.adapt import Adapt
+from sghmc.adapt import Adapt, Adaptation, Moment
 from sghmc.adapt.hmc import AdaptHMC
 from sghmc.adapt.mass import AdaptMass
 from sghmc.adapt.scale import AdaptScale
-from sghmc.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWarning
+from sghmc.checkpoint.checkpoint import Checkpoint
+from sghmc.checkpoint.errors import CheckpointError, CheckpointWarning
 from sghmc.core.processes import LostProcessError, ProcessError
-from sghmc.gradients.base import FullBatch, Minibatch, NoisyGradient
+from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
 from sghmc.gradients.control_variate import ControlVariate
+from sghmc.gradients.exact import FullBatch, NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher
+from sghmc.gradients.minibatch import Minibatch
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Posterior, Potential
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
 from sghmc.posterior.priors import GaussianPrior
 from sghmc.posterior.source import DataError
+from sghmc.posterior.target import Target
+from sghmc.results.errors import DivergenceError, GradientNoiseError
 from sghmc.results.health import HealthWarning
-from sghmc.results.samples import DivergenceError, GradientNoiseError, Samples
+from sghmc.results.samples import Samples
 from sghmc.results.stein import kernel_stein_discrepancy
 from sghmc.samplers.austerity import Austerity
+from sghmc.samplers.base import Dynamics, Kernel, Sampler
 from sghmc.samplers.cyclical import Cyclical
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
@@ -34,6 +45,7 @@ from sghmc.samplers.splitting import BAOAB, OBABO
 from sghmc.samplers.whitened import Whitened
 from sghmc.sampling import sample
 from sghmc.tuning.tune import Tuned, tune
+from sghmc.types import Change, Evaluation, StepInfo
 
 __version__ = "0.1.0"
 
@@ -51,7 +63,9 @@ __all__ = [
     "AdaptHMC",
     "AdaptMass",
     "AdaptScale",
+    "Adaptation",
     "Austerity",
+    "Change",
     "Checkpoint",
     "CheckpointError",
     "CheckpointWarning",
@@ -59,21 +73,31 @@ __all__ = [
     "Cyclical",
     "DataError",
     "DivergenceError",
+    "Dynamics",
     "EmpiricalFisher",
+    "Evaluation",
     "FullBatch",
     "GaussianPrior",
     "Gibbs",
+    "Gradient",
+    "GradientEstimator",
     "GradientNoiseError",
     "HealthWarning",
+    "Kernel",
     "LostProcessError",
     "Minibatch",
+    "Moment",
     "Momentum",
     "NoisyGradient",
+    "Oracle",
     "Posterior",
     "Potential",
     "ProcessError",
     "ReplicaExchange",
+    "Sampler",
     "Samples",
+    "StepInfo",
+    "Target",
     "Tuned",
     "Whitened",
     "data",

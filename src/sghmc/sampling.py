@@ -1,8 +1,9 @@
 """sample(): the one call that draws."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 
@@ -10,14 +11,17 @@ from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.core import processes
 from sghmc.engine import checks
+from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
 from sghmc.gradients.base import Gradient
+from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import StackedPosterior, Target
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.target import Target
 from sghmc.results.samples import Samples
 from sghmc.samplers.base import Sampler
 from sghmc.tuning.saved import recall
-from sghmc.tuning.tune import tune
+from sghmc.tuning.tune import Tuned, tune
 from sghmc.types import PyTree
 
 _BATCH_SIZE = 500
@@ -83,33 +87,37 @@ def sample(
     >>> samples.positions.shape
     (4, 100, 2)
     """
-    options: dict[str, Any] = {
-        "gradient": gradient,
-        "num_samples": num_samples,
-        "num_burnin": num_burnin,
-        "num_chains": num_chains,
-        "init_axis": init_axis,
-        "posterior_axis": posterior_axis,
-        "keep": keep,
-        "averages": averages,
-        "trace": trace,
-        "gibbs": gibbs,
-        "adapt": adapt,
-        "info": info,
-        "progress": progress,
-        "checkpoint": checkpoint,
-        "mesh": mesh,
-        "throw": throw,
-        "thinning": 1 if thinning is None else thinning,
-    }
+    options = RunOptions(
+        gradient=FullBatch() if gradient is None else gradient,
+        num_samples=num_samples, num_burnin=num_burnin, num_chains=num_chains,
+        thinning=1 if thinning is None else thinning,
+        init_axis=init_axis, posterior_axis=posterior_axis,
+        keep=keep, averages=averages, trace=trace, gibbs=gibbs, adapt=adapt, info=info,
+        progress=progress, checkpoint=checkpoint, mesh=mesh, throw=throw,
+    )  # fmt: skip
     if isinstance(sampler, Sampler):
-        return run(key, target, sampler, init, **options)
+        return run(key, target, sampler, init, options)
     if sampler != "auto":
         raise TypeError(
             f'sample needs a sampler such as sghmc.SGHMC(…), or "auto", not {sampler!r}.'
         )
-    checks.check_counts(num_samples, num_burnin, options["thinning"], num_chains)
-    if init_axis is not None or posterior_axis is not None or adapt is not None:
+    tuned = _tuned(key, target, init, options)
+    options = dataclasses.replace(
+        options,
+        gradient=tuned.gradient,
+        init_axis=0,
+        thinning=tuned.thinning if thinning is None else thinning,
+    )
+    samples = run(jax.random.fold_in(key, 1), target, tuned.sampler, tuned.init, options)
+    return samples.with_tuning(tuned.report)
+
+
+def _tuned(
+    key: jax.Array, target: Target | StackedPosterior, init: PyTree, options: RunOptions
+) -> Tuned:
+    """What `tune` chooses for "auto"; what it chose before, where a checkpoint has it."""
+    has_axis = options.init_axis is not None or options.posterior_axis is not None
+    if has_axis or options.adapt is not None:
         raise ValueError(
             '"auto" chooses starts and settings itself, for one posterior: give one init, and no '
             "init_axis, posterior_axis or adapt; or call sghmc.tune first."
@@ -121,18 +129,16 @@ def sample(
         )
     if isinstance(target, StackedPosterior):
         raise TypeError('"auto" takes one posterior at a time, not a stack of them.')
+    checks.check_options(options, target)
     tuning = functools.partial(
         tune,
         jax.random.fold_in(key, 0),
         target,
         init,
-        batch_size=getattr(gradient, "batch_size", _BATCH_SIZE),
-        num_chains=num_chains,
-        gibbs=gibbs,
+        batch_size=options.gradient.batch_rows or _BATCH_SIZE,
+        num_chains=options.num_chains,
+        gibbs=options.gibbs,
     )
-    arguments = {"key": key, "target": target, "sampler": sampler, "init": init, **options}
-    tuned = tuning() if checkpoint is None else recall(checkpoint, arguments, tuning)
-    options |= {"gradient": tuned.gradient, "init_axis": 0}
-    options["thinning"] = tuned.thinning if thinning is None else thinning
-    samples = run(jax.random.fold_in(key, 1), target, tuned.sampler, tuned.init, **options)
-    return samples.with_tuning(tuned.report)
+    if options.checkpoint is None:
+        return tuning()
+    return recall(options.checkpoint, options.identity(key, target, "auto", init), tuning)

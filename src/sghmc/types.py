@@ -5,7 +5,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
+__all__ = ["Change", "Evaluation", "PyTree", "Schedule", "StepInfo"]
+
 PyTree: TypeAlias = Any
+"""Arrays in dictionaries, lists, tuples or modules, nested as one likes; parameters are one."""
 Schedule: TypeAlias = Callable[[jax.Array], jax.typing.ArrayLike]
 """A function of the step number, such as any optax schedule."""
 

@@ -12,7 +12,7 @@ from cases import params
 from sghmc.adapt.base import Moment
 from sghmc.adapt.hmc import begin_search
 from sghmc.core import matrices
-from sghmc.results.health import Origin
+from sghmc.results.origin import Origin
 
 START = {"a": jnp.array([0.5, -1.0, 2.0]), "b": jnp.asarray(0.3)}
 MASS = {"a": jnp.array([0.5, 1.7, 20.0]), "b": jnp.asarray(3.0)}
@@ -261,3 +261,26 @@ def test_sghmc_finds_its_mass():
 def test_what_cannot_be_is_refused(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+@pytest.mark.parametrize("adapt", [sghmc.AdaptMass(60, gradients=True), sghmc.AdaptScale(60)])
+def test_a_whitened_sampler_adapts_in_its_own_coordinates(adapt):
+    """z of θ = 1 + z/2 moves as it would on U(1 + z/2): powers of two are exact."""
+
+    def potential(theta):
+        return jnp.sum(jnp.array([9.0, 0.5]) * (theta - 1) ** 2) / 2
+
+    sampler, options = sghmc.SGHMC(0.1, 1.0), {"num_chains": 2, "num_burnin": 60, "adapt": adapt}
+    options |= {"num_samples": 30, "progress": False}
+    key = jax.random.key(3)
+    plain = sghmc.sample(
+        key, sghmc.Potential(lambda z: potential(1 + z / 2)), sampler, jnp.ones(2), **options
+    )
+    whitened = sghmc.sample(
+        key,
+        sghmc.Potential(potential),
+        sghmc.Whitened(sampler, jnp.ones(2), 0.5),
+        jnp.full(2, 1.5),
+        **options,
+    )
+    np.testing.assert_allclose(whitened.positions, 1 + plain.positions / 2, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,8 @@ from sghmc import experiments
 from sghmc.display.page import write
 from sghmc.estimators.pages import table_page
 from sghmc.experiments.figure2 import LABELS
-from sghmc.results.samples import Info, Samples
+from sghmc.results.info import Info
+from sghmc.results.samples import Samples
 from views import DESK, PHONE
 
 pytestmark = pytest.mark.browser

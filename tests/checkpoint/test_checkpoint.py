@@ -24,8 +24,9 @@ import sghmc
 from cases import SAMPLERS, halving
 from sghmc import sampling
 from sghmc.checkpoint import manifest, zarr_format
-from sghmc.checkpoint.draws import DamagedError
-from sghmc.engine import loop, run
+from sghmc.checkpoint.errors import DamagedError
+from sghmc.checkpoint.folder import open_folder
+from sghmc.engine import host, loop, pace, run
 from sghmc.engine.progress import Bar
 from sghmc.tuning.tune import TuneReport
 
@@ -63,7 +64,7 @@ def kill_at(monkeypatch):
                 if count is not None and num_done >= count:
                     raise Killed
 
-        monkeypatch.setattr(run, "Bar", Death)
+        monkeypatch.setattr(host, "Bar", Death)
 
     return set_end
 
@@ -292,7 +293,7 @@ def newest_state(path):
 
 
 def test_a_finished_run_is_returned_without_running(folder, whole, monkeypatch):
-    for name in ("start", "advance"):
+    for name in ("begin", "advance"):
         monkeypatch.setattr(loop, name, None)
     before = contents(folder)
     same(sample(folder), whole)
@@ -389,7 +390,7 @@ def test_a_save_is_not_written_through_a_link(folder, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("mine")
     (folder / "saves" / "unfinished").symlink_to(tmp_path / "precious")
-    with sghmc.Checkpoint(folder).open({}):
+    with open_folder(sghmc.Checkpoint(folder), {}):
         assert not (folder / "saves" / "unfinished").is_symlink()
     assert (tmp_path / "precious" / "file").read_text() == "mine"
 
@@ -450,7 +451,10 @@ def test_folders_of_other_things_are_refused(tmp_path):
 
 
 def test_two_runs_cannot_write_to_one_folder(folder):
-    with sghmc.Checkpoint(folder).open({}), pytest.raises(sghmc.CheckpointError, match="Another"):
+    with (
+        open_folder(sghmc.Checkpoint(folder), {}),
+        pytest.raises(sghmc.CheckpointError, match="Another"),
+    ):
         sample(folder)
 
 
@@ -485,8 +489,8 @@ def test_ctrl_c_keeps_everything(tmp_path, whole, monkeypatch):
             if num_done == 5:
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(run, "Bar", CtrlC)
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(host, "Bar", CtrlC)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     with pytest.warns(UserWarning, match="Interrupted after 5 of 9 draws"):
         partial = sample(tmp_path)
     np.testing.assert_array_equal(partial.positions, whole.positions[:, :5])
@@ -537,7 +541,7 @@ def test_a_run_that_diverges_does_so_again(tmp_path):
 
 
 def test_saves_by_time_and_the_last_few_stay(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)
     same(sample(tmp_path, saving={"seconds": 1e-9, "num_saves": 2}), whole)
     assert saves(tmp_path) == [8, 9]
 

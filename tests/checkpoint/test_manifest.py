@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from sghmc.checkpoint import manifest
-from sghmc.checkpoint.draws import DamagedError
+from sghmc.checkpoint.errors import DamagedError
 from sghmc.checkpoint.manifest import Manifest, Progress, Stored
 
 DIGEST = "0" * 64

@@ -7,7 +7,7 @@ import pytest
 import tensorstore
 
 from sghmc.checkpoint import manifest, saved_state
-from sghmc.checkpoint.draws import DamagedError
+from sghmc.checkpoint.errors import DamagedError
 from sghmc.checkpoint.manifest import Manifest
 
 

@@ -16,9 +16,9 @@ from zarr.storage import LocalStore
 
 import sghmc
 from sghmc.checkpoint import zarr_format
-from sghmc.checkpoint.draw_file import Column
+from sghmc.checkpoint.draw_file import DrawFile
 from sghmc.checkpoint.store import Files
-from sghmc.engine import run
+from sghmc.engine import host, pace
 from sghmc.engine.progress import Bar
 from sghmc.results import diagnostics
 
@@ -148,12 +148,12 @@ def test_an_interrupted_run_is_there_until_its_last_save(finished, tmp_path, mon
             if num_done >= 14:
                 raise Killed
 
-    monkeypatch.setattr(run, "Bar", Death)
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(host, "Bar", Death)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     with pytest.raises(Killed):
         sample(tmp_path)
     check_same(opened(tmp_path / "draws"), finished[1].to_arviz(), num_draws=EVERY)
-    monkeypatch.setattr(run, "Bar", Bar)
+    monkeypatch.setattr(host, "Bar", Bar)
     sample(tmp_path)
     check_same(opened(tmp_path / "draws"), finished[1].to_arviz())
 
@@ -165,9 +165,9 @@ def test_no_draws_are_promised_that_a_resumed_run_takes_away(copy, finished, mon
     def die(*_):
         raise Killed
 
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     ways = (
-        (Column, "go_on", contextlib.nullcontext()),
+        (DrawFile, "go_on", contextlib.nullcontext()),
         (Bar, "update", pytest.warns(match="is damaged")),
     )
     for kind, name, told in ways:

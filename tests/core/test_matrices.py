@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sghmc.core import matrices, tree
+from sghmc.core import matrices, pencils, tree
 
 LIKE = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(()), "c": (jnp.zeros(3),)}
 SIZES = tree.sizes(LIKE)
@@ -71,7 +71,7 @@ def test_a_pencil_takes_roots_of_combinations(pair, outer):
     first, second = map(parse, pair)
     a, b = dense_array(first), dense_array(second)
     outer = None if outer is None else parse(spd(3) if outer == "dense" else outer)
-    pencil = matrices.pencil(first, second, SIZES, "mass", outer)
+    pencil = pencils.pencil(first, second, SIZES, "mass", outer)
     limit = 1 / pencil.largest
     assert np.isclose(pencil.largest, np.linalg.eigvals(np.linalg.solve(a, b)).real.max())
     left = np.eye(TOTAL) if outer is None else dense_array(outer)
@@ -85,7 +85,7 @@ def test_a_pencil_takes_roots_of_combinations(pair, outer):
 
 def test_a_pencil_knows_inverse_roots_and_quadratic_forms(pair):
     first, second = map(parse, pair)
-    pencil = matrices.pencil(first, second, SIZES, "mass")
+    pencil = pencils.pencil(first, second, SIZES, "mass")
     x, y = 1.3, 0.4 / pencil.largest
     combined = x * dense_array(first) - y * dense_array(second)
     finished = matrices.finish(pencil, jnp.float32)
@@ -99,17 +99,15 @@ def test_a_pencil_knows_inverse_roots_and_quadratic_forms(pair):
 def test_a_semi_definite_first_matrix_has_a_root_if_the_second_is_zero():
     vector = np.arange(1.0, TOTAL + 1)
     singular = parse(np.outer(vector, vector), definite=False)
-    pencil = matrices.pencil(singular, matrices.scaled(singular, 0.0), SIZES, "variance")
+    pencil = pencils.pencil(singular, matrices.scaled(singular, 0.0), SIZES, "variance")
     root = jacobian(lambda v: matrices.finish(pencil, jnp.float32).sqrt(1, 0, v))
     np.testing.assert_allclose(root @ root.T, np.outer(vector, vector), rtol=1e-4)
     with pytest.raises(ValueError, match="variance must be positive definite here"):
-        matrices.pencil(singular, parse(1.0), SIZES, "variance")
+        pencils.pencil(singular, parse(1.0), SIZES, "variance")
 
 
 def test_at_the_edge_rounding_does_not_make_nan():
-    pencil = matrices.finish(
-        matrices.pencil(parse(spd(1)), parse(spd(1)), SIZES, "mass"), "float32"
-    )
+    pencil = matrices.finish(pencils.pencil(parse(spd(1)), parse(spd(1)), SIZES, "mass"), "float32")
     assert tree.all_finite(pencil.sqrt(1, 1, jax.tree.map(jnp.ones_like, LIKE)))
 
 
@@ -197,7 +195,7 @@ def test_every_leaf_keeps_its_dtype(kind):
         dtype = tree.float_type(like)
         assert dtype == jnp.float64
         matrix = parse(value, like)
-        pencil = matrices.pencil(matrix, matrices.scaled(matrix, 0.5), tree.sizes(like), "mass")
+        pencil = pencils.pencil(matrix, matrices.scaled(matrix, 0.5), tree.sizes(like), "mass")
         matrix, pencil = (matrices.finish(part, dtype) for part in (matrix, pencil))
         for result, expected in (
             (matrix @ like, 2.0),

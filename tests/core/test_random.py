@@ -12,8 +12,7 @@ import sghmc
 from cases import GRADIENTS, SAMPLERS, params, posterior
 from sghmc.core import random
 from sghmc.engine import loop
-from sghmc.engine.program import GIBBS, NUM_STREAMS, START
-from sghmc.engine.run import chain_keys
+from sghmc.engine.keys import GIBBS, INIT, NUM_STREAMS, chain_keys
 
 FALSE_ALARM = 1e-6
 """The chance that a right generator fails one check; with fixed keys it fails always or never."""
@@ -227,7 +226,7 @@ def program_of(sampler, gradient, monkeypatch):
     def capture(program, *_):
         raise Captured(program)
 
-    monkeypatch.setattr(loop, "start", capture)
+    monkeypatch.setattr(loop, "begin", capture)
     with pytest.raises(Captured) as captured:
         sghmc.sample(
             jax.random.key(15), posterior(), sampler, params(), gradient=gradient, num_chains=2
@@ -257,8 +256,8 @@ def test_no_counter_is_used_twice(sampler, gradient, monkeypatch):
 
     def counters(keys):
         used.clear()
-        program.draw(keys, 0, 3)
-        random.normals_like(keys[START], 0, 1, program.layout.like)
+        program.with_keys(keys).draw(0, 3)
+        random.normals_like(keys[INIT], 0, 1, program.layout.like)
         for t in range(3):
             random.fold(keys[GIBBS], t)
         return jnp.concatenate(used, axis=1)

@@ -16,7 +16,7 @@ def test_a_million_single_precision_terms_lose_nothing():
             return running_sum.add(running, terms[i], jnp.asarray(True)), naive + terms[i]
 
         running, naive = lax.fori_loop(
-            0, len(terms), one, (running_sum.start_sum(terms[0]), jnp.zeros(()))
+            0, len(terms), one, (running_sum.empty(terms[0]), jnp.zeros(()))
         )
         return running_sum.mean(running), naive / len(terms)
 
@@ -27,11 +27,11 @@ def test_a_million_single_precision_terms_lose_nothing():
 
 
 def test_terms_that_are_not_counted_leave_no_trace():
-    running = running_sum.start_sum({"x": jnp.zeros(2)})
+    running = running_sum.empty({"x": jnp.zeros(2)})
     terms = [([1.0, 2.0], True), ([np.nan, np.inf], False), ([3.0, 6.0], True), ([9.0, 9.0], False)]
     for value, is_counted in terms:
         running = running_sum.add(running, {"x": jnp.array(value)}, jnp.asarray(is_counted))
-    assert running.count == 2
+    assert running.num_terms == 2
     np.testing.assert_array_equal(running_sum.mean(running)["x"], [2, 4])
 
 
@@ -41,7 +41,7 @@ def test_integers_booleans_and_low_precision_are_summed_as_floats():
         "boolean": jnp.asarray(True),
         "low": jnp.asarray(1 / 3, jnp.bfloat16),
     }
-    running = running_sum.start_sum(values)
+    running = running_sum.empty(values)
     for _ in range(5):
         running = running_sum.add(running, values, jnp.asarray(True))
     mean = running_sum.mean(running)
@@ -52,4 +52,4 @@ def test_integers_booleans_and_low_precision_are_summed_as_floats():
 
 
 def test_the_mean_of_nothing_is_not_a_number():
-    assert np.isnan(running_sum.mean(running_sum.start_sum(jnp.zeros(()))))
+    assert np.isnan(running_sum.mean(running_sum.empty(jnp.zeros(()))))

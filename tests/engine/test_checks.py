@@ -10,7 +10,7 @@ import pytest
 
 import sghmc
 from sghmc import SGHMC, SGLD, Minibatch
-from sghmc.gradients.base import Estimator, Gradient, Oracle
+from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
 
 QUADRATIC = sghmc.Potential(lambda p: 0.5 * jnp.sum(p**2))
 START = jnp.zeros(2)
@@ -333,11 +333,11 @@ def test_gibbs_updates_that_do_not_fit():
 class StreamedGradient(Gradient):
     """Gradients of a source that only streams by: no pass over all data."""
 
-    def prepare(self, target, like):
+    def prepare(self, target, position):
         return StreamedEstimator()
 
 
-class StreamedEstimator(Estimator):
+class StreamedEstimator(GradientEstimator):
     def oracle(self, target, noise, memory=()):
         return Oracle(lambda i, position: target.evaluate(position), None, False)
 

@@ -18,16 +18,16 @@ def test_chains_come_out_as_they_went_in(like, axis, num_chains):
     rng = np.random.default_rng(0)
     chains = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(num_chains, leaf.size))), like)
 
-    def scale(factor, flat):
+    def tripled(flat):
         assert all(leaf.ndim == 1 for leaf in jax.tree.leaves(flat))
-        return jax.tree.map(lambda leaf: factor * leaf, layout.shape(flat))
+        return jax.tree.map(lambda leaf: 3.0 * leaf, layout.shape(flat))
 
-    inside = layout.over_chains(scale, shared=(0,))(3.0, layout.inward(chains))
+    inside = layout.over_chains(tripled)(layout.to_loop(chains))
     for leaf, original, model in zip(*map(jax.tree.leaves, (inside, chains, like)), strict=True):
-        outside = layout.outward(np.asarray(leaf))
+        outside = layout.chains_first(np.asarray(leaf))
         assert outside.shape == (num_chains, *model.shape)
         np.testing.assert_array_equal(outside, 3.0 * original.reshape(outside.shape))
-        with_draws = layout.outward(np.stack([leaf, 2 * leaf]), leading=1)
+        with_draws = layout.chains_first(np.stack([leaf, 2 * leaf]), leading=1)
         np.testing.assert_array_equal(with_draws[:, 1], 2 * outside)
 
 

@@ -44,9 +44,9 @@ def two_dimensional_program():
 def test_the_loop_of_a_small_model_is_one_kernel():
     """Ten times slower otherwise: XLA:CPU then hands out every operation of every step."""
     program = two_dimensional_program()
-    carry = loop.start(program, jnp.zeros((1, 2))).carry
+    carry = loop.begin(program, jnp.zeros((1, 2))).carry
     one = np.int32(1)
-    compiled = loop.compiled().lower(program, carry, one, one, capacity=100).compile()
+    compiled = loop.compiled_draws().lower(program, carry, one, one, capacity=100).compile()
     assert "xla_cpu_small_call" in compiled.compiled.as_text()
 
 
@@ -79,7 +79,7 @@ def test_a_large_model_thinned_is_every_third_draw():
 
 @pytest.mark.parametrize("num_burnin", [0, 100])
 def test_a_large_model_that_diverges_is_seen_within_a_draw(num_burnin):
-    with pytest.raises(sghmc.DivergenceError, match="left the finite numbers at step 99"):
+    with pytest.raises(sghmc.DivergenceError, match="became non-finite at step 99"):
         # The energy grows tenfold a step: past single precision after some thirty steps.
         run_wide(1.0, lambda theta: 10 * wide(theta), thinning=100, num_burnin=num_burnin)
 

@@ -9,7 +9,7 @@ import pytest
 
 import sghmc
 from sghmc.engine import reading
-from sghmc.gradients.base import BatchEstimator
+from sghmc.gradients.minibatch import BatchEstimator
 from sghmc.posterior import source
 
 N = 300

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import sghmc
 from cases import halving, params, posterior
-from sghmc.engine import plan, run
+from sghmc.engine import host, pace, plan
 from sghmc.engine.progress import Bar
 
 KEY = jax.random.key(7)
@@ -64,7 +64,7 @@ def terminal(monkeypatch):
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=120)
     monkeypatch.setattr(rich, "_console", console)
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)
     return written
 
 
@@ -185,12 +185,12 @@ def test_draws_do_not_depend_on_blocks_of_variates(thinning, monkeypatch):
 
 
 def test_draws_do_not_depend_on_segments_or_the_progress_bar(plain, monkeypatch, capsys):
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
-    monkeypatch.setattr(run, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(host, "_BLOCK_BYTES", 100)
     segmented = sample(progress=True, num_burnin=2, num_samples=10)
     close(segmented.positions, plain.positions[:, 2:])
     assert capsys.readouterr() == ("", "")  # no terminal, no bar
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e9)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e9)
     close(sample(num_burnin=2, num_samples=10).positions, plain.positions[:, 2:])
 
 
@@ -314,11 +314,11 @@ def walk(**given: Any):
 
 
 def test_divergence_raises_with_chain_step_and_remedy_and_carries_the_draws(monkeypatch):
-    monkeypatch.setattr(run, "_BLOCK_SECONDS", 1e9)
+    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e9)
     with pytest.raises(sghmc.DivergenceError, match=r"step_size.*throw=False") as caught:
         walk()
     message = str(caught.value)
-    assert "Chain 2 left the finite numbers at step 3" in message
+    assert "Chain 2 became non-finite at step 3" in message
     assert "2 of 3 chains did" in message
     samples = caught.value.samples
     assert samples.positions.shape[0] == 3
@@ -338,7 +338,7 @@ def test_the_bar_tells_speed_and_health(terminal):
 
 
 def test_divergence_in_burnin_raises_too():
-    with pytest.raises(sghmc.DivergenceError, match="Chain 2 left") as caught:
+    with pytest.raises(sghmc.DivergenceError, match="Chain 2 became") as caught:
         walk(num_burnin=5)
     assert caught.value.samples.positions.shape == (3, 0)
     assert caught.value.samples.info.potential.shape == (3, 0)
@@ -366,7 +366,7 @@ def test_a_last_draw_that_is_not_finite_does_not_pass():
     """The gradient of 0·√(3.5 − θ)₊ is not a number from 3.5 on, while the potential is one."""
     edge = sghmc.Potential(lambda theta: -theta + 0 * jnp.sqrt(jnp.maximum(3.5 - theta, 0)))
     settings = {"init": jnp.zeros(()), "sampler": sghmc.SGD(1.0), "num_samples": 5}
-    with pytest.raises(sghmc.DivergenceError, match="Chain 0 left the finite numbers at step 4"):
+    with pytest.raises(sghmc.DivergenceError, match="Chain 0 became non-finite at step 4"):
         sample(edge, **settings)
     samples = sample(edge, throw=False, **settings)
     np.testing.assert_array_equal(samples.info.is_finite[0], [1, 1, 1, 1, 0])
@@ -402,7 +402,7 @@ def test_without_info_draws_are_the_same_and_no_potential_is_computed(plain):
 def test_without_info_a_chain_that_diverges_is_found(num_burnin):
     steep = sghmc.Potential(lambda theta: 50 * theta**4)
     settings = {"num_chains": 2, "init_axis": 0, "num_burnin": num_burnin}
-    with pytest.raises(sghmc.DivergenceError, match="Chain 1 left") as caught:
+    with pytest.raises(sghmc.DivergenceError, match="Chain 1 became") as caught:
         sample(steep, sghmc.SGD(1e-3), jnp.array([0.01, 100.0]), info=False, **settings)
     assert caught.value.samples.num_draws == 0 or num_burnin == 0, "found after burn-in only"
 
@@ -425,7 +425,7 @@ class CtrlC(Bar):
 
 
 def test_ctrl_c_returns_what_was_drawn(monkeypatch, plain):
-    monkeypatch.setattr(run, "Bar", CtrlC)
+    monkeypatch.setattr(host, "Bar", CtrlC)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.warns(UserWarning, match=r"Interrupted after \d+ of 10000000 draws") as caught:
         samples = sample(num_samples=10**7, averages={"mean": lambda theta: theta})
@@ -440,7 +440,7 @@ def test_ctrl_c_returns_what_was_drawn(monkeypatch, plain):
 
 
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
-    monkeypatch.setattr(run, "Bar", CtrlC)
+    monkeypatch.setattr(host, "Bar", CtrlC)
     monkeypatch.setattr(CtrlC, "times", 2)
     # A shell starts background jobs with the signal ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

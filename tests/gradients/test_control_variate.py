@@ -13,8 +13,8 @@ from cases import params, posterior
 from sghmc.core import random
 from sghmc.engine import loop
 from sghmc.gradients import control_variate
-from sghmc.gradients.base import Minibatch
 from sghmc.gradients.fisher import scatter
+from sghmc.gradients.minibatch import Minibatch
 from sghmc.posterior.mode import find_mode
 
 N, BATCH = 5, 3
@@ -71,9 +71,9 @@ def test_over_all_batches_the_mean_is_exact_and_the_covariance_as_foretold(repla
 @pytest.mark.parametrize("fault", ["N/n forgotten", "nothing at the center", "prior scaled"])
 def test_a_wrong_estimate_is_seen(fault, monkeypatch):
     class Faulty(sghmc.Posterior):
-        def log_likelihood_sum(self, params, examples):
+        def log_likelihood_sum(self, params, batch):
             scale = {"N/n forgotten": BATCH / N, "nothing at the center": 1.0, "prior scaled": 1.0}
-            total = scale[fault] * super().log_likelihood_sum(params, examples)
+            total = scale[fault] * super().log_likelihood_sum(params, batch)
             return total + (self.log_prior_at(params) if fault == "prior scaled" else 0.0)
 
         def log_likelihood_total(self, params):
@@ -244,13 +244,13 @@ def posteriors():
 @pytest.mark.slow
 def test_every_stacked_posterior_has_its_own_mode(monkeypatch):
     estimators = []
-    start = loop.start
+    start = loop.begin
 
     def recorded(program, positions):
         estimators.append(program.estimator)
         return start(program, positions)
 
-    monkeypatch.setattr(loop, "start", recorded)
+    monkeypatch.setattr(loop, "begin", recorded)
 
     def run(target, **settings):
         return sghmc.sample(

@@ -123,8 +123,8 @@ def test_a_trajectory_asks_for_each_of_its_gradients_once():
     asked = []
 
     class Recorder(sghmc.FullBatch):
-        def prepare(self, target, like):
-            estimator = super().prepare(target, like)
+        def prepare(self, target, position):
+            estimator = super().prepare(target, position)
             exact = estimator.oracle(target, ())
 
             class Recording(type(estimator)):

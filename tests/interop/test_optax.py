@@ -12,8 +12,7 @@ import pytest
 import sghmc
 from cases import NUM_EXAMPLES, SAMPLERS, halving, params, posterior
 from sghmc.core import random, tree
-from sghmc.engine.program import GRADIENT
-from sghmc.engine.run import chain_keys
+from sghmc.engine.keys import GRADIENT, chain_keys
 from sghmc.interop.optax import TransformationState, transformation
 
 NUM_STEPS = 12
@@ -154,6 +153,10 @@ def test_another_step_does_not_retrace():
         (SAMPLERS["whitened hmc"], "takes 4: run it with"),
         (SAMPLERS["replicas of sghmc"], "takes 2: run it with"),
         (sghmc.PSGLD(0.1), "PSGLD takes a product with the Hessian"),
+        (
+            sghmc.Whitened(sghmc.PSGLD(0.1), jnp.zeros(2), 0.5),
+            r"Whitened\(PSGLD\) takes a product with the Hessian",
+        ),
         (sghmc.SGHMC(0.1, 2.0, gradient_noise=sghmc.EmpiricalFisher()), "of single examples"),
         (SAMPLERS["sghmc resampling"], "SGHMC with resample_every"),
         (SAMPLERS["sghmc literal resampling"], "SGHMC with resample_every"),

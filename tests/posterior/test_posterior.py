@@ -1,4 +1,5 @@
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.posterior import posterior as module
+from sghmc.posterior import base, passes
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(13, 2)).astype(np.float32), RNG.normal(size=13).astype(np.float32)
@@ -55,7 +56,7 @@ def test_an_estimate_from_n_rows_scales_the_data_by_N_over_n_and_not_the_prior()
 def test_a_pass_in_chunks_is_a_pass_over_all(chunk, monkeypatch):
     target = regression()
     whole = target.evaluate(THETA)
-    monkeypatch.setattr(module, "_CHUNK", chunk)
+    monkeypatch.setattr(passes, "_CHUNK", chunk)
     anew = functools.partial(target.log_likelihood)  # another function: nothing compiled fits it
     target = sghmc.Posterior(anew, target.log_prior, target.data)
     parts = target.evaluate(THETA)
@@ -66,7 +67,7 @@ def test_a_pass_in_chunks_is_a_pass_over_all(chunk, monkeypatch):
 
 def test_an_impossible_row_makes_the_potential_infinite_wherever_it_lies(monkeypatch):
     """Also where the last chunk sees it again, and does not count it."""
-    monkeypatch.setattr(module, "_CHUNK", 4)
+    monkeypatch.setattr(passes, "_CHUNK", 4)
     for bad in (0, 10, 12):
         data = np.zeros(13, np.float32)
         data[bad] = 2.0
@@ -155,5 +156,6 @@ def test_a_pass_over_data_does_not_copy_them():
     target = sghmc.Posterior(
         lambda theta, x: -jax.nn.softplus(x @ theta), lambda theta: -jnp.sum(theta**2), data
     )
-    compiled = module._gradient.lower(target, jnp.zeros(16)).compile().compiled
+    gradient: Any = base._gradient
+    compiled = gradient.lower(target, jnp.zeros(16)).compile().compiled
     assert compiled.memory_analysis().temp_size_in_bytes < 0.7 * data.nbytes

@@ -11,7 +11,8 @@ import pytest
 import sghmc
 from sghmc.display import page
 from sghmc.results import diagnostics, report
-from sghmc.results.samples import Info, Samples
+from sghmc.results.info import Info
+from sghmc.results.samples import Samples
 
 NAME = "<script>alert('$x_1$')</script>"
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.results.samples import Info, Samples
+from sghmc.results.info import Info
+from sghmc.results.samples import Samples
 
 Pair = collections.namedtuple("Pair", ["location", "scale"])
 

@@ -49,8 +49,8 @@ def test_only_draws_of_the_sampling_part_are_kept():
 
 def test_rescaled_has_another_step_and_the_same_cycle_and_no_law():
     cyclical = sghmc.Cyclical(sghmc.SGLD(0.2, temperature=0.7), 8, exploration=0.3).rescaled(0.5)
-    assert (cyclical.sampler.step_size, cyclical.cycle_length) == (0.1, 8)
-    with pytest.raises(ValueError, match="Cyclical is not affine"):
+    assert (cyclical.settings["step_size"], cyclical.cycle_length) == (0.1, 8)
+    with pytest.raises(ValueError, match=r"Cyclical\(SGLD\) is not affine"):
         sghmc.theory.stationary_law(cyclical, 1.0)
 
 

@@ -44,8 +44,8 @@ from gaussian_settings import (
 from planted_faults import becomes, planted
 from sghmc import theory
 from sghmc.core import matrices, random, tree
-from sghmc.samplers.base import value_at
 from sghmc.samplers.hmc import HMCKernel, HMCState
+from sghmc.samplers.settings import value_at
 from sghmc.samplers.sghmc import SGHMCKernel, SGHMCState
 from sghmc.types import StepInfo
 
@@ -532,16 +532,14 @@ class WholeFirstKick(HMCKernel):
 
 
 class UnscaledPosterior(sghmc.Posterior):
-    def estimate(self, params, examples):
-        return -jnp.sum(self.log_likelihoods(params, examples)) - self.log_prior_at(params)
+    def estimate(self, params, batch):
+        return -jnp.sum(self.log_likelihoods(params, batch)) - self.log_prior_at(params)
 
 
 class PriorScaledPosterior(sghmc.Posterior):
-    def estimate(self, params, examples):
-        scale = self.num_examples / len(examples)
-        return -scale * (
-            jnp.sum(self.log_likelihoods(params, examples)) + self.log_prior_at(params)
-        )
+    def estimate(self, params, batch):
+        scale = self.num_examples / len(batch)
+        return -scale * (jnp.sum(self.log_likelihoods(params, batch)) + self.log_prior_at(params))
 
 
 SGHMC_FAULTS = {

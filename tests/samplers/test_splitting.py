@@ -22,6 +22,7 @@ from sghmc import theory
 from sghmc.core import random
 from sghmc.samplers.friction import SGHMCState
 from sghmc.samplers.splitting import BAOABKernel, OBABOKernel
+from sghmc.theory import cycle
 from sghmc.types import StepInfo
 
 NOISE = laws.positive(7, SIZE, 0.2, 1.1)
@@ -31,7 +32,7 @@ ORDERS = {sghmc.BAOAB: "BAOA", sghmc.OBABO: "BOBA"}
 def judge_step(sampler, t: int = 0):
     """F and LLᵀ, with V of no relation to V̂."""
     order = ORDERS[sghmc.BAOAB if isinstance(sampler, sghmc.BAOAB) else sghmc.OBABO]
-    held: Any = theory._held(sampler, t)
+    held: Any = cycle.held(sampler, t)
     expected = laws.splitting_step(
         order,
         PRECISION,

@@ -31,10 +31,10 @@ def test_the_estimate_and_its_variance_are_unbiased(num_looks):
     @jax.jit
     @jax.vmap
     def some(order):
-        return estimate(change(), order, 7, lambda seen: seen.count >= 7 * num_looks)
+        return estimate(change(), order, 7, lambda seen: seen.num_rows >= 7 * num_looks)
 
     seen = jax.tree.map(np.asarray, some(orders(20_000)))
-    np.testing.assert_array_equal(seen.count, 7 * num_looks)
+    np.testing.assert_array_equal(seen.num_rows, 7 * num_looks)
     exact = 30**2 / (7 * num_looks) * (1 - 7 * num_looks / 30) * np.var(TERMS, ddof=1)
     errors = seen.value - 0.7 - total
     for numbers, expected in [(errors, 0.0), (errors**2, exact), (seen.variance, exact)]:
@@ -46,11 +46,11 @@ def test_looking_at_everything_is_exact_and_the_same_among_chains():
     """13 does not divide 30: the last look is a short one. Chains stop where each has enough."""
 
     def some(order, wanted):
-        return estimate(change(), order, 13, lambda seen: seen.count >= wanted)
+        return estimate(change(), order, 13, lambda seen: seen.num_rows >= wanted)
 
     words, wanted = orders(3), jnp.array([1, 20, 1000])
     together = jax.jit(jax.vmap(some))(words, wanted)
-    np.testing.assert_array_equal(together.count, [13, 26, 30])
+    np.testing.assert_array_equal(together.num_rows, [13, 26, 30])
     assert together.variance[2] == 0
     np.testing.assert_allclose(together.value[2], 0.7 + jnp.sum(TERMS), rtol=1e-5)
     for c in range(2):

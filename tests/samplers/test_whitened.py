@@ -238,3 +238,10 @@ def test_shuffled_epochs_are_refused_inside_too():
     epochs = sghmc.Minibatch(2, replacement="epochs")
     with pytest.raises(ValueError, match="shuffled epochs"):
         sghmc.sample(jax.random.key(0), posterior, sampler, jnp.zeros(SIZE), gradient=epochs)
+
+
+def test_growing_data_are_followed_by_the_sampler_inside():
+    inner = sghmc.SGHMC(0.1, 2.0, gradient_noise=3.0)
+    grown = sghmc.Whitened(inner, jnp.zeros(2), 0.5).for_growth(4.0)
+    assert grown.settings == inner.for_growth(4.0).settings
+    assert grown.factor == 0.5

@@ -10,6 +10,7 @@ import optax
 import sghmc
 from sghmc.core import random
 from sghmc.samplers.base import Kernel, Sampler
+from sghmc.samplers.wrapper import SamplerWrapper
 
 NUM_EXAMPLES = 12
 
@@ -24,21 +25,14 @@ def widening(position):
     return jax.tree.map(lambda leaf: 1 + leaf**2, position)
 
 
-class Elsewhere(Sampler):
+class Elsewhere(SamplerWrapper):
     """`Whitened` with a center and a factor that fit any parameters."""
 
     sampler: Sampler
 
-    @property
-    def subtracts_gradient_noise(self) -> bool:
-        return self.sampler.subtracts_gradient_noise
-
     def prepare(self, like, num_steps=1):
         center = jax.tree.map(lambda leaf: np.full(leaf.shape, 0.4), like)
         return sghmc.Whitened(self.sampler, center, factor=0.7).prepare(like, num_steps)
-
-    def rescaled(self, factor):
-        return Elsewhere(self.sampler.rescaled(factor))
 
 
 SAMPLERS = {

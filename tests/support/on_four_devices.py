@@ -17,10 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 import sghmc
 from cases import SAMPLERS
-from sghmc.engine import placement, run
+from sghmc.engine import host
+from sghmc.engine import mesh as meshes
 from sghmc.engine.progress import Bar
-from sghmc.posterior import posterior
 from sghmc.posterior.shard import Shard
+from sghmc.posterior.stacked import pad_rows
 
 KEY = jax.random.key(3)
 NUM_ROWS, NUM_COLUMNS, NUM_CHAINS = 103, 3, 4
@@ -119,7 +120,7 @@ def test_a_checkpoint_goes_on_over_other_devices(tmp_path, monkeypatch):
 
     saved = {"checkpoint": sghmc.Checkpoint(tmp_path, every=3)}
     with monkeypatch.context() as patch:
-        patch.setattr(run, "Bar", Death)
+        patch.setattr(host, "Bar", Death)
         with pytest.raises(Killed):
             sample(mesh=mesh(chain=2), **saved)
     same(sample(**saved), whole)
@@ -157,13 +158,13 @@ class Network:
 
 def test_parameters_spread_over_devices_are_drawn_where_they_lie(monkeypatch):
     network, programs = Network(), []
-    lower = placement._compiled().lower
+    lower = meshes.compiled_draws().lower
 
     def watched(*args, **options):
         programs.append(programs[0] if programs else lower(*args, **options).compile())
         return programs[0](*args, **options)
 
-    monkeypatch.setattr(placement, "_compiled", lambda: watched)
+    monkeypatch.setattr(meshes, "compiled_draws", lambda: watched)
     given = {"num_samples": 3, "num_chains": 2, "gradient": sghmc.Minibatch(6)}
     alone = sample(network.posterior, init=network.init, **given)
     spread = sample(network.posterior, init=network.init, mesh=mesh(data=2, model=2), **given)
@@ -194,7 +195,7 @@ def test_sums_over_the_rows_of_all_devices():
         estimate = jax.value_and_grad(shard.estimate)(theta, batch)
         return estimate, tuple(shard.evaluate(theta)), shard.potential(theta), shard.rows(numbers)
 
-    padded = posterior.padded(POSTERIOR, NUM_ROWS + 1).data
+    padded = pad_rows(POSTERIOR, NUM_ROWS + 1).data
     found = spread(numbers, jax.device_put(padded, NamedSharding(over, P("data"))))
     rows = POSTERIOR.rows(numbers)
     wanted = (

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import numpy as np
 
+from sghmc.core.checking import check_count
 from sghmc.types import PyTree
 
 
@@ -39,8 +39,9 @@ class Adaptation(eqx.Module):
     start: eqx.AbstractVar[int]
 
     def __check_init__(self):
-        for name, lowest in (("every", 1), ("until", 1), ("start", 0)):
-            check_count(getattr(self, name), name, lowest)
+        check_count(self.every, "every")
+        check_count(self.until, "until")
+        check_count(self.start, "start", 0)
 
     def is_due(self, t) -> jax.Array:
         return ((t + 1) % self.every == 0) & (t >= self.start) & (t < self.until)
@@ -84,8 +85,3 @@ class Adapt(Adaptation):
 
     def revise(self, moment, memory):
         return *self.update(moment.kernel, moment.state, moment.hyper), memory
-
-
-def check_count(value: Any, name: str, lowest: int) -> None:
-    if not isinstance(value, int | np.integer) or value < lowest:
-        raise ValueError(f"{name} must be a whole number from {lowest}, but is {value!r}.")

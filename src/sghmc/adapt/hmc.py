@@ -1,7 +1,8 @@
 """HMC without hand work: its step size and its mass."""
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -10,6 +11,15 @@ from sghmc.adapt.base import Adaptation
 
 _SHRINKAGE, _DELAY, _FORGETTING = 0.05, 10.0, 0.75
 """γ, t₀ and κ of dual averaging, as their authors chose them."""
+_FIRST_FACTOR = 10.0
+"""Times the step size it starts from: where dual averaging is drawn to, as its authors have it, for
+too large a step is noticed sooner than too small a one."""
+_MARGIN = 6
+"""The mass stays for this part of the way at either end: chains arrive, and ε̄ settles."""
+_FEWEST = 60
+"""Trajectories: with fewer, the first and last parts would have less than ten each."""
+_FIRST_WINDOW = 20
+"""Trajectories of the first window at the least: a spread from fewer is mostly noise."""
 
 
 class AdaptHMC(Adaptation):
@@ -44,55 +54,55 @@ class AdaptHMC(Adaptation):
     target_acceptance: float = 0.8
     mass: bool = True
     start: int = 0
-    every: ClassVar[int] = 1
+    every: int = eqx.field(init=False, default=1)
 
     def __check_init__(self):
         if not 0 < self.target_acceptance < 1:
             raise ValueError(
                 f"target_acceptance must be above 0 and below 1, but is {self.target_acceptance!r}."
             )
-        if self.until < self.start + 60:
+        if self.until < self.start + _FEWEST:
             raise ValueError(
-                f"Dual averaging needs 60 trajectories or more, but from {self.start} to "
+                f"Dual averaging needs {_FEWEST} trajectories or more, but from {self.start} to "
                 f"{self.until} there are {self.until - self.start}: take a later until."
             )
 
     @property
     def ends(self) -> tuple[int, ...]:
         """The numbers of trajectories after which the mass changes."""
-        margin = (self.until - self.start) // 6
-        first = max(20, margin // 2)
+        margin = (self.until - self.start) // _MARGIN
+        first = max(_FIRST_WINDOW, margin // 2)
         return masses.windows(self.start + margin, self.until - margin, first) if self.mass else ()
 
     def begin(self, kernel, position):
         spread = masses.begin(kernel.diagonal_mass(position)) if self.mass else None
-        return Memory(spread, begin_search(kernel.constant_step_size()))
+        return HMCMemory(spread, begin_search(kernel.constant_step_size()))
 
     def revise(self, moment, memory):
         kernel, state, spread = moment.kernel, moment.state, memory.spread
         search = memory.search.with_acceptance(moment.acceptance, self.target_acceptance)
         if self.mass:
             spread, is_new = masses.revise(moment, None, spread, self.ends, self.every)
-            is_early = moment.t + 1 <= self.start + (self.until - self.start) // 6
+            is_early = moment.t + 1 <= self.start + (self.until - self.start) // _MARGIN
             spread = _where(is_early, masses.begin(spread.mass), spread)
             search = _where(is_new, begin_search(jnp.exp(search.log_mean)), search)
             kernel, state = kernel.with_mass(state, spread.mass)
         is_over = moment.t + 1 >= self.until
         step_size = jnp.exp(jnp.where(is_over, search.log_mean, search.log_step_size))
-        return kernel.with_step_size(step_size), state, Memory(spread, search)
+        return kernel.with_step_size(step_size), state, HMCMemory(spread, search)
 
 
 class Search(NamedTuple):
     """Dual averaging: log 10ε₀, k, h, log ε and log ε̄."""
 
     center: jax.Array
-    count: jax.Array
+    num_seen: jax.Array
     shortfall: jax.Array
     log_step_size: jax.Array
     log_mean: jax.Array
 
     def with_acceptance(self, acceptance, target: float) -> "Search":
-        count = self.count + 1
+        count = self.num_seen + 1
         shortfall = self.shortfall + (target - acceptance - self.shortfall) / (count + _DELAY)
         log_step_size = self.center - jnp.sqrt(count) / _SHRINKAGE * shortfall
         weight = count**-_FORGETTING
@@ -100,14 +110,16 @@ class Search(NamedTuple):
         return Search(self.center, count, shortfall, log_step_size, log_mean)
 
 
-class Memory(NamedTuple):
+class HMCMemory(NamedTuple):
+    """What is remembered of a chain; `spread` is None where the mass stays."""
+
     spread: masses.Spread | None
     search: Search
 
 
 def begin_search(step_size: jax.Array) -> Search:
     zero, log = jnp.zeros_like(step_size), jnp.log(step_size)
-    return Search(jnp.log(10.0) + log, zero, zero, log, log)
+    return Search(jnp.log(_FIRST_FACTOR) + log, zero, zero, log, log)
 
 
 def _where(condition, one, other):

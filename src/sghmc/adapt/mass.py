@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.adapt.base import Adaptation, Moment, check_count
+from sghmc.adapt.base import Adaptation, Moment
+from sghmc.core.checking import check_count
 from sghmc.types import PyTree
 
 _PRIOR = 5
@@ -79,12 +80,12 @@ class Spread(NamedTuple):
     """
 
     mass: PyTree
-    count: jax.Array
+    num_visits: jax.Array
     mean: tuple[PyTree, PyTree]
     squares: tuple[PyTree, PyTree]
 
     def with_visit(self, seen: tuple[PyTree, PyTree]) -> "Spread":
-        count = self.count + 1
+        count = self.num_visits + 1
         mean = jax.tree.map(lambda m, x: m + (x.astype(m.dtype) - m) / count, self.mean, seen)
         squares = jax.tree.map(
             lambda s, x, old, new: s + (x.astype(s.dtype) - old) * (x.astype(s.dtype) - new),
@@ -98,10 +99,10 @@ class Spread(NamedTuple):
     def new_mass(self) -> PyTree:
         positions, gradients = self.squares
         if gradients is None:
-            ratio = jax.tree.map(lambda x: (self.count - 1) / x, positions)
+            ratio = jax.tree.map(lambda x: (self.num_visits - 1) / x, positions)
         else:
             ratio = jax.tree.map(lambda x, g: jnp.sqrt(g / x), positions, gradients)
-        weight = self.count / (self.count + _PRIOR)
+        weight = self.num_visits / (self.num_visits + _PRIOR)
         return jax.tree.map(
             # What did not move keeps its mass.
             lambda mass, m: jnp.where((m > 0) & (m < jnp.inf), mass * (m / mass) ** weight, mass),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.adapt.base import Adaptation
-from sghmc.samplers.base import check_setting
+from sghmc.samplers.settings import check_setting
 from sghmc.types import PyTree
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from sghmc.checkpoint.draws import DamagedError
+from sghmc.checkpoint.errors import DamagedError
 from sghmc.checkpoint.zarr_format import written
 
 _PIECE = 1 << 22
 """Bytes that a check reads at a time."""
 
 
-class Column:
+class DrawFile:
     """Draws with axes `row` one after another in a file, after `offset` bytes that are not theirs.
 
     The file is `name`, a path in `folder`. What is in it is believed after `check`.

@@ -170,7 +170,7 @@ def _array(value: Any) -> str:
     if value.size <= _FEW:
         return f"{shape} {np.asarray(value).tolist()}"
     step = math.ceil(value.nbytes / _LARGEST)
-    rows = np.asarray(processes.fetched(value[::step] if step > 1 else value))
+    rows = np.asarray(processes.fetch(value[::step] if step > 1 else value))
     return f"{shape} {hashlib.sha256(rows.tobytes()).hexdigest()[:16]}"
 
 

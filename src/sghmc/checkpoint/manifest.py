@@ -20,13 +20,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sghmc.checkpoint.draws import DamagedError
+from sghmc.checkpoint.errors import DamagedError
 from sghmc.checkpoint.zarr_format import safe_name
 
 _FILE = "manifest.json"
 _FORMAT = "sghmc checkpoint, format "
-_MAGIC = f"{_FORMAT}2"
+_MAGIC = f"{_FORMAT}3"
 _LARGEST = 1 << 26
+"""Bytes of a manifest that is read: one of ours has a few thousand."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ARRAY = re.compile(r"\d{4}")
 GROUPS = ("posterior", "sample_stats", "run")

@@ -9,19 +9,21 @@ import pathlib
 
 import numpy as np
 
-from sghmc.checkpoint import checkpoint, manifest
-from sghmc.checkpoint.draws import CheckpointError, DamagedError
+from sghmc.checkpoint import folder as folders
+from sghmc.checkpoint import manifest
+from sghmc.checkpoint.errors import CheckpointError, DamagedError
 from sghmc.checkpoint.manifest import Manifest, Progress, Stored
 from sghmc.checkpoint.store import column_of, stored_as, variable
-from sghmc.results.health import Record
-from sghmc.results.samples import Info, Samples
+from sghmc.results.info import Info
+from sghmc.results.origin import SavedOrigin
+from sghmc.results.samples import Samples
 
 _INFO = "info."
 
 
 def is_run(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder says of itself that it is a checkpoint's."""
-    return (pathlib.Path(folder) / checkpoint.MARKER).is_file()
+    return (pathlib.Path(folder) / folders.MARKER).is_file()
 
 
 def read_run(folder: str | os.PathLike[str]) -> Samples:
@@ -31,9 +33,9 @@ def read_run(folder: str | os.PathLike[str]) -> Samples:
     """
     folder = pathlib.Path(folder)
     if not is_run(folder):
-        raise CheckpointError(f"{folder} is not the folder of a run: no {checkpoint.MARKER} there.")
+        raise CheckpointError(f"{folder} is not the folder of a run: no {folders.MARKER} there.")
     faults = []
-    for place in reversed(checkpoint.saves_in(folder)):
+    for place in reversed(folders.saves_in(folder)):
         try:
             return _read(folder, manifest.read(place))
         except (DamagedError, KeyError, TypeError, ValueError) as fault:
@@ -62,7 +64,7 @@ def _read(folder: pathlib.Path, found: Manifest) -> Samples:
         seconds=progress.seconds,
         startup_seconds=progress.startup_seconds,
         clock=columns["clock"][0],
-        origin=Record(arguments, _number(arguments.get("sampler.temperature"))),
+        origin=SavedOrigin(arguments, _number(arguments.get("sampler.temperature"))),
     )
 
 

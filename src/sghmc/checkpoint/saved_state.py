@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.checkpoint import manifest
-from sghmc.checkpoint.draws import DamagedError
+from sghmc.checkpoint.errors import DamagedError
 from sghmc.checkpoint.manifest import Manifest
 
 _FOLDER = "state"

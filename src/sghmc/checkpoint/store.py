@@ -20,9 +20,11 @@ import jax
 import numpy as np
 
 from sghmc.checkpoint import manifest, zarr_format
-from sghmc.checkpoint.draw_file import Column
-from sghmc.checkpoint.draws import Background, DamagedError, length, writing
+from sghmc.checkpoint.background import Background
+from sghmc.checkpoint.draw_file import DrawFile
+from sghmc.checkpoint.errors import DamagedError, writing
 from sghmc.checkpoint.manifest import GROUPS, Stored
+from sghmc.checkpoint.memory import length
 from sghmc.checkpoint.zarr_format import GrowingArray
 from sghmc.results.diagnostics import path_name
 from sghmc.types import PyTree
@@ -65,7 +67,7 @@ class _Member(NamedTuple):
     name: str
     path: str
     array: GrowingArray
-    column: Column
+    column: DrawFile
 
 
 class Files:
@@ -163,7 +165,7 @@ class Files:
             member.column.close()
 
 
-def column_of(folder: pathlib.Path, path: str, stored: Stored) -> Column:
+def column_of(folder: pathlib.Path, path: str, stored: Stored) -> DrawFile:
     """The file of an array of which a manifest speaks, in a folder of draws."""
     dtype = jax.numpy.dtype(stored.dtype)  # jax knows bfloat16 by name, and numpy alone does not
     return _column(folder, path, dtype, stored.row, stored.offset)
@@ -171,8 +173,8 @@ def column_of(folder: pathlib.Path, path: str, stored: Stored) -> Column:
 
 def _column(
     folder: pathlib.Path, path: str, dtype: np.dtype, row: tuple[int, ...], offset: int
-) -> Column:
-    return Column(folder, f"{path}/{zarr_format.file_name(row)}", dtype, row, offset)
+) -> DrawFile:
+    return DrawFile(folder, f"{path}/{zarr_format.file_name(row)}", dtype, row, offset)
 
 
 def _paths(names: list[str], arrays: list[GrowingArray]) -> list[str]:

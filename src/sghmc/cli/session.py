@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import sghmc
-from sghmc.checkpoint.draws import CheckpointError
+from sghmc.checkpoint.errors import CheckpointError
 
 MODEL = "model.sghmc"
 """The file of a fitted model in the folder of its results."""

@@ -2,31 +2,34 @@
 
 A user gives a number, a pytree like the parameters (a diagonal), or a dense (d, d) array over the
 raveled parameters. `parse` turns any of them into a `Diagonal` or a `Dense`; what a sampler needs
-of them is computed once, in double precision, before the loop: products, inverses, and pencils.
+of them is computed once, in double precision, before the loop: products, inverses, and `pencils`.
 """
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from sghmc.core import tree
 from sghmc.types import PyTree
+
+_ASYMMETRY, _NEGATIVE = 1e-5, 1e-6
+"""What a user's matrix may be off by, relative: it comes in single precision, and its eigenvalues
+carry errors of that size."""
 
 
 class Diagonal(eqx.Module):
     """One array for each leaf of the parameters, raveled; a single number stays a scalar."""
 
-    values: tuple[Any, ...]
+    values: tuple[Float[Any, " n"] | Float[Any, ""], ...]
 
     def __matmul__(self, vector: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(vector)
         products = [
-            (_fit(value, leaf) * leaf).astype(leaf.dtype)
+            (fit(value, leaf) * leaf).astype(leaf.dtype)
             for value, leaf in zip(self.values, leaves, strict=True)
         ]
         return jax.tree.unflatten(treedef, products)
@@ -34,9 +37,13 @@ class Diagonal(eqx.Module):
     def inverse(self) -> "Diagonal":
         return Diagonal(tuple(1 / value for value in self.values))
 
-    def dense(self, sizes: list[int]) -> "Dense":
+    def vector(self, sizes: list[int]) -> Float[np.ndarray, " d"]:
+        """The entries of all parameters, raveled."""
         pairs = zip(self.values, sizes, strict=True)
-        return Dense(np.diag(np.concatenate([np.broadcast_to(v, (n,)) for v, n in pairs])))
+        return np.concatenate([np.broadcast_to(value, (size,)) for value, size in pairs])
+
+    def dense(self, sizes: list[int]) -> "Dense":
+        return Dense(np.diag(self.vector(sizes)))
 
     @property
     def is_zero(self) -> bool:
@@ -46,7 +53,7 @@ class Diagonal(eqx.Module):
 class Dense(eqx.Module):
     """A (d, d) array over the raveled parameters."""
 
-    array: Any
+    array: Float[Any, "d d"]
 
     def __matmul__(self, vector: PyTree) -> PyTree:
         return tree.unravel(self.array @ tree.ravel(vector), vector)
@@ -67,14 +74,9 @@ class Dense(eqx.Module):
 Matrix = Diagonal | Dense
 
 
-def _fit(value: jax.Array, leaf: jax.Array) -> jax.Array:
+def fit(value: jax.Array, leaf: jax.Array) -> jax.Array:
+    """A diagonal's entries for a leaf, in its shape; a number for all stays a number."""
     return value if jnp.ndim(value) == 0 else value.reshape(leaf.shape)
-
-
-def _root(value: jax.Array) -> jax.Array:
-    # Samplers check before the loop that aA − bB is positive semi-definite: what is negative here
-    # is rounding, at the edge where all the noise comes from the gradient.
-    return jnp.sqrt(jnp.maximum(value, 0))
 
 
 def check(value: PyTree, name: str) -> PyTree:
@@ -162,31 +164,30 @@ def _checked_diagonal(values: list[np.ndarray], name: str, definite: bool) -> Di
     return Diagonal(tuple(values))
 
 
-def _checked_dense(array: np.ndarray, name: str, definite: bool) -> Dense:
+def _checked_dense(array: Float[np.ndarray, "d d"], name: str, definite: bool) -> Dense:
     scale = float(np.max(np.abs(array))) or 1.0
     asymmetry = float(np.max(np.abs(array - array.T)))
-    if asymmetry > 1e-5 * scale:
+    if asymmetry > _ASYMMETRY * scale:
         raise ValueError(
             f"{name} must be symmetric, but its entries differ from their mirror images by up to "
             f"{asymmetry:g}: use (A + A.T) / 2 if that is what you mean."
         )
     array = (array + array.T) / 2
     lowest = float(np.linalg.eigvalsh(array)[0])
-    # A user's matrix comes in single precision: eigenvalues carry errors of that size.
-    if lowest < -1e-6 * scale or (definite and lowest <= 0):
+    if lowest < -_NEGATIVE * scale or (definite and lowest <= 0):
         wanted = "positive definite" if definite else "positive semi-definite"
         raise ValueError(f"{name} must be {wanted}, but its smallest eigenvalue is {lowest:g}.")
     return Dense(array)
 
 
-def as_array(matrix: Matrix) -> jax.Array:
+def as_array(matrix: Matrix) -> Float[Array, "d d"]:
     """A (d, d) array inside a compiled program; a diagonal's entries must be vectors."""
     if isinstance(matrix, Dense):
         return matrix.array
     return jnp.diag(jnp.concatenate(matrix.values))
 
 
-def from_entries(entries: jax.Array, sizes: list[int]) -> Matrix:
+def from_entries(entries: Float[Array, " d"] | Float[Array, "d d"], sizes: list[int]) -> Matrix:
     """The matrix of a vector (a diagonal over the raveled parameters) or of a (d, d) array."""
     if entries.ndim == 2:
         return Dense(entries)
@@ -198,7 +199,7 @@ def entries(diagonal: Diagonal, like: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(like)
     pairs = zip(diagonal.values, leaves, strict=True)
     return jax.tree.unflatten(
-        treedef, [jnp.broadcast_to(_fit(value, leaf), leaf.shape) for value, leaf in pairs]
+        treedef, [jnp.broadcast_to(fit(value, leaf), leaf.shape) for value, leaf in pairs]
     )
 
 
@@ -224,189 +225,15 @@ def product(left: Matrix, right: Matrix, sizes: list[int]) -> Matrix:
     return Dense(left.dense(sizes).array @ right.dense(sizes).array)
 
 
+def congruent(factor: Matrix, matrix: Matrix, sizes: list[int]) -> Matrix:
+    """LᵀAL: a curvature or a gradient's covariance A over θ, in the coordinates z of θ = Lz."""
+    return product(product(transpose(factor), matrix, sizes), factor, sizes)
+
+
 def scaled(matrix: Matrix, factor: float) -> Matrix:
     return jax.tree.map(lambda leaf: factor * leaf, matrix)
 
 
-class DiagonalPencil(eqx.Module):
-    """Two diagonals A and B, for functions of aA − bB; see `DensePencil`."""
-
-    first: Diagonal
-    second: Diagonal
-    outer: Diagonal
-
-    def _combine(self, a, b, leaves):
-        triples = zip(self.first.values, self.second.values, leaves, strict=True)
-        return [a * _fit(x, leaf) - b * _fit(y, leaf) for x, y, leaf in triples]
-
-    def sqrt(self, a, b, normals: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(normals)
-        scaled = [
-            (_fit(outer, leaf) * _root(c) * leaf).astype(leaf.dtype)
-            for outer, c, leaf in zip(
-                self.outer.values, self._combine(a, b, leaves), leaves, strict=True
-            )
-        ]
-        return jax.tree.unflatten(treedef, scaled)
-
-    def inverse_sqrt(self, a, b, normals: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(normals)
-        pairs = zip(self._combine(a, b, leaves), leaves, strict=True)
-        return jax.tree.unflatten(
-            treedef, [(leaf / jnp.sqrt(c)).astype(leaf.dtype) for c, leaf in pairs]
-        )
-
-    def apply(self, function: Callable, vector: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(vector)
-        products = [
-            (function(rate) * leaf).astype(leaf.dtype)
-            for (_, rate), leaf in zip(self._rates(leaves), leaves, strict=True)
-        ]
-        return jax.tree.unflatten(treedef, products)
-
-    def spread(self, function: Callable, normals: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(normals)
-        scaled = [
-            (function(rate) / jnp.sqrt(first) * leaf).astype(leaf.dtype)
-            for (first, rate), leaf in zip(self._rates(leaves), leaves, strict=True)
-        ]
-        return jax.tree.unflatten(treedef, scaled)
-
-    def _rates(self, leaves):
-        pairs = zip(self.first.values, self.second.values, leaves, strict=True)
-        return [(_fit(x, leaf), _fit(y, leaf) / _fit(x, leaf)) for x, y, leaf in pairs]
-
-    def quadratic(self, a, b, vector: PyTree) -> jax.Array:
-        leaves = jax.tree.leaves(vector)
-        pairs = zip(self._combine(a, b, leaves), leaves, strict=True)
-        return sum((jnp.sum(c * leaf**2) for c, leaf in pairs), start=jnp.zeros(()))
-
-    def with_second(self, second: Matrix) -> "DiagonalPencil":
-        """The pencil of A and another B."""
-        assert isinstance(second, Diagonal)
-        return dataclasses.replace(self, second=second)
-
-    def raised(self, limit: jax.Array) -> "DiagonalPencil":
-        """The pencil of A′ and B: A raised, along directions that need it, until B ⪯ limit·A′."""
-        pairs = zip(self.first.values, self.second.values, strict=True)
-        return dataclasses.replace(
-            self, first=Diagonal(tuple(jnp.maximum(a, b / limit) for a, b in pairs))
-        )
-
-    def outer_first(self) -> Diagonal:
-        """`outer` times A."""
-        return times(self.outer, self.first)
-
-    def largest_now(self) -> jax.Array:
-        """`largest`, inside a compiled program."""
-        pairs = zip(self.first.values, self.second.values, strict=True)
-        return jnp.max(jnp.stack([jnp.max(b / a) for a, b in pairs]))
-
-    @property
-    def largest(self) -> float:
-        """The largest λ with Bx = λAx."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = [
-                np.where(b == 0, 0.0, b / a)
-                for a, b in zip(self.first.values, self.second.values, strict=True)
-            ]
-        return max(float(np.max(ratio)) for ratio in ratios)
-
-
-class DensePencil(eqx.Module):
-    """Two matrices brought to one basis: A = EEᵀ, B = E diag(λ) Eᵀ.
-
-    So a square root of aA − bB for any numbers a and b is E diag(√(a − bλ)): factored once, used
-    at every step of a schedule. `outer` is a matrix applied to the left of that root.
-    """
-
-    root: Any
-    inverse_root: Any
-    eigenvalues: Any
-
-    def sqrt(self, a, b, normals: PyTree) -> PyTree:
-        scaled = _root(a - b * self.eigenvalues) * tree.ravel(normals)
-        return tree.unravel(self.root @ scaled, normals)
-
-    def inverse_sqrt(self, a, b, normals: PyTree) -> PyTree:
-        scaled = tree.ravel(normals) / jnp.sqrt(a - b * self.eigenvalues)
-        return tree.unravel(self.inverse_root.T @ scaled, normals)
-
-    def apply(self, function: Callable, vector: PyTree) -> PyTree:
-        """f(A⁻¹B) times a vector, A positive definite."""
-        scaled = function(self.eigenvalues) * (self.root.T @ tree.ravel(vector))
-        return tree.unravel(self.inverse_root.T @ scaled, vector)
-
-    def spread(self, function: Callable, normals: PyTree) -> PyTree:
-        """N(0, f(A⁻¹B)² A⁻¹), A positive definite."""
-        scaled = function(self.eigenvalues) * tree.ravel(normals)
-        return tree.unravel(self.inverse_root.T @ scaled, normals)
-
-    def quadratic(self, a, b, vector: PyTree) -> jax.Array:
-        return jnp.sum((a - b * self.eigenvalues) * (self.root.T @ tree.ravel(vector)) ** 2)
-
-    @property
-    def first(self) -> Dense:
-        """A, where it is positive definite."""
-        root = jnp.linalg.inv(self.inverse_root)
-        return Dense(root @ root.T)
-
-    def outer_first(self) -> Dense:
-        """`outer` times A, where A is positive definite."""
-        return Dense(self.root @ jnp.linalg.inv(self.inverse_root).T)
-
-    def with_second(self, second: Matrix) -> "DensePencil":
-        """The pencil of A, where it is positive definite, and another B."""
-        scaled = self.inverse_root @ as_array(second) @ self.inverse_root.T
-        eigenvalues, rotation = jnp.linalg.eigh((scaled + scaled.T) / 2)
-        return DensePencil(self.root @ rotation, rotation.T @ self.inverse_root, eigenvalues)
-
-    def raised(self, limit: jax.Array) -> "DensePencil":
-        """The pencil of A′ and B: A raised, along directions that need it, until B ⪯ limit·A′."""
-        factor = jnp.maximum(1, self.eigenvalues / limit)
-        root, inverse = jnp.sqrt(factor), 1 / jnp.sqrt(factor)
-        return DensePencil(
-            self.root * root[None, :],
-            inverse[:, None] * self.inverse_root,
-            self.eigenvalues / factor,
-        )
-
-    def largest_now(self) -> jax.Array:
-        """`largest`, inside a compiled program."""
-        return jnp.max(self.eigenvalues)
-
-    @property
-    def largest(self) -> float:
-        return float(np.max(self.eigenvalues))
-
-
-Pencil = DiagonalPencil | DensePencil
-
-
-def pencil(
-    first: Matrix, second: Matrix, sizes: list[int], name: str, outer: Matrix | None = None
-) -> Pencil:
-    """The pencil of A (`first`) and B (`second`); its `sqrt` has `outer` to the left."""
-    outer = Diagonal((np.ones(()),) * len(sizes)) if outer is None else outer
-    if are_diagonal(first, second, outer):
-        return DiagonalPencil(first, second, outer)  # pyright: ignore[reportArgumentType]
-    a, b = first.dense(sizes).array, second.dense(sizes).array
-    values, vectors = np.linalg.eigh(a)
-    if second.is_zero:
-        root, eigenvalues = vectors * np.sqrt(np.maximum(values, 0)), np.zeros(len(values))
-    elif values[0] <= 0:
-        raise ValueError(
-            f"{name} must be positive definite here, but its smallest eigenvalue is {values[0]:g}."
-        )
-    else:
-        half = vectors * np.sqrt(values)
-        inverse_half = (vectors / np.sqrt(values)).T
-        eigenvalues, rotation = np.linalg.eigh(inverse_half @ b @ inverse_half.T)
-        root = half @ rotation
-    inverse_root = np.linalg.inv(root) if values[0] > 0 else np.full_like(root, np.nan)
-    return DensePencil(outer.dense(sizes).array @ root, inverse_root, eigenvalues)
-
-
 def finish(matrix, dtype):
-    """The same matrix or pencil as jax arrays of the parameters' dtype, ready for the loop."""
+    """A matrix or pencil as jax arrays of the parameters' dtype, ready for the loop."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), matrix)

@@ -1,4 +1,4 @@
-"""What the processes of one run agree on: one leads and writes, and nobody waits for the lost."""
+"""The processes of one run: one leads and writes, all agree, none waits for one that is gone."""
 
 import atexit
 import contextlib
@@ -13,9 +13,9 @@ import numpy as np
 from sghmc.types import PyTree
 
 _LONGEST = 2000
-"""Characters of an error that the leader tells the others of."""
+"""Characters of the leader's error that the others are told."""
 _SIGNS = ("gloo", "nccl", "coordination service", "heartbeat", "connection reset", "unavailable:")
-"""By what an error of a collective operation is known whose other side is gone."""
+"""Words in the error of a collective operation whose other side is gone."""
 
 
 class LostProcessError(RuntimeError):
@@ -23,7 +23,7 @@ class LostProcessError(RuntimeError):
 
 
 class ProcessError(RuntimeError):
-    """What went wrong in process 0, as the others are told."""
+    """Process 0 of the run failed; the message is its own."""
 
 
 def are_many() -> bool:
@@ -34,8 +34,8 @@ def is_leader() -> bool:
     return jax.process_index() == 0
 
 
-def be_unhurried() -> None:
-    """Ask the system not to interrupt a thread of this process because another one wakes.
+def avoid_preemption() -> None:
+    """Ask the system not to preempt a thread of this process when another one wakes.
 
     gloo has a thread that wakes when numbers come in, and then polls until the thread that adds
     them up lets go of a lock. Where the first has interrupted the second, on a core of both, it
@@ -49,24 +49,24 @@ def be_unhurried() -> None:
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
-def told(numbers: Any) -> np.ndarray:
+def broadcast(numbers: Any) -> np.ndarray:
     """The leader's numbers, in every process."""
     numbers = np.asarray(numbers)
     if not are_many():
         return numbers
     from jax.experimental import multihost_utils
 
-    with noticing():
+    with detect_lost_peer():
         return np.asarray(multihost_utils.broadcast_one_to_all(numbers))
 
 
-def told_tree(tree: PyTree) -> PyTree:
+def broadcast_tree(tree: PyTree) -> PyTree:
     """The leader's arrays; the others give the same structure, shapes and dtypes."""
-    return jax.tree.map(lambda leaf: told(leaf).astype(leaf.dtype), tree)
+    return jax.tree.map(lambda leaf: broadcast(leaf).astype(leaf.dtype), tree)
 
 
-def led(function: Callable[[], Any]) -> Any:
-    """What `function` returns to the leader, None to the others; where it fails, all do."""
+def on_leader(function: Callable[[], Any]) -> Any:
+    """What `function` returns on the leader, None elsewhere; where it fails, all processes do."""
     outcome, fault = None, None
     if is_leader():
         try:
@@ -78,7 +78,7 @@ def led(function: Callable[[], Any]) -> Any:
         room = np.zeros(_LONGEST, np.uint8)
         written = np.frombuffer(text.encode()[:_LONGEST], np.uint8)
         room[: len(written)] = written
-        heard = told(room).tobytes().rstrip(b"\0").decode(errors="replace")
+        heard = broadcast(room).tobytes().rstrip(b"\0").decode(errors="replace")
         if heard and fault is None:
             raise ProcessError(f"Process 0 of the run failed. It says: {heard}")
     if fault is not None:
@@ -86,12 +86,12 @@ def led(function: Callable[[], Any]) -> Any:
     return outcome
 
 
-def agreed(fault: Exception | None, what: str) -> None:
+def fail_together(fault: Exception | None, what: str) -> None:
     """Raise this process's fault; in the others, say which process has one."""
     if are_many():
         from jax.experimental import multihost_utils
 
-        with noticing():
+        with detect_lost_peer():
             flags = multihost_utils.process_allgather(np.asarray(fault is not None))
         failed = np.flatnonzero(flags)
         if fault is None and len(failed):
@@ -103,24 +103,24 @@ def agreed(fault: Exception | None, what: str) -> None:
         raise fault
 
 
-def fetched(tree: PyTree) -> PyTree:
+def fetch(tree: PyTree) -> PyTree:
     """Arrays on the host, in every process, wherever their parts are."""
     if not are_many():
         return jax.device_get(tree)
     from jax.experimental import multihost_utils
 
-    def fetch(leaf):
+    def of_leaf(leaf):
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             return multihost_utils.process_allgather(leaf, tiled=True)
         return np.asarray(leaf)
 
-    with noticing():
-        return jax.tree.map(fetch, tree)
+    with detect_lost_peer():
+        return jax.tree.map(of_leaf, tree)
 
 
 @contextlib.contextmanager
-def noticing() -> Iterator[None]:
-    """Says in our words that another process is gone."""
+def detect_lost_peer() -> Iterator[None]:
+    """Turns the error of an operation whose other side is gone into `LostProcessError`."""
     try:
         yield
     except Exception as error:  # which type, differs from one kind of network to the next

@@ -8,7 +8,7 @@ rolled loop to something several times slower.
 Every function takes a key as two 32-bit words (`words`), or with their `parity` as a third, which
 an accelerator need not compute in every step then; the arrays it returns are 1-D, step after step,
 the layout that XLA vectorizes best and that a step cuts its part out of. Words with a second axis
-are the keys of several chains: all arrays then have that axis, last.
+are the keys of several chains: all arrays then have that axis, last (`*chain` in the shapes below).
 
 They are jitted, though they run inside of compiled programs, so that Python goes through their
 hundreds of operations once for a shape, not wherever they are used.
@@ -16,22 +16,41 @@ hundreds of operations once for a shape, not wherever they are used.
 
 import functools
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float, Int32, UInt32
 
 from sghmc.core import tree, xla
 from sghmc.types import PyTree
 
+__all__ = [
+    "bits",
+    "copy_of",
+    "fold",
+    "gammas",
+    "integers",
+    "normals",
+    "normals_like",
+    "permuted",
+    "uniforms",
+    "words",
+]
+
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+"""Of threefry-2x32, by rounds."""
 _SHUFFLE_ROUNDS = 24
+"""Of swap-or-not: tests then see all permutations of a few entries equally often."""
+Key: TypeAlias = UInt32[Array, " word *chain"]
+"""The words of a key, or of a key for each chain."""
+
 _sized = functools.partial(jax.jit, static_argnames=("num_steps", "width", "slot", "dtype"))
 
 
-def words(key: jax.Array) -> jax.Array:
+def words(key: jax.Array) -> UInt32[Array, "*keys 2"]:
     """The two words of a typed jax key (of each key in an array of keys)."""
     data = jax.random.key_data(key)
     if data.shape[-1] == 2:
@@ -41,7 +60,7 @@ def words(key: jax.Array) -> jax.Array:
     return drawn.reshape(*key.shape, 2)
 
 
-def fold(key: jax.Array, number) -> jax.Array:
+def fold(key: UInt32[Array, " word"], number) -> UInt32[Array, " 2"]:
     """A new key from a key and a number: the words of `jax.random.fold_in`."""
     return jnp.stack(_threefry(key, jnp.uint32(0), jnp.asarray(number).astype(jnp.uint32)))
 
@@ -67,25 +86,29 @@ def parity(x: Any, y: Any) -> Any:
 _threefry = jax.jit(threefry)
 
 
-def _bits(key, start, num_steps: int, width: int, slot: int = 0) -> tuple[jax.Array, jax.Array]:
+def _bits(
+    key: Key, first_step, num_steps: int, width: int, slot: int = 0
+) -> tuple[UInt32[Array, " variate *chain"], UInt32[Array, " variate *chain"]]:
     """Two words for each of `num_steps` rows of `width` variates, raveled."""
-    step, slots = _counters(start, num_steps, width, slot)
+    step, slots = _counters(first_step, num_steps, width, slot)
     return _threefry(_beside(key, 1), _under(key, step), _under(key, slots))
 
 
-def _beside(key: jax.Array, num_axes: int) -> jax.Array:
+def _beside(key: Key, num_axes: int) -> UInt32[Array, "word ..."]:
     """Keys of several chains, made to broadcast against variates with `num_axes` axes."""
     return key if key.ndim == 1 else jnp.expand_dims(key, tuple(range(1, 1 + num_axes)))
 
 
-def _under(key: jax.Array, numbers: jax.Array) -> jax.Array:
+def _under(key: Key, numbers: jax.Array) -> jax.Array:
     """Numbers that all chains have in common, made to broadcast against theirs."""
     return numbers if key.ndim == 1 or numbers.ndim == 0 else numbers[..., None]
 
 
-def _counters(start, num_steps: int, width: int, slot: int) -> tuple[jax.Array, jax.Array]:
+def _counters(
+    first_step, num_steps: int, width: int, slot: int
+) -> tuple[UInt32[Array, "*variate"], UInt32[Array, " variate"]]:
     """(step, slot) of `num_steps` rows of `width` variates, raveled."""
-    first = jnp.asarray(start).astype(jnp.uint32)
+    first = jnp.asarray(first_step).astype(jnp.uint32)
     number = lax.iota(jnp.uint32, num_steps * width)
     if num_steps == 1:  # what the general case says, without a division for every variate
         return first, number + np.uint32(slot)
@@ -94,15 +117,17 @@ def _counters(start, num_steps: int, width: int, slot: int) -> tuple[jax.Array, 
 
 @_sized
 def uniforms(
-    key, start, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
-) -> jax.Array:
+    key: Key, first_step, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
+) -> Float[Array, " variate *chain"]:
     """Uniform variates on [0, 1)."""
-    return _unit(*_bits(key, start, num_steps, width, slot), dtype)
+    return _unit(*_bits(key, first_step, num_steps, width, slot), dtype)
 
 
-def bits(key, start, num_steps: int, width: int, *, slot: int = 0) -> jax.Array:
+def bits(
+    key: Key, first_step, num_steps: int, width: int, *, slot: int = 0
+) -> UInt32[Array, " variate *chain"]:
     """Random 32-bit words; two of them make a key."""
-    return _bits(key, start, num_steps, width, slot)[0]
+    return _bits(key, first_step, num_steps, width, slot)[0]
 
 
 def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
@@ -118,12 +143,12 @@ def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
 
 @_sized
 def normals(
-    key, start, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
-) -> jax.Array:
+    key: Key, first_step, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
+) -> Float[Array, " variate *chain"]:
     """Standard normal variates by inversion."""
     wide = jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
     lowest = np.nextafter(np.array(-1.0, wide), np.array(0.0, wide))
-    unit = uniforms(key, start, num_steps, width, slot=slot, dtype=wide)
+    unit = uniforms(key, first_step, num_steps, width, slot=slot, dtype=wide)
     signed = jnp.maximum(lowest, unit * (1 - lowest) + lowest)
     inverse = lax.erf_inv(signed) if wide == jnp.float64 else _erf_inv(signed)
     return (inverse * np.array(math.sqrt(2), wide)).astype(dtype)
@@ -146,7 +171,9 @@ def _erf_inv(x: jax.Array) -> jax.Array:
     return jnp.where(w < 5, p, q) * x
 
 
-def normals_like(key, start, num_steps: int, like: PyTree, *, copies: int = 1) -> list[jax.Array]:
+def normals_like(
+    key: Key, first_step, num_steps: int, like: PyTree, *, copies: int = 1
+) -> list[Float[Array, " variate *chain"]]:
     """Standard normals, `copies` for every parameter: an array for each leaf of `like`.
 
     A parameter's slots follow from its number among the raveled parameters.
@@ -154,12 +181,12 @@ def normals_like(key, start, num_steps: int, like: PyTree, *, copies: int = 1) -
     slot, drawn = 0, []
     for leaf, size in zip(jax.tree.leaves(like), tree.sizes(like), strict=True):
         width = copies * size
-        drawn.append(normals(key, start, num_steps, width, slot=slot, dtype=leaf.dtype))
+        drawn.append(normals(key, first_step, num_steps, width, slot=slot, dtype=leaf.dtype))
         slot += width
     return drawn
 
 
-def copy_of(noise: list[jax.Array], i, like: PyTree) -> PyTree:
+def copy_of(noise: list[Float[Array, " variate"]], i, like: PyTree) -> PyTree:
     """The i-th copy of one step's `normals_like`, as a pytree like the parameters."""
     leaves, treedef = jax.tree.flatten(like)
     parts = [
@@ -169,12 +196,14 @@ def copy_of(noise: list[jax.Array], i, like: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, parts)
 
 
-def integers(key, start, num_steps: int, width: int, bound) -> jax.Array:
+def integers(
+    key: Key, first_step, num_steps: int, width: int, bound
+) -> Int32[Array, " variate *chain"]:
     """Uniform integers below `bound`: the high half of a 64-bit word times the bound.
 
     The bias, at most bound / 2⁶⁴ relative, cannot be seen; with 32-bit words it could.
     """
-    return _scale(*_bits(key, start, num_steps, width), bound)
+    return _scale(*_bits(key, first_step, num_steps, width), bound)
 
 
 @jax.jit
@@ -196,7 +225,7 @@ def _multiply(x: jax.Array, bound) -> tuple[jax.Array, jax.Array]:
     return high, x * bound
 
 
-def gammas(key: jax.Array, shape: jax.Array) -> jax.Array:
+def gammas(key: UInt32[Array, " word"], shape: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Gamma variates with rate 1, by Marsaglia & Tsang's rejection (2000).
 
     Attempt i takes row i of the key's variates; below 1, a variate of shape + 1 is scaled down. In
@@ -217,15 +246,17 @@ def gammas(key: jax.Array, shape: jax.Array) -> jax.Array:
         is_good = is_inside & (jnp.log(u) < log_ratio)
         return i + 1, jnp.where(is_done, accepted, (1 + r) ** 3), is_done | is_good
 
-    start = jnp.int32(1), jnp.ones_like(d), jnp.zeros(width, bool)
-    v = lax.while_loop(lambda state: ~jnp.all(state[2]), attempt, start)[1]
+    first = jnp.int32(1), jnp.ones_like(d), jnp.zeros(width, bool)
+    v = lax.while_loop(lambda state: ~jnp.all(state[2]), attempt, first)[1]
     # 1 − u is never 0, and so no variate is.
     below = (1 - uniforms(key, 0, 1, width, dtype=dtype)) ** (1 / flat)
     return (d * v * jnp.where(flat < 1, below, 1)).reshape(shape.shape)
 
 
 @jax.jit
-def permuted(key, number: jax.Array, index: jax.Array, bound) -> jax.Array:
+def permuted(
+    key: Key, number: Int32[Array, " row"], index: Int32[Array, "row column"], bound
+) -> Int32[Array, " row column *chain"]:
     """The image of `index` under the `number`-th random permutation of 0, …, bound − 1.
 
     A keyed bijection, computed for the asked entries only: the swap-or-not shuffle (Hoang, Morris &

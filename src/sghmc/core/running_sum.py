@@ -13,10 +13,11 @@ class RunningSum(NamedTuple):
 
     total: PyTree
     lost: PyTree
-    count: jax.Array
+    num_terms: jax.Array
 
 
-def start_sum(like: PyTree) -> RunningSum:
+def empty(like: PyTree) -> RunningSum:
+    """The sum of no terms, of the shapes of `like`."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _real(leaf.dtype)), like)
     return RunningSum(zeros, zeros, jnp.zeros((), jnp.int32))
 
@@ -37,13 +38,13 @@ def add(running: RunningSum, value: PyTree, is_counted: jax.Array) -> RunningSum
     return RunningSum(
         jax.tree.map(totals, running.total, running.lost, value),
         jax.tree.map(losses, running.total, running.lost, value),
-        running.count + is_counted,
+        running.num_terms + is_counted,
     )
 
 
 def mean(running: RunningSum) -> PyTree:
     return jax.tree.map(
-        lambda total, lost: (total - lost) / running.count.astype(total.dtype),
+        lambda total, lost: (total - lost) / running.num_terms.astype(total.dtype),
         running.total,
         running.lost,
     )

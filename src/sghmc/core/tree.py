@@ -1,12 +1,26 @@
-"""The few pytree helpers: parameters are any pytree of float arrays, seen here leaf by leaf."""
+"""Parameters are any pytree of float arrays: here they are seen leaf by leaf, or raveled."""
 
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Shaped
 
 from sghmc.types import PyTree
+
+__all__ = [
+    "add_scaled",
+    "all_finite",
+    "entry_name",
+    "flatten_leaves",
+    "float_type",
+    "ravel",
+    "shape_leaves",
+    "size",
+    "sizes",
+    "unravel",
+]
 
 
 def sizes(tree: PyTree) -> list[int]:
@@ -15,6 +29,7 @@ def sizes(tree: PyTree) -> list[int]:
 
 
 def size(tree: PyTree) -> int:
+    """Number of entries of all leaves."""
     return sum(sizes(tree))
 
 
@@ -23,12 +38,12 @@ def float_type(tree: PyTree):
     return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
 
-def ravel(tree: PyTree) -> jax.Array:
+def ravel(tree: PyTree) -> Shaped[Array, " d"]:
     """All entries in one vector, leaf after leaf; mixed dtypes are promoted."""
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def unravel(vector: jax.Array, like: PyTree) -> PyTree:
+def unravel(vector: Shaped[Array, " d"], like: PyTree) -> PyTree:
     """The inverse of `ravel`, with the shapes and dtypes of `like`."""
     leaves, treedef = jax.tree.flatten(like)
     parts, start = [], 0
@@ -49,7 +64,8 @@ def shape_leaves(flat: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf, model: leaf.reshape(model.shape), flat, like)
 
 
-def all_finite(tree: PyTree) -> jax.Array:
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether no entry is infinite or NaN."""
     # 0 times a number is 0, unless that is infinite or NaN. A sum is a library's on CPUs; a
     # reduction by "and" would be compiled, in three parts.
     zeros = [jnp.sum(leaf * 0) for leaf in jax.tree.leaves(tree)]

@@ -17,7 +17,7 @@ def loop_options() -> dict[str, Any]:
 
 
 @functools.cache
-def start_options() -> dict[str, Any]:
+def once_options() -> dict[str, Any]:
     """For what runs once, so that its compilation is what counts."""
     return _understood({"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False})
 

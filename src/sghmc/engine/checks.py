@@ -7,38 +7,57 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.adapt import Adaptation
-from sghmc.engine.loop import Start
-from sghmc.engine.program import NEVER, Program
-from sghmc.gradients.base import Estimator, Gradient
+from sghmc.core.checking import check_count
+from sghmc.engine.loop import Beginning
+from sghmc.engine.options import RunOptions
+from sghmc.engine.program import NEVER
+from sghmc.gradients.base import Gradient, GradientEstimator
 from sghmc.gradients.fisher import EmpiricalFisher
+from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Posterior, Potential, StackedPosterior, Target
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.target import Target
 from sghmc.samplers.base import Sampler
 from sghmc.types import PyTree
 
 
-def check_types(target, sampler, gradient, keep, averages) -> None:
-    if not isinstance(target, Potential | Posterior | StackedPosterior):
+def check_options(options: RunOptions, target) -> None:
+    gradient, keep, averages = options.gradient, options.keep, options.averages
+    check_counts(options.num_samples, options.num_burnin, options.thinning, options.num_chains)
+    if not isinstance(target, Target | StackedPosterior):
         raise TypeError(f"sample needs a Posterior or a Potential, not {target!r}.")
-    if not isinstance(sampler, Sampler):
-        raise TypeError(f"sample needs a sampler such as sghmc.SGHMC(…), not {sampler!r}.")
     if not isinstance(gradient, Gradient):
         raise TypeError(f"gradient must be sghmc.Minibatch(500) or the like, not {gradient!r}.")
     if keep is not None and not callable(keep):
         raise TypeError(f"keep must be a function of the position, not {keep!r}.")
     if averages is not None and not isinstance(averages, dict):
         raise TypeError(f"averages must be a dict {{name: function}}, not {averages!r}.")
-    if sampler.subtracts_gradient_noise and not gradient.is_independent:
+    _check_axis(target, options.posterior_axis, options.num_chains)
+
+
+def check_sampler(sampler, options: RunOptions, target: Target | StackedPosterior) -> None:
+    if not isinstance(sampler, Sampler):
+        raise TypeError(f"sample needs a sampler such as sghmc.SGHMC(…), not {sampler!r}.")
+    _check_adapt(options.adapt, sampler, options.num_burnin * options.thinning)
+    if not sampler.subtracts_gradient_noise:
+        return
+    if not options.gradient.is_independent:
         raise ValueError(
             "gradient_noise must not be subtracted with shuffled epochs: their errors cancel over "
             "a pass, and subtracting cools the chain. Use replacement=True, or gradient_noise=0."
+        )
+    if target.source is not None and not target.source.is_independent:
+        raise ValueError(
+            "gradient_noise must not be subtracted where a stream's rows may come in shuffled "
+            "passes: errors cancel over a pass. Take gradient_noise=0, or Stream(…, "
+            "independent=True) if rows are drawn with replacement."
         )
 
 
 def check_fisher(fisher: EmpiricalFisher | None, gradient: Gradient) -> None:
     if fisher is None:
         return
-    batch_size = getattr(gradient, "batch_size", None)
+    batch_size = gradient.batch_rows
     if batch_size is None:
         raise ValueError(
             f"EmpiricalFisher estimates the noise of batches, but the gradient is {gradient!r}: "
@@ -52,17 +71,7 @@ def check_fisher(fisher: EmpiricalFisher | None, gradient: Gradient) -> None:
         )
 
 
-def check_source(program: Program, sampler: Sampler) -> None:
-    source = getattr(program.target, "source", None)
-    if source is not None and not source.is_independent and sampler.subtracts_gradient_noise:
-        raise ValueError(
-            "gradient_noise must not be subtracted where a stream's rows may come in shuffled "
-            "passes: errors cancel over a pass. Take gradient_noise=0, or Stream(…, "
-            "independent=True) if rows are drawn with replacement."
-        )
-
-
-def check_axis(target, posterior_axis: int | None, num_chains: int) -> None:
+def _check_axis(target, posterior_axis: int | None, num_chains: int) -> None:
     is_stacked = isinstance(target, StackedPosterior)
     if posterior_axis not in (None, 0) or (posterior_axis == 0) != is_stacked:
         raise ValueError(
@@ -76,15 +85,16 @@ def check_axis(target, posterior_axis: int | None, num_chains: int) -> None:
         )
 
 
-def check_shared(estimator: Estimator, is_stacked: bool) -> None:
-    if is_stacked and estimator.is_shared:
+def check_shared(estimator: GradientEstimator) -> None:
+    """Of one of several posteriors, a chain each."""
+    if estimator.is_shared:
         raise ValueError(
             "Batches cannot be shared by chains whose posteriors have data of their own: take "
             "shared=False with Posterior.stack."
         )
 
 
-def check_adapt(adapt, sampler: Sampler, num_burnin_steps: int) -> None:
+def _check_adapt(adapt, sampler: Sampler, num_burnin_steps: int) -> None:
     if adapt is None:
         return
     if not isinstance(adapt, Adaptation):
@@ -92,7 +102,7 @@ def check_adapt(adapt, sampler: Sampler, num_burnin_steps: int) -> None:
             f"adapt must be sghmc.Adapt(update, every, until), AdaptMass(until) or the like, not "
             f"{adapt!r}."
         )
-    estimate = getattr(sampler, "gradient_noise", None)
+    estimate = sampler.dynamics.gradient_noise
     if sampler.subtracts_gradient_noise and not isinstance(estimate, EmpiricalFisher):
         raise ValueError(
             f"gradient_noise is fixed at {estimate}, but friction and preconditioner follow a mass "
@@ -118,13 +128,10 @@ def check_key(key) -> None:
 
 
 def check_counts(num_samples, num_burnin, thinning, num_chains) -> None:
-    lowest = {"num_samples": 1, "num_burnin": 0, "thinning": 1, "num_chains": 1}
-    given = dict(zip(lowest, (num_samples, num_burnin, thinning, num_chains), strict=True))
-    for name, number in given.items():
-        if not isinstance(number, int | np.integer) or number < lowest[name]:
-            raise ValueError(
-                f"{name} must be a whole number from {lowest[name]}, but is {number!r}."
-            )
+    check_count(num_samples, "num_samples")
+    check_count(num_burnin, "num_burnin", 0)
+    check_count(thinning, "thinning")
+    check_count(num_chains, "num_chains")
     if (num_burnin + num_samples) * thinning >= NEVER:
         raise ValueError(
             f"(num_burnin + num_samples) · thinning is {(num_burnin + num_samples) * thinning}, "
@@ -137,7 +144,7 @@ def check_gibbs(gibbs, target, like: PyTree) -> None:
         return
     if not isinstance(gibbs, Gibbs):
         raise TypeError(f"gibbs must be sghmc.Gibbs(update, every=…), not {gibbs!r}.")
-    if getattr(target, "hyper", None) is None:
+    if target.hyper is None:
         raise ValueError(
             "gibbs updates hyperparameters, but the target has none: give Posterior(…, hyper=…)."
         )
@@ -153,8 +160,8 @@ def check_gibbs(gibbs, target, like: PyTree) -> None:
         )
 
 
-def start_positions(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
-    """The starts of all chains, with a leading chain axis."""
+def initial_positions(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
+    """Where all chains start, with a leading chain axis."""
     if init_axis not in (None, 0):
         raise ValueError(f"init_axis must be None or 0, but is {init_axis!r}.")
     leaves = jax.tree.leaves(init)
@@ -186,8 +193,8 @@ def _repeated(arrays: PyTree, count: int) -> PyTree:
 
 def check_functions(target: Target, like: PyTree) -> None:
     """U, log-likelihood and log-prior must return one real number."""
-    if isinstance(target, Potential):
-        shown = {"The potential U(params)": jax.eval_shape(target.function, like)}
+    if not isinstance(target, AbstractPosterior):
+        shown = {"The potential U(params)": jax.eval_shape(target.potential, like)}
     else:
         hyper = () if target.hyper is None else (target.hyper,)
         shown = {
@@ -204,9 +211,9 @@ def check_functions(target: Target, like: PyTree) -> None:
             )
 
 
-def check_start(start: Start) -> None:
-    for chain in np.flatnonzero(~np.atleast_1d(start.is_finite)):
-        potential = np.atleast_1d(start.potential)[chain]
+def check_beginning(begun: Beginning) -> None:
+    for chain in np.flatnonzero(~np.atleast_1d(begun.is_finite)):
+        potential = np.atleast_1d(begun.potential)[chain]
         raise ValueError(
             f"The potential or its gradient is not finite where chain {chain} starts: the "
             f"potential is {potential}. Start elsewhere, or look for NaN in the data and log of "

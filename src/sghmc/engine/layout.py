@@ -3,6 +3,12 @@
 Leaves are raveled to 1-D. A single chain has no chain axis. Many chains have it last where a chain
 has few parameters, so that XLA vectorizes over chains, and first where it has many, so that batched
 matrix products need no transpose.
+
+| where | chain axis | made by |
+| --- | --- | --- |
+| what users give and get, files, arrays over a mesh | first, of one chain too | `chains_first` |
+| the loop, few parameters | last; absent for one chain | `to_loop` |
+| the loop, many parameters | first; absent for one chain | `to_loop` |
 """
 
 import dataclasses
@@ -11,13 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from sghmc.core import tree
 from sghmc.gradients.base import Oracle
 from sghmc.types import PyTree
 
 _CHAINS_LAST_BELOW = 256
+"""Parameters of a chain: with fewer, vectors over parameters would be too short for a processor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Layout:
 
     @property
     def axis(self) -> int:
+        """The chain axis in the loop, where there are several chains."""
         return -1 if tree.size(self.like) < _CHAINS_LAST_BELOW else 0
 
     def shape(self, flat: PyTree) -> PyTree:
@@ -56,13 +63,11 @@ class Layout:
         """The same oracle for parameters as the loop carries them."""
         return oracle.through(self.shape, tree.flatten_leaves)
 
-    def over_chains(
-        self, function: Callable, *, shared: tuple[int, ...] = (), leading: tuple[int, ...] = ()
-    ) -> Callable:
+    def over_chains(self, function: Callable, *, leading: tuple[int, ...] = ()) -> Callable:
         """`function` of one chain as a function of all.
 
-        Arguments numbered `shared` are common to the chains, those numbered `leading` have the
-        chain axis first, as users give it, and the others where the loop has it.
+        Arguments numbered `leading` have the chain axis first, the others and what is returned
+        where the loop has it. What all chains have in common, `function` closes over.
         """
 
         @functools.wraps(function)
@@ -70,21 +75,27 @@ class Layout:
             if self.num_chains == 1:
                 firsts = {i: jax.tree.map(lambda leaf: leaf[0], args[i]) for i in leading}
                 return function(*(firsts.get(i, arg) for i, arg in enumerate(args)))
-            axes = tuple(
-                None if i in shared else 0 if i in leading else self.axis for i in range(len(args))
-            )
+            axes = tuple(0 if i in leading else self.axis for i in range(len(args)))
             return jax.vmap(function, in_axes=axes, out_axes=self.axis)(*args)
 
         return batched
 
-    def inward(self, chains: PyTree) -> PyTree:
-        """Arrays with a leading chain axis, laid out for the loop."""
+    def to_loop(self, chains: PyTree) -> PyTree:
+        """Arrays with the chain axis first, laid out for the loop; host arrays stay on the host."""
         if self.num_chains == 1:
             return jax.tree.map(lambda leaf: leaf[0], chains)
-        return jax.tree.map(lambda leaf: jax.numpy.moveaxis(leaf, 0, self.axis), chains)
+        return jax.tree.map(lambda leaf: _moved(leaf, 0, self.axis), chains)
 
-    def outward(self, leaf: np.ndarray, *, leading: int = 0) -> np.ndarray:
-        """The inverse for one host array, whose first `leading` axes are the loop's own."""
+    def chains_first(self, inside: PyTree, *, leading: int = 0) -> PyTree:
+        """The inverse, for arrays whose first `leading` axes are the loop's own, as draws are."""
         if self.num_chains == 1:
-            return leaf[None]
-        return np.moveaxis(leaf, -1 if self.axis == -1 else leading, 0)
+            return jax.tree.map(lambda leaf: leaf[None], inside)
+        axis = -1 if self.axis == -1 else leading
+        return jax.tree.map(lambda leaf: _moved(leaf, axis, 0), inside)
+
+
+def _moved(leaf: Any, source: int, destination: int) -> Any:
+    """An array of jax or of numpy with one axis elsewhere."""
+    order = [axis for axis in range(leaf.ndim) if axis != source % leaf.ndim]
+    order.insert(destination % leaf.ndim, source % leaf.ndim)
+    return leaf.transpose(tuple(order))

@@ -9,7 +9,7 @@ from sghmc.engine.program import Program
 _BLOCK_VARIATES = 65_536
 """Variates drawn at once: enough to vectorize, few enough to stay in the cache."""
 _SMALL = 8
-"""A model is small where as many of its steps fit into one block."""
+"""A model is small where so many of its steps fit into one block."""
 _FEW = 4
 """Steps of a block of very many chains, though they do not fit."""
 _BLOCK_DRAWS = 512
@@ -18,7 +18,7 @@ _BLOCK_ROWS = 1_048_576
 """Variates of gradients drawn at once, alone: each time costs an accelerator some launches."""
 
 
-class Plan(NamedTuple):
+class LoopPlan(NamedTuple):
     """How a run is cut into loops of known length.
 
     `period` steps go by between moments when a Gibbs update, an adaptation, a renewal of the
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     @classmethod
     def of(
         cls, program: Program, num_normals: int, num_rows: int, is_burnin: bool, must_watch: bool
-    ) -> "Plan":
+    ) -> "LoopPlan":
         """For a step of all chains that takes so many variates for its motion and for its rows."""
         intervals = [program.thinning]
         intervals += [program.gibbs.every] if program.gibbs else []

@@ -1,5 +1,6 @@
-"""What a run does to one chain: start, draw variates, step, look, keep. No loops, no chain axis."""
+"""What a run does to one chain: begin, draw variates, step, look, keep. No loops, no chain axis."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,26 +9,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int32, UInt32
 
-from sghmc.adapt import Adaptation
-from sghmc.adapt.base import Moment
+from sghmc.adapt import Adaptation, Moment
 from sghmc.core import random, running_sum, tree
+from sghmc.engine.keys import GIBBS, GRADIENT, INIT, MOTION
 from sghmc.engine.layout import Layout
-from sghmc.gradients.base import Estimator, Oracle
+from sghmc.gradients.base import GradientEstimator, Oracle
 from sghmc.gradients.fisher import RunningNoise, gradient_noise, no_noise
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Posterior, Target
+from sghmc.posterior.target import Target
 from sghmc.samplers.base import Kernel
 from sghmc.types import Evaluation, PyTree, StepInfo
 
 NEVER = np.iinfo(np.int32).max
-MOTION, GRADIENT, GIBBS, START = range(4)
-"""The streams of random numbers of a chain: each has a key of its own."""
-NUM_STREAMS = 4
+"""A step that no run comes to: where a chain has not failed."""
 
 
 class Carry(NamedTuple):
-    """All that a run needs to go on, for every chain.
+    """All that a run needs to go on, for every chain: `Layout` says where their axis is.
 
     `kernel` only where it changes, `noise` only where V̂ is estimated, `adaptation`, what it
     remembers, only where there is one.
@@ -40,21 +40,23 @@ class Carry(NamedTuple):
     noise: RunningNoise | None
     sums: running_sum.RunningSum | None
     info: StepInfo
-    failed_at: jax.Array
+    failed_at: Int32[Array, "*chain"]
     adaptation: PyTree = None
 
 
 class DrawInfo(NamedTuple):
     """What is recorded with each kept draw: without `info`, whether it is finite, no more."""
 
-    potential: jax.Array | None
-    kinetic_temperature: jax.Array | None
-    acceptance: jax.Array | None
-    data_share: jax.Array | None
-    is_finite: jax.Array
+    potential: Float[Array, "*chain"] | None
+    kinetic_temperature: Float[Array, "*chain"] | None
+    acceptance: Float[Array, "*chain"] | None
+    data_share: Float[Array, "*chain"] | None
+    is_finite: Bool[Array, "*chain"]
 
 
-class Record(NamedTuple):
+class DrawRecord(NamedTuple):
+    """What the loop hands out of a kept draw."""
+
     kept: PyTree
     hyper: PyTree
     trace: PyTree
@@ -69,102 +71,126 @@ class Batches(NamedTuple):
     """
 
     rows: PyTree
-    places: jax.Array
-    first: jax.Array
+    places: Int32[Array, "*chain step row"]
+    first: Int32[Array, ""]
 
-    def of_steps(self, start, num_steps: int) -> PyTree:
+    def of_steps(self, first_step, num_steps: int) -> PyTree:
         """The rows of some steps, step after step, as one chain sees them."""
-        places = lax.dynamic_slice_in_dim(self.places, start - self.first, num_steps).reshape(-1)
+        first = first_step - self.first
+        places = lax.dynamic_slice_in_dim(self.places, first, num_steps).reshape(-1)
         return jax.tree.map(lambda leaf: leaf.at[places].get(mode="promise_in_bounds"), self.rows)
+
+
+class Variates(NamedTuple):
+    """Raw variates of some steps, for the sampler and for its gradients: 1-D, step after step.
+
+    Of a source of data, the rows that the host read for the gradients.
+    """
+
+    motion: PyTree
+    gradient: PyTree
 
 
 class Program(eqx.Module):
     """The fixed parts of a run: its arrays are arguments of the compiled loop, the rest static.
 
-    With `is_stacked`, arrays of the target and of the estimator have a leading chain axis. Where
-    the data are a source, `batches` has the rows of some steps, put in by the host. What the
-    loop does to a single chain is a method here, and sees that chain's own parts: `_each_chain`.
+    `keys` are those of all chains or, as one chain sees the program, its own. With `is_stacked`,
+    arrays of the target and of the estimator have a leading chain axis. Where the data are a
+    source, `batches` has the rows of some steps, put in by the host.
+
+    What the loop does to a single chain is a method here. It is called on the program as that chain
+    sees it, with keys, kernel, target and rows of its own: `loop.each_chain` makes it.
     """
 
     target: Target
     kernel: Kernel
-    estimator: Estimator
+    estimator: GradientEstimator
     gibbs: Gibbs | None
     adapt: Adaptation | None
     keep: Callable | None
     averages: dict[str, Callable]
     trace: Callable | None
-    keys: jax.Array
+    keys: UInt32[Array, "chain stream word"] | UInt32[Array, "stream word *chain"]
     layout: Layout = eqx.field(static=True)
     thinning: int = eqx.field(static=True)
     is_stacked: bool = eqx.field(static=True)
     batches: Batches | None = None
     has_info: bool = eqx.field(static=True, default=True)
 
-    def start(self, keys: jax.Array, flat: PyTree) -> Carry:
+    def with_keys(self, keys: UInt32[Array, "stream word *chain"]) -> "Program":
+        """This program as a chain with these keys sees it; or as all do, their axis last."""
+        return dataclasses.replace(self, keys=keys)
+
+    def with_kernel(self, arrays: Kernel) -> "Program":
+        """This program with a chain's own kernel, of which the carry has the arrays."""
+        return dataclasses.replace(self, kernel=eqx.combine(arrays, self.kernel))
+
+    def initial_carry(self, flat: PyTree) -> Carry:
         """The carry before step 0, from a position."""
-        hyper = getattr(self.target, "hyper", None)
-        state = self.kernel.init(random.normals_like(keys[START], 0, 1, flat), flat)
+        hyper = self.target.hyper
+        state = self.kernel.init(random.normals_like(self.keys[INIT], 0, 1, flat), flat)
         kernel, adaptation = None, None
         if self.adapt is not None:
             kernel = eqx.filter(self.kernel.adaptable(state), eqx.is_array)
             adaptation = self.adapt.begin(self.kernel, self.layout.shape(flat))
-        memory, noise = self.estimator.remember(self.target), None
+        carry = Carry(
+            kernel=kernel,
+            state=state,
+            hyper=hyper,
+            memory=self.estimator.remember(self.target),
+            noise=None,
+            sums=None,
+            info=StepInfo(None),
+            failed_at=jnp.asarray(NEVER, jnp.int32),
+            adaptation=adaptation,
+        )
         if self.kernel.fisher is not None:
-            dtype = tree.float_type(flat)
-            noise = no_noise(tree.size(flat), self.kernel.fisher, dtype, NEVER)
+            noise = no_noise(tree.size(flat), self.kernel.fisher, tree.float_type(flat), NEVER)
             chain = self if kernel is None else self.with_kernel(kernel)
-            kernel, noise = chain.update_noise(-1, keys, state, hyper, memory, noise)
-        _, info = jax.eval_shape(lambda: self.step(0, self.draw(keys, 0, 1), state, hyper, memory))
+            carry = chain.update_noise(-1, carry._replace(noise=noise))
+        _, info = jax.eval_shape(lambda: self.step(0, self.draw(0, 1), carry))
         info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
         terms = jax.eval_shape(lambda: self._averaged(flat, hyper))
-        sums = running_sum.start_sum(terms) if self.averages else None
-        never = jnp.asarray(NEVER, jnp.int32)
-        return Carry(kernel, state, hyper, memory, noise, sums, info, never, adaptation)
+        sums = running_sum.empty(terms) if self.averages else None
+        return carry._replace(info=info, sums=sums)
 
-    def with_kernel(self, arrays: Kernel) -> "Program":
-        """This program with a chain's own kernel, of which the carry has the arrays."""
-        return eqx.tree_at(lambda p: p.kernel, self, eqx.combine(arrays, self.kernel))
-
-    def look(self, t, keys: jax.Array, flat: PyTree, hyper: PyTree, memory: PyTree) -> Evaluation:
-        """What the first gradient evaluation of step t sees."""
-        shapes = jax.eval_shape(lambda: self.draw_gradients(keys, t, 1))
+    def look(self, t, flat: PyTree, carry: Carry) -> Evaluation:
+        """What the first gradient evaluation of step t sees, at a position."""
+        shapes = jax.eval_shape(lambda: self.draw_gradients(t, 1))
         # In a branch, though it is always taken: XLA for CPUs would compile the generator again for
         # every array that rows are taken from.
         noise = lax.cond(
             jnp.asarray(t) >= 0,
-            lambda: self.draw_gradients(keys, t, 1),
+            lambda: self.draw_gradients(t, 1),
             lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
         )
-        return self._oracle(hyper, noise, memory)(0, flat)
+        return self._oracle(noise, carry)(0, flat)
 
-    def draw(self, keys: jax.Array, start, num_steps: int) -> tuple[PyTree, PyTree]:
-        """The raw variates of `num_steps` steps, for the sampler and for its gradients."""
-        return (
-            self.draw_motion(keys, start, num_steps),
-            self.draw_gradients(keys, start, num_steps),
+    def draw(self, first_step, num_steps: int) -> Variates:
+        """The raw variates of `num_steps` steps."""
+        return Variates(
+            self.draw_motion(first_step, num_steps), self.draw_gradients(first_step, num_steps)
         )
 
-    def draw_motion(self, keys: jax.Array, start, num_steps: int) -> PyTree:
-        return self.kernel.draw(keys[MOTION], start, num_steps, self.layout.flat_like)
+    def draw_motion(self, first_step, num_steps: int) -> PyTree:
+        return self.kernel.draw(self.keys[MOTION], first_step, num_steps, self.layout.flat_like)
 
-    def draw_gradients(self, keys: jax.Array, start, num_steps: int) -> PyTree:
+    def draw_gradients(self, first_step, num_steps: int) -> PyTree:
         if self.batches is not None:
-            return self.batches.of_steps(start, num_steps)
-        num_gradients = self.kernel.num_gradients
-        like = self.layout.flat_like
-        return self.estimator.draw(keys[GRADIENT], start, num_steps, num_gradients, like)
+            return self.batches.of_steps(first_step, num_steps)
+        num_gradients, like = self.kernel.num_gradients, self.layout.flat_like
+        return self.estimator.draw(self.keys[GRADIENT], first_step, num_steps, num_gradients, like)
 
-    def step(
-        self, t, noise: tuple[PyTree, PyTree], state: Any, hyper: PyTree, memory: PyTree
-    ) -> tuple[Any, StepInfo]:
-        """Step t, from that step's variates."""
-        oracle = self._oracle(hyper, noise[1], memory)
-        state, info = self.kernel.step(t, noise[0], state, oracle)
+    def step(self, t, variates: Variates, carry: Carry) -> tuple[Any, StepInfo]:
+        """The state after step t, from that step's variates; those that are None are drawn here."""
+        motion, gradient = variates
+        motion = self.draw_motion(t, 1) if motion is None else motion
+        gradient = self.draw_gradients(t, 1) if gradient is None else gradient
+        state, info = self.kernel.step(t, motion, carry.state, self._oracle(gradient, carry))
         # What nobody asks for is not computed: the compiler sees to it.
         return state, info if self.has_info else info._replace(potential=None)
 
-    def observe(self, t, carry: Carry) -> tuple[Carry, Record]:
+    def observe(self, t, carry: Carry) -> tuple[Carry, DrawRecord]:
         """What is kept after step t, and the averages with that draw in them."""
         flat = self.kernel.observed(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
@@ -180,69 +206,70 @@ class Program(eqx.Module):
         trace = None
         if self.trace is not None and carry.sums is not None:
             trace = self.trace(running_sum.mean(carry.sums))
-        return carry, Record(kept, carry.hyper, trace, info)
+        return carry, DrawRecord(kept, carry.hyper, trace, info)
 
-    def update_hyper(
-        self, t, keys: jax.Array, state: Any, hyper: PyTree, memory: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        """New hyperparameters, and the estimator's memory under them."""
+    def update_hyper(self, t, carry: Carry) -> Carry:
+        """With new hyperparameters after step t, and the estimator's memory under them."""
         assert self.gibbs is not None
+        target = self.target.with_hyper(carry.hyper)
         # jax's own, whose rounds are a loop: quicker to compile, and this happens seldom.
-        key = jax.random.wrap_key_data(keys[GIBBS, :2], impl="threefry2x32")
+        key = jax.random.wrap_key_data(self.keys[GIBBS, :2], impl="threefry2x32")
         key = jax.random.fold_in(key, t)
-        params = self.layout.shape(self.kernel.middle(t, state))
-        hyper = self.gibbs.update(key, params, self._target(hyper))
-        return hyper, self.estimator.renew(self._target(hyper), memory)
+        params = self.layout.shape(self.kernel.middle(t, carry.state))
+        hyper = self.gibbs.update(key, params, target)
+        memory = self.estimator.renew(target.with_hyper(hyper), carry.memory)
+        return carry._replace(hyper=hyper, memory=memory)
 
-    def follow(self, state: Any, hyper: PyTree, memory: PyTree) -> PyTree:
-        """The estimator's memory, once the chain has moved on."""
-        position = self.layout.shape(self.kernel.position(state))
-        return self.estimator.follow(self._target(hyper), memory, position)
+    def follow(self, carry: Carry) -> Carry:
+        """With the estimator's memory of where the chain has come to."""
+        position = self.layout.shape(self.kernel.position(carry.state))
+        target = self.target.with_hyper(carry.hyper)
+        return carry._replace(memory=self.estimator.follow(target, carry.memory, position))
 
-    def update_noise(
-        self, t, keys: jax.Array, state: Any, hyper: PyTree, memory: PyTree, noise: RunningNoise
-    ) -> tuple[Kernel, RunningNoise]:
-        """The kernel with a new V̂ after step t, from the rows that the next step will see."""
-        fisher, flat = self.kernel.fisher, self.kernel.position(state)
+    def update_noise(self, t, carry: Carry) -> Carry:
+        """With a new V̂ in the kernel after step t, from the rows that the next step will see."""
+        fisher, flat, noise = self.kernel.fisher, self.kernel.position(carry.state), carry.noise
         assert fisher is not None
-        target = self._target(hyper)
+        assert noise is not None
+        target = self.target.with_hyper(carry.hyper)
         estimate = gradient_noise(
             self.estimator,
             target,
-            memory,
+            carry.memory,
             self.layout.shape(flat),
-            self.estimator.examples(target, self.draw_gradients(keys, t + 1, 1)),
+            self.estimator.examples(target, self.draw_gradients(t + 1, 1)),
             diagonal=fisher.diagonal,
             pull_back=self.kernel.pull_back,
         )
         noise = noise.with_estimate(estimate.astype(noise.mean.dtype), fisher.window)
         kernel, room = self.kernel.with_gradient_noise(t + 1, noise.mean, flat)
-        return eqx.filter(kernel, eqx.is_array), noise.judged(t + 1, *room)
+        return carry._replace(
+            kernel=eqx.filter(kernel, eqx.is_array), noise=noise.judged(t + 1, *room)
+        )
 
-    def update_kernel(self, t, keys: jax.Array, carry: Carry) -> tuple[Kernel, Any, PyTree]:
-        """The kernel, the state and what is remembered, adapted after step t."""
+    def update_kernel(self, t, carry: Carry) -> Carry:
+        """With kernel, state and what is remembered adapted after step t."""
         assert self.adapt is not None
-        flat, hyper = self.kernel.position(carry.state), carry.hyper
+        flat = self.kernel.position(carry.state)
         moment = Moment(
             t,
             self.kernel,
             type(carry.state)(*(self.layout.shape(part) for part in carry.state)),
-            hyper,
+            carry.hyper,
             carry.info.acceptance,
             # Rows of the next step: fresh, as the chain has not seen them.
-            lambda: self.layout.shape(self.look(t + 1, keys, flat, hyper, carry.memory).grad),
+            lambda: self.layout.shape(self.kernel.pull_back(self.look(t + 1, flat, carry).grad)),
         )
         kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
-        return eqx.filter(kernel, eqx.is_array), tree.flatten_leaves(state), adaptation
+        return carry._replace(
+            kernel=eqx.filter(kernel, eqx.is_array),
+            state=tree.flatten_leaves(state),
+            adaptation=adaptation,
+        )
 
-    def _target(self, hyper: PyTree) -> Any:
-        """The target under these hyperparameters."""
-        target = self.target
-        return target.with_hyper(hyper) if isinstance(target, Posterior) else target
-
-    def _oracle(self, hyper: PyTree, noise: PyTree, memory: PyTree) -> Oracle:
-        oracle = self.estimator.oracle(self._target(hyper), noise, memory)
-        return self.layout.flatten_oracle(oracle)
+    def _oracle(self, noise: PyTree, carry: Carry) -> Oracle:
+        target = self.target.with_hyper(carry.hyper)
+        return self.layout.flatten_oracle(self.estimator.oracle(target, noise, carry.memory))
 
     def _averaged(self, flat: PyTree, hyper: PyTree) -> dict[str, PyTree]:
         return {name: self._shown(f, flat, hyper) for name, f in self.averages.items()}

@@ -9,6 +9,9 @@ import numpy as np
 
 from sghmc.engine.program import NEVER
 
+_INSTANT = 1e-9
+"""Seconds: what no time at all is taken for, where it is divided by."""
+
 
 class Bar:
     """Steps a second, time left, and how many chains are sound. Costs nothing inside the loop."""
@@ -89,8 +92,8 @@ class _Notebook:
         if self.first is None:
             self.first = num_done, time.monotonic()
         else:
-            speed = (num_done - self.first[0]) / max(time.monotonic() - self.first[1], 1e-9)
-            left = (self.num_steps - num_done) / max(speed, 1e-9)
+            speed = (num_done - self.first[0]) / max(time.monotonic() - self.first[1], _INSTANT)
+            left = (self.num_steps - num_done) / max(speed, _INSTANT)
             parts += [f"{speed:,.0f} steps/s", f"{left:,.0f} s left"]
         self.handle.update(self.html(", ".join([*parts, _health(num_failed, num_chains)])))
 

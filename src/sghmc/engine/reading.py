@@ -9,13 +9,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int32
 
-from sghmc.engine.placement import Placement, Spread
-from sghmc.engine.program import GRADIENT, Batches, Program
-from sghmc.gradients.base import BatchEstimator, Estimator
-from sghmc.posterior.posterior import Posterior
+from sghmc.engine.keys import GRADIENT
+from sghmc.engine.mesh import OverMesh
+from sghmc.engine.placement import Placement
+from sghmc.engine.program import Batches, Program
+from sghmc.gradients.base import GradientEstimator
+from sghmc.gradients.minibatch import BatchEstimator
+from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.source import DataError, inverse
-from sghmc.results.samples import Growth
+from sghmc.results.info import Growth
 from sghmc.samplers.base import Sampler
 from sghmc.types import PyTree
 
@@ -46,7 +50,7 @@ class Reader:
     """
 
     def __init__(self, program: Program, sampler: Sampler, num_draws: int, place: Placement):
-        assert isinstance(program.target, Posterior)
+        assert isinstance(program.target, AbstractPosterior)
         assert program.target.source is not None
         self.program, self.source, self.place = program, program.target.source, place
         num_gradients = program.kernel.num_gradients
@@ -55,8 +59,8 @@ class Reader:
         (self.num_keys, self.width), self.num_draws = one.shape, num_draws
         most_rows = _WINDOW_BYTES // self.source.row_bytes
         most_rows = min(most_rows, self.source.read_ahead or most_rows)
-        self.draws = max(1, min(num_draws, most_rows // (one.size * program.thinning)))
-        num_rows = one.size * (self.draws * program.thinning + 1)
+        self.window_draws = max(1, min(num_draws, most_rows // (one.size * program.thinning)))
+        num_rows = one.size * (self.window_draws * program.thinning + 1)
         self.rooms = [self.source.room(num_rows) for _ in range(2)]
         """A window is read to where the last but one was, of which the loop has no more need."""
         self.thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-reader")
@@ -73,8 +77,7 @@ class Reader:
         cls, program: Program, sampler: Sampler, num_draws: int, place: Placement
     ) -> "Reader | None":
         """A reader where the program needs one: batches of data that are not arrays."""
-        has_source = isinstance(program.target, Posterior) and program.target.source is not None
-        if not has_source or not program.estimator.takes_rows:
+        if program.target.source is None or not program.estimator.takes_rows:
             return None
         return cls(program, sampler, num_draws, place)
 
@@ -83,16 +86,16 @@ class Reader:
 
         Asked for when all draws before are made: a window's memory is written over.
         """
-        number = draw // self.draws
+        number = draw // self.window_draws
         if self.now is None or self.now.number != number:
             self.now = self._window(number)
             self._grow(self.now)
-        if self.ahead is None and (number + 1) * self.draws < self.num_draws:
+        if self.ahead is None and (number + 1) * self.window_draws < self.num_draws:
             self.ahead = number + 1, self._submit(number + 1, self.now)
         program = eqx.tree_at(
             lambda p: p.batches, self.program, self.now.batches, is_leaf=lambda x: x is None
         )
-        return program, (number + 1) * self.draws
+        return program, (number + 1) * self.window_draws
 
     def check_start(self) -> None:
         """Refuse to resume with a stream that is not where it was when the run began."""
@@ -107,7 +110,7 @@ class Reader:
         """Go on after `done` draws of a run that had seen so many rows, from which draw on."""
         if not self.source.is_sequential:
             return
-        self.sizes, self.num_known = list(sizes) or self.sizes, (done - 1) // self.draws + 1
+        self.sizes, self.num_known = list(sizes) or self.sizes, (done - 1) // self.window_draws + 1
         self._resize(self.sizes[-1][1])
 
     @property
@@ -145,7 +148,7 @@ class Reader:
                 f"settings that adapt or estimate V̂ do not follow it: leave out adapt and "
                 f"EmpiricalFisher, or keep the size."
             )
-        self.sizes.append((window.number * self.draws, window.num_examples))
+        self.sizes.append((window.number * self.window_draws, window.num_examples))
         self._resize(window.num_examples)
 
     def _resize(self, num_examples: int) -> None:
@@ -164,7 +167,7 @@ class Reader:
         return self.thread.submit(self._read, number, before)
 
     def _read(self, number: int, before: Window | None) -> Window:
-        steps = self.draws * self.program.thinning
+        steps = self.window_draws * self.program.thinning
         first = number * steps
         left = self.num_draws * self.program.thinning - first
         num_read = min(steps, left) + 1
@@ -174,13 +177,13 @@ class Reader:
             self.numbering, self._keys, np.int32(first), steps + 1, num_gradients
         )
         numbers = np.asarray(numbers).reshape(self.num_keys, steps + 1, self.width)
-        if isinstance(self.place, Spread) and not self.source.is_sequential:
+        if isinstance(self.place, OverMesh) and not self.source.is_sequential:
             batches = self.place.batches(self._by_gradient(numbers), first, self.source.take)
             return Window(number, batches, num_examples, None)
         room, places = self.rooms[number % 2], np.zeros(numbers.shape, np.int32)
         places[:, :num_read] = self._fill(room, numbers[:, :num_read], before)
         last = jax.tree.map(lambda leaf: leaf[places[:, num_read - 1].reshape(-1)], room)
-        if isinstance(self.place, Spread):
+        if isinstance(self.place, OverMesh):
             batches = self.place.batches(
                 self._by_gradient(places),
                 first,
@@ -191,7 +194,9 @@ class Reader:
             batches = Batches(*jax.device_put((room, places, np.int32(first))))
         return Window(number, jax.block_until_ready(batches), num_examples, last)
 
-    def _fill(self, room: PyTree, numbers: np.ndarray, before: Window | None) -> np.ndarray:
+    def _fill(
+        self, room: PyTree, numbers: Int32[np.ndarray, "chain step row"], before: Window | None
+    ) -> Int32[np.ndarray, "chain step row"]:
         """Read the rows of these numbers, chain by chain and step by step; where they are now."""
         places, num_known = np.empty(numbers.shape, np.int32), 0
         if before is not None:  # the first step's rows were read for it
@@ -206,7 +211,7 @@ class Reader:
         places[:, -numbers.shape[1] :] = num_known + inverse(order).reshape(numbers.shape)
         return places
 
-    def _numbering(self) -> Estimator:
+    def _numbering(self) -> GradientEstimator:
         """What draws the numbers: of a stream they say no more than how it is shuffled."""
         estimator = self.program.estimator
         if not self.source.is_sequential:
@@ -215,8 +220,10 @@ class Reader:
         choices = jnp.asarray(self.source.num_choices, jnp.int32)
         return BatchEstimator(estimator.batch_size, True, estimator.shared, choices)
 
-    def _by_gradient(self, numbers: np.ndarray) -> np.ndarray:
-        """Axes (chain, step, row of a step) as a mesh wants them: with one for the batches."""
+    def _by_gradient(
+        self, numbers: Int32[np.ndarray, "chain step row"]
+    ) -> Int32[np.ndarray, "*chain step gradient row"]:
+        """As a mesh wants them: with an axis for the batches."""
         cut = numbers.reshape(*numbers.shape[:2], self.program.kernel.num_gradients, -1)
         return cut[0] if self.program.estimator.is_shared else cut
 
@@ -226,13 +233,17 @@ class Reader:
         return keys[:1] if self.program.estimator.is_shared else keys
 
 
-def with_num_examples(estimator: Estimator, num_examples: int) -> Estimator:
+def with_num_examples(estimator: GradientEstimator, num_examples: int) -> GradientEstimator:
     assert isinstance(estimator, BatchEstimator)  # a control variate needs a pass over all data
     number = jnp.asarray(num_examples, jnp.int32)
     return eqx.tree_at(lambda e: e.num_examples, estimator, number)
 
 
 @eqx.filter_jit
-def _row_numbers(estimator: Estimator, keys, start, num_steps: int, num_gradients: int):
-    """The rows that steps start, … take, axes (chain, row of a step after row of a step)."""
-    return jax.vmap(lambda key: estimator.draw(key, start, num_steps, num_gradients, None))(keys)
+def _row_numbers(
+    estimator: GradientEstimator, keys, first_step, num_steps: int, num_gradients: int
+):
+    """The rows that some steps take, axes (chain, row of a step after row of a step)."""
+    return jax.vmap(lambda key: estimator.draw(key, first_step, num_steps, num_gradients, None))(
+        keys
+    )

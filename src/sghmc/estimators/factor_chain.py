@@ -17,10 +17,11 @@ import numpy as np
 from sghmc.adapt import Adapt
 from sghmc.data.ratings import Ratings
 from sghmc.estimators.rows import padded, padded_size
-from sghmc.gradients.base import FullBatch, Minibatch
+from sghmc.gradients.exact import FullBatch
+from sghmc.gradients.minibatch import Minibatch
 from sghmc.models.factorization import SIDES, MatrixFactorization
 from sghmc.posterior.posterior import Posterior
-from sghmc.results.samples import DivergenceError
+from sghmc.results.errors import DivergenceError
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.sampling import sample
 from sghmc.types import PyTree

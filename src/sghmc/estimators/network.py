@@ -16,11 +16,13 @@ import numpy as np
 
 from sghmc.estimators.curvature import largest_curvatures
 from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
-from sghmc.gradients.base import FullBatch, Minibatch
+from sghmc.gradients.exact import FullBatch
+from sghmc.gradients.minibatch import Minibatch
 from sghmc.models.mlp import MLP
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.priors import GaussianPrior
-from sghmc.results.samples import DivergenceError, Samples
+from sghmc.results.errors import DivergenceError
+from sghmc.results.samples import Samples
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.sampling import sample
 from sghmc.types import PyTree

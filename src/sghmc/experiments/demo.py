@@ -15,7 +15,9 @@ import numpy as np
 
 from sghmc.display import page as html
 from sghmc.experiments import pages, pictures
-from sghmc.gradients.base import FullBatch, Gradient, Minibatch
+from sghmc.gradients.base import Gradient
+from sghmc.gradients.exact import FullBatch
+from sghmc.gradients.minibatch import Minibatch
 from sghmc.posterior.posterior import Posterior
 from sghmc.results import diagnostics
 from sghmc.samplers.base import Sampler

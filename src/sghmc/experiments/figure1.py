@@ -15,8 +15,9 @@ import numpy as np
 
 from sghmc.experiments import pictures
 from sghmc.experiments.claims import Claim
-from sghmc.gradients.base import FullBatch, Gradient, NoisyGradient
-from sghmc.posterior.posterior import Potential
+from sghmc.gradients.base import Gradient
+from sghmc.gradients.exact import FullBatch, NoisyGradient
+from sghmc.posterior.potential import Potential
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.sghmc import SGHMC

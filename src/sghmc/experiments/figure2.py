@@ -16,8 +16,8 @@ import numpy as np
 from sghmc import theory
 from sghmc.experiments import pictures
 from sghmc.experiments.claims import Claim
-from sghmc.gradients.base import NoisyGradient
-from sghmc.posterior.posterior import Potential
+from sghmc.gradients.exact import NoisyGradient
+from sghmc.posterior.potential import Potential
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.sampling import sample
 

@@ -16,7 +16,7 @@ from sghmc.data.mnist import Images, load_mnist
 from sghmc.experiments import methods, pictures
 from sghmc.experiments.claims import Claim
 from sghmc.experiments.methods import OPTIMIZERS
-from sghmc.gradients.base import Minibatch
+from sghmc.gradients.minibatch import Minibatch
 from sghmc.models.mlp import MLP
 from sghmc.posterior.posterior import Posterior
 from sghmc.results.samples import Samples

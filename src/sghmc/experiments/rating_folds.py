@@ -13,7 +13,8 @@ import numpy as np
 
 from sghmc.data.ratings import Ratings, folds, load_ratings, synthetic_ratings
 from sghmc.models.factorization import SIDES, MatrixFactorization
-from sghmc.posterior.posterior import Posterior, StackedPosterior
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.stacked import StackedPosterior
 from sghmc.types import PyTree
 
 COVERAGES = (0.5, 0.8, 0.95)

@@ -18,9 +18,9 @@ from sghmc.experiments import methods, pictures, rating_folds
 from sghmc.experiments.claims import Claim
 from sghmc.experiments.methods import LABELS, OPTIMIZERS
 from sghmc.experiments.rating_folds import Problem, TestSets
-from sghmc.gradients.base import Minibatch
+from sghmc.gradients.minibatch import Minibatch
 from sghmc.models.factorization import SIDES, MatrixFactorization
-from sghmc.posterior.posterior import StackedPosterior
+from sghmc.posterior.stacked import StackedPosterior
 from sghmc.results.samples import Samples
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.sghmc import SGHMC

@@ -1,17 +1,19 @@
 """Minibatch gradients with a control variate: small noise near a center, whatever N is."""
 
 import warnings
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from sghmc.core import tree
-from sghmc.gradients.base import BatchEstimator, Estimator, Gradient, Minibatch, Oracle
+from sghmc.core.checking import check_count
+from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
+from sghmc.gradients.minibatch import BatchEstimator, Minibatch, with_data
+from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.mode import find_mode
-from sghmc.posterior.posterior import Posterior, Target
+from sghmc.posterior.target import Target
 from sghmc.types import Evaluation, PyTree
 
 
@@ -45,34 +47,31 @@ class ControlVariate(Gradient):
 
     batch_size: int
     center: PyTree = None
-    replacement: bool | str = True
+    replacement: bool | Literal["epochs"] = True
     renew_every: int | None = None
     shared: bool = False
 
     def __check_init__(self):
-        Minibatch(self.batch_size, self.replacement, self.shared)  # pyright: ignore[reportArgumentType]
-        every = self.renew_every
-        if every is not None and (not isinstance(every, int | np.integer) or every < 1):
-            raise ValueError(
-                f"renew_every must be None or a whole number from 1, but is {every!r}."
-            )
+        _ = self._batches  # checks the others
+        check_count(self.renew_every, "renew_every", or_none="")
+
+    @property
+    def _batches(self) -> Minibatch:
+        return Minibatch(self.batch_size, self.replacement, self.shared)
+
+    @property
+    def batch_rows(self) -> int:
+        return self._batches.batch_rows
 
     @property
     def is_independent(self) -> bool:
-        return self.replacement != "epochs"
+        return self._batches.is_independent
 
     def prepare(self, target, position):
-        if not isinstance(target, Posterior):
-            raise TypeError(
-                "ControlVariate needs data to draw from: give a Posterior, or use FullBatch or "
-                "NoisyGradient with a Potential."
-            )
-        batches = Minibatch(self.batch_size, self.replacement, self.shared)  # pyright: ignore[reportArgumentType]
-        return _ControlEstimator(
-            batches.prepare(target, position), self._center(target, position), self.renew_every
-        )
+        batches = self._batches.prepare(with_data(target, self), position)
+        return _ControlEstimator(batches, self._center(target, position), self.renew_every)
 
-    def _center(self, target: Posterior, position: PyTree) -> PyTree:
+    def _center(self, target: Target, position: PyTree) -> PyTree:
         if self.center is None:
             mode = find_mode(target, position)
             if mode.hessian is not None and not mode.is_peak:
@@ -100,7 +99,7 @@ class Anchor(NamedTuple):
     total: Evaluation
 
 
-class _ControlEstimator(Estimator):
+class _ControlEstimator(GradientEstimator):
     batches: BatchEstimator
     center: PyTree
     every: int | None = eqx.field(static=True)
@@ -117,8 +116,8 @@ class _ControlEstimator(Estimator):
     def takes_rows(self):
         return True
 
-    def draw(self, key, start, num_steps, num_gradients, like):
-        return self.batches.draw(key, start, num_steps, num_gradients, like)
+    def draw(self, key, first_step, num_steps, num_gradients, like):
+        return self.batches.draw(key, first_step, num_steps, num_gradients, like)
 
     def remember(self, target):
         return _anchor(target, self.center)
@@ -130,7 +129,7 @@ class _ControlEstimator(Estimator):
         return _anchor(target, position)
 
     def oracle(self, target, noise, memory=()):
-        assert isinstance(target, Posterior)
+        assert isinstance(target, AbstractPosterior)
         assert isinstance(memory, Anchor)
         scale = target.num_examples / self.batches.batch_size
 
@@ -166,5 +165,5 @@ class _ControlEstimator(Estimator):
 
 
 def _anchor(target: Target, center: PyTree) -> Anchor:
-    assert isinstance(target, Posterior)
+    assert isinstance(target, AbstractPosterior)
     return Anchor(center, target.log_likelihood_total(center))

@@ -6,13 +6,17 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from sghmc.core import tree
-from sghmc.gradients.base import Estimator
-from sghmc.posterior.posterior import Posterior, Target
+from sghmc.core.checking import check_choice, check_count
+from sghmc.gradients.base import GradientEstimator
+from sghmc.posterior.base import AbstractPosterior
+from sghmc.posterior.target import Target
 from sghmc.types import PyTree
+
+_ROUNDING = 1e-5
+"""Of V̂ and of what is allowed, relative, in single precision."""
 
 
 class EmpiricalFisher(eqx.Module):
@@ -48,13 +52,10 @@ class EmpiricalFisher(eqx.Module):
     raise_friction: bool = False
 
     def __check_init__(self):
-        for name in ("diagonal", "raise_friction"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, but is {getattr(self, name)!r}.")
-        for name in ("every", "window"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1, but is {value!r}.")
+        check_choice(self.diagonal, "diagonal", (True, False))
+        check_choice(self.raise_friction, "raise_friction", (True, False))
+        check_count(self.every, "every")
+        check_count(self.window, "window")
 
 
 class RunningNoise(NamedTuple):
@@ -64,19 +65,19 @@ class RunningNoise(NamedTuple):
     """
 
     mean: jax.Array
-    count: jax.Array
+    num_estimates: jax.Array
     failed_at: jax.Array
     needed: jax.Array
     allowed: jax.Array
 
     def with_estimate(self, estimate: jax.Array, window: int) -> "RunningNoise":
-        count = self.count + 1
+        count = self.num_estimates + 1
         weight = 1 / jnp.minimum(count, window).astype(estimate.dtype)
-        return self._replace(mean=self.mean + weight * (estimate - self.mean), count=count)
+        return self._replace(mean=self.mean + weight * (estimate - self.mean), num_estimates=count)
 
     def judged(self, t, needed: jax.Array, allowed: jax.Array) -> "RunningNoise":
         # Equality is a setting of its own: all noise comes from the gradient. So rounding may pass.
-        is_first = (needed > allowed * (1 + 1e-5)) & (self.failed_at > t)
+        is_first = (needed > allowed * (1 + _ROUNDING)) & (self.failed_at > t)
         new = self._replace(failed_at=jnp.asarray(t, jnp.int32), needed=needed, allowed=allowed)
         return jax.tree.map(lambda x, y: jnp.where(is_first, x, y), new, self)
 
@@ -104,7 +105,7 @@ def scatter(terms: PyTree, *, diagonal: bool) -> jax.Array:
 
 
 def gradient_noise(
-    estimator: Estimator,
+    estimator: GradientEstimator,
     target: Target,
     memory: PyTree,
     position: PyTree,
@@ -124,10 +125,15 @@ def gradient_noise(
 
 @eqx.filter_jit
 def mean_gradient_noise(
-    estimator: Estimator, target: Target, positions: PyTree, rows: jax.Array, *, diagonal: bool
+    estimator: GradientEstimator,
+    target: Target,
+    positions: PyTree,
+    rows: jax.Array,
+    *,
+    diagonal: bool,
 ) -> jax.Array:
     """V̂ averaged over positions with a leading axis, each with row numbers of its own."""
-    assert isinstance(target, Posterior)
+    assert isinstance(target, AbstractPosterior)
     memory = estimator.remember(target)
 
     def of_position(pair):

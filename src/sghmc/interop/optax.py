@@ -4,16 +4,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from sghmc.core import random
+from sghmc.core.checking import check_count
 from sghmc.engine import checks
-from sghmc.engine.program import MOTION, START
-from sghmc.engine.run import chain_keys
+from sghmc.engine.keys import INIT, MOTION, chain_keys
 from sghmc.gradients.base import Oracle
 from sghmc.samplers.base import Kernel, Sampler
-from sghmc.theory import moving
 from sghmc.types import Evaluation, PyTree
 
 
@@ -71,12 +69,12 @@ class _Chain:
 
     def __init__(self, sampler: Sampler, keys: jax.Array, size: int, num_steps: int):
         self.sampler, self.keys, self.size, self.num_steps = sampler, keys, size, num_steps
-        self.observes_elsewhere = getattr(moving(sampler), "observe", "end") != "end"
+        self.observes_elsewhere = sampler.dynamics.observe != "end"
         self.kernels: dict[Any, Kernel] = {}
 
     def init(self, params: PyTree) -> TransformationState:
         position = jax.tree.map(jnp.asarray, params)
-        normals = random.normals_like(self.keys[START], 0, 1, position)
+        normals = random.normals_like(self.keys[INIT], 0, 1, position)
         chain = self._kernel(position).init(normals, position)
         draw = position if self.observes_elsewhere else None
         return TransformationState(jnp.zeros((), jnp.int32), chain, draw)
@@ -116,20 +114,17 @@ class _Chain:
 def _check(sampler, size, num_steps) -> None:
     if not isinstance(sampler, Sampler):
         raise TypeError(f"transformation needs a sampler such as sghmc.SGHMC(…), not {sampler!r}.")
-    for name, number in {"size": size, "num_steps": num_steps}.items():
-        is_count = isinstance(number, int | np.integer) and number >= 1
-        if not is_count and not (name == "num_steps" and number is None):
-            raise ValueError(f"{name} must be a whole number from 1, but is {number!r}.")
-    inner = moving(sampler)
-    if inner.schedules and num_steps is None:
+    check_count(size, "size")
+    check_count(num_steps, "num_steps", or_none="")
+    if sampler.schedules and num_steps is None:
         raise ValueError(
-            f"{' and '.join(inner.schedules)} of {type(inner).__name__} follow a schedule: say "
-            f"with num_steps how far, so that it can be checked."
+            f"{' and '.join(sampler.schedules)} of {sampler.name} follow a schedule: say with "
+            f"num_steps how far, so that it can be checked."
         )
 
 
 def _check_gradients(sampler: Sampler, kernel: Kernel) -> None:
-    name = type(moving(sampler)).__name__
+    name = sampler.name
     if kernel.num_gradients != 1:
         raise ValueError(
             f"A training loop hands in one gradient a step, but {name} takes "
@@ -142,16 +137,11 @@ def _check_gradients(sampler: Sampler, kernel: Kernel) -> None:
         )
     if kernel.fisher is not None:
         raise ValueError(
-            "EmpiricalFisher needs the gradients of single examples, which a training loop does "
-            "not hand in: give gradient_noise as numbers."
+            f"A training loop hands in mean gradients, but {name} with EmpiricalFisher needs those "
+            f"of single examples: give gradient_noise as numbers, or run it with sghmc.sample."
         )
-    if getattr(moving(sampler), "resample_every", None) is not None:
+    if sampler.dynamics.resample_every is not None:
         raise ValueError(
             f"A training loop hands in gradients at the parameters, but {name} with resample_every "
             f"takes some elsewhere: leave it out, or run it with sghmc.sample."
-        )
-    if kernel.fisher is not None:
-        raise ValueError(
-            f"A training loop hands in mean gradients, but {name} with EmpiricalFisher needs those "
-            f"of single examples: give gradient_noise as numbers, or run it with sghmc.sample."
         )

@@ -10,8 +10,11 @@ import jax
 import numpy as np
 
 from sghmc.engine import checks
-from sghmc.posterior.posterior import Posterior, Potential, StackedPosterior
-from sghmc.results.samples import Info, Samples
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.results.info import Info
+from sghmc.results.samples import Samples
 from sghmc.types import PyTree
 
 
@@ -54,7 +57,7 @@ def nuts(
         )
     if backend not in _BACKENDS:
         raise ValueError(f'backend must be "numpyro" or "blackjax", but is {backend!r}.')
-    positions = checks.start_positions(init, init_axis, num_chains)
+    positions = checks.initial_positions(init, init_axis, num_chains)
     started = time.perf_counter()
     # Other libraries were not written for jax's strict modes, which a user may have switched on.
     with jax.debug_key_reuse(False), jax.numpy_rank_promotion("allow"):

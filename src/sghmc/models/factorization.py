@@ -24,7 +24,7 @@ _NOISE_SHAPE = 3.0
 class _Normals(NamedTuple):
     """How many centered normal numbers a precision stands behind, their squares, and its prior."""
 
-    count: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     squares: jax.Array
     shape: jax.Array
     rate: jax.Array

@@ -1,12 +1,12 @@
 """Exact updates of hyperparameters between sampler steps."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
 
-from sghmc.posterior.posterior import Posterior
+from sghmc.core.checking import check_count
 from sghmc.types import PyTree
 
 
@@ -23,7 +23,7 @@ class Gibbs(eqx.Module):
     100
     """
 
-    update: Callable[[jax.Array, PyTree, Posterior], PyTree]
+    update: Callable[[jax.Array, PyTree, Any], PyTree]
     every: int = 1
     start: int = 0
 
@@ -32,7 +32,5 @@ class Gibbs(eqx.Module):
             raise TypeError(
                 f"Gibbs needs a function update(key, params, posterior), not {self.update!r}."
             )
-        if not isinstance(self.every, int | np.integer) or self.every < 1:
-            raise ValueError(f"every must be a whole number from 1, but is {self.every!r}.")
-        if not isinstance(self.start, int | np.integer) or self.start < 0:
-            raise ValueError(f"start must be a whole number from 0, but is {self.start!r}.")
+        check_count(self.every, "every")
+        check_count(self.start, "start", 0)

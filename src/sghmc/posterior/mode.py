@@ -14,18 +14,24 @@ import optax
 from jax import lax
 
 from sghmc.core import tree
-from sghmc.posterior.posterior import Posterior, Target
+from sghmc.posterior import newton
+from sghmc.posterior.base import AbstractPosterior
+from sghmc.posterior.newton import Minimum
+from sghmc.posterior.target import Target
 from sghmc.types import PyTree
 
 DENSE_LIMIT = 500
 """Up to so many parameters the whole Hessian is computed, and Newton's method used."""
 _FEW_ROWS = 20_000
 """Rows of the first search: with more data, all of them only finish it."""
-_CLOSE = 1e-3
-"""How near the mode a search ends, in standard deviations."""
-_NUM_NEWTON_STEPS = 100
-_NUM_DAMPINGS = 40
+_PEAK = 30 * newton.CLOSE
+"""Standard deviations from a mode: a search that ends farther away has found none."""
 _NUM_LBFGS_STEPS = 300
+"""Steps of L-BFGS at the most: each is a pass over the data or two."""
+_LEAST_LBFGS_STEPS = 10
+"""Steps that it makes in any case: the first are short, whatever the scale."""
+_LBFGS_FALL = 0.01
+"""A fall of the potential below which it ends: that is a tenth of a standard deviation."""
 _TANGENTS = 32
 """Directions in which a pass over the data differentiates at once: bounds its memory."""
 
@@ -44,7 +50,7 @@ class Mode(NamedTuple):
 
     @property
     def is_peak(self) -> bool:
-        return self.distance < 30 * _CLOSE
+        return self.distance < _PEAK
 
 
 class ModeError(ValueError):
@@ -63,14 +69,14 @@ def find_mode(target: Target, start: PyTree) -> Mode:
     with jax.enable_x64(True):
         x = np.asarray(tree.ravel(jax.tree.map(_double, start)))
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), start)
-        search = _newton if x.size <= DENSE_LIMIT else _quasi_newton
-        if isinstance(target, Posterior) and target.num_examples > 2 * _FEW_ROWS:
+        search = newton.minimize if x.size <= DENSE_LIMIT else _quasi_newton
+        if isinstance(target, AbstractPosterior) and target.num_examples > 2 * _FEW_ROWS:
             x = search(_Objective(target, like, _some_rows(target, _FEW_ROWS)), x).x
         end = search(_Objective(target, like, None), x)
         position = jax.tree.map(np.asarray, tree.unravel(jnp.asarray(end.x), like))
     if not np.isfinite(end.value):
         raise ModeError(
-            f"The search for the mode left the finite numbers: the potential is {end.value} there. "
+            f"The search for the mode became non-finite: the potential is {end.value} there. "
             f"Start elsewhere, or look for NaN in the data and log of zero in the model."
         )
     position = jax.tree.map(lambda leaf, old: jnp.asarray(leaf, old.dtype), position, start)
@@ -83,7 +89,7 @@ def hessian(target: Target, position: PyTree, num_rows: int | None = None) -> np
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), position)
         x = np.asarray(tree.ravel(jax.tree.map(_double, position)))
         rows = None
-        if isinstance(target, Posterior) and num_rows and target.num_examples > num_rows:
+        if isinstance(target, AbstractPosterior) and num_rows and target.num_examples > num_rows:
             rows = _some_rows(target, num_rows)
         return _Objective(target, like, rows).curvature(x)
 
@@ -139,84 +145,14 @@ def _curvature(target, like, rows, x):
     return lax.map(column, jnp.eye(x.size), batch_size=_TANGENTS)
 
 
-class _End(NamedTuple):
-    x: np.ndarray
-    value: float
-    curvature: np.ndarray | None
-    distance: float
-
-
-def _newton(objective: _Objective, x: np.ndarray) -> _End:
-    """Newton's method, damped where the potential would not fall.
-
-    A Hessian serves as long as it brings the mode quickly nearer: near the mode a single one does.
-    """
-    value, slope = objective.look(x)
-    bowl, damping, before = _Bowl(objective.curvature(x)), 0.0, np.inf
-    is_fresh = True
-    for _ in range(_NUM_NEWTON_STEPS):
-        distance = bowl.distance(slope)
-        if not np.isfinite(value) or distance < _CLOSE:
-            break
-        if not (is_fresh or distance < before / 4):
-            bowl = _Bowl(objective.curvature(x))
-            distance = bowl.distance(slope)
-        step = _downhill(objective, bowl, x, value, slope, damping)
-        if step is None:
-            break
-        x, value, slope, damping = step
-        before, is_fresh = distance, False
-    return _End(x, value, bowl.matrix, bowl.distance(slope))
-
-
-def _downhill(objective: _Objective, bowl: "_Bowl", x, value, slope, damping):
-    """A step that lowers the potential, with as little damping as that takes; None: there is none.
-
-    A step that would lower it by less than rounding is taken as it is.
-    """
-    for _ in range(_NUM_DAMPINGS):
-        step = bowl.step(slope, damping)
-        expected = -slope @ step
-        new, new_slope = objective.look(x + step)
-        if new <= value - 1e-4 * expected or abs(expected) < 1e-12 * abs(value):
-            return x + step, new, new_slope, damping / 10 if damping > 1e-6 else 0.0
-        damping = max(10 * damping, 1e-3)
-    return None
-
-
-class _Bowl:
-    """A Hessian scaled to a unit diagonal, so that units of parameters do not matter."""
-
-    def __init__(self, matrix: np.ndarray):
-        self.matrix = matrix
-        diagonal = np.abs(matrix.diagonal())
-        smallest = np.finfo(float).tiny + 1e-30 * diagonal.max(initial=0.0)
-        self.scale = np.sqrt(np.maximum(diagonal, smallest))
-        is_finite = bool(np.all(np.isfinite(matrix)))
-        scaled = matrix / np.outer(self.scale, self.scale) if is_finite else np.eye(len(matrix))
-        self.values, self.vectors = np.linalg.eigh(scaled)
-
-    def step(self, slope: np.ndarray, damping: float) -> np.ndarray:
-        """−(H + μD)⁻¹g; directions that bend down are taken as if they bent up."""
-        along = self.vectors.T @ (slope / self.scale)
-        bend = np.maximum(np.abs(self.values), 1e-14) + damping
-        return -(self.vectors @ (along / bend)) / self.scale
-
-    def distance(self, slope: np.ndarray) -> float:
-        if self.values[0] <= 0 or not np.all(np.isfinite(slope)):
-            return np.inf
-        along = self.vectors.T @ (slope / self.scale)
-        return float(np.sqrt(np.sum(along**2 / self.values)))
-
-
-def _quasi_newton(objective: _Objective, x: np.ndarray) -> _End:
+def _quasi_newton(objective: _Objective, x: np.ndarray) -> Minimum:
     end, value = _lbfgs(objective.target, objective.like, objective.rows, jnp.asarray(x))
-    return _End(np.asarray(end), float(np.asarray(value)), None, np.inf)
+    return Minimum(np.asarray(end), float(np.asarray(value)), None, np.inf)
 
 
 @eqx.filter_jit
 def _lbfgs(target, like, rows, x):
-    """Until the potential falls by less than 0.01, that is a tenth of a standard deviation."""
+    """L-BFGS, until the potential hardly falls."""
     solver = optax.lbfgs()
 
     def value_of(x):
@@ -233,14 +169,14 @@ def _lbfgs(target, like, rows, x):
 
     def goes_on(carry):
         count, fall = carry[2], carry[4]
-        return (count < _NUM_LBFGS_STEPS) & ((count < 10) | (fall > 0.01))
+        return (count < _NUM_LBFGS_STEPS) & ((count < _LEAST_LBFGS_STEPS) | (fall > _LBFGS_FALL))
 
     infinity = jnp.asarray(jnp.inf, x.dtype)
     x, _, _, value, _ = lax.while_loop(goes_on, body, (x, solver.init(x), 0, infinity, infinity))
     return x, value
 
 
-def _some_rows(target: Posterior, count: int) -> PyTree:
+def _some_rows(target: AbstractPosterior, count: int) -> PyTree:
     order = np.random.default_rng(0).choice(int(target.num_examples), count, replace=False)
     return target.rows(jnp.asarray(np.sort(order)))
 

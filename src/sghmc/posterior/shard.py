@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sghmc.core import xla
-from sghmc.posterior.posterior import Posterior
+from sghmc.posterior import passes
+from sghmc.posterior.base import AbstractPosterior, part_of
 from sghmc.types import PyTree
 
 _SPARE = 5.0
@@ -46,10 +47,10 @@ def _not_here(what: str) -> AttributeError:
 
 
 class Picked(NamedTuple):
-    """Of a batch of `size` rows those that a device has, by its own numbers: the first `count`."""
+    """Of a batch of `size` rows those that a device has, by its own numbers, first of all."""
 
     numbers: jax.Array
-    count: jax.Array
+    num_picked: jax.Array
     size: int
 
 
@@ -60,68 +61,53 @@ class Read(NamedTuple):
     size: int
 
 
-class Shard(Posterior):
+class Shard(AbstractPosterior):
     """The posterior as one device of a mesh axis sees it, inside `jax.shard_map`.
 
-    `data` has the rows number `first`, …, or is the whole source. Everything that this posterior
-    returns is the same on all devices of the axis.
+    `data` has the device's rows, or is the whole source. Everything that this posterior returns is
+    the same on all devices of the axis.
     """
 
-    axis: str = eqx.field(static=True, default="")
-    num_shards: int = eqx.field(static=True, default=1)
-    num_total: int | jax.Array = 0
+    log_likelihood: Callable[..., jax.Array]
+    log_prior: Callable[..., jax.Array]
+    data: PyTree
+    hyper: PyTree
+    num_real: jax.Array | None
+    axis: str = eqx.field(static=True)
+    num_shards: int = eqx.field(static=True)
 
-    def __init__(self, posterior: Posterior, axis: str, num_shards: int):
+    def __init__(self, posterior: AbstractPosterior, axis: str, num_shards: int):
         """From a posterior with a device's rows, padded to equally many on all devices."""
-        is_source = posterior.source is not None
         self.log_likelihood, self.log_prior = posterior.log_likelihood, posterior.log_prior
-        self.data = posterior.data if is_source else Apart(posterior.data)
+        self.data = posterior.data if posterior.source is not None else Apart(posterior.data)
         self.hyper, self.num_real = posterior.hyper, posterior.num_real
         self.axis, self.num_shards = axis, num_shards
-        padded = posterior.num_rows * (1 if is_source else num_shards)
-        self.num_total = padded if posterior.num_real is None else posterior.num_real
-
-    def __check_init__(self):
-        """The posterior that it came from was checked."""
-
-    @property
-    def num_examples(self):
-        return self.num_total
-
-    @property
-    def num_rows(self):
-        """Rows that this device has."""
-        return super().num_rows if self.source is not None else len(self._leaves[0])
-
-    @property
-    def example(self):
-        if self.source is not None:
-            return super().example
-        shapes = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in self._leaves]
-        return jax.tree.unflatten(jax.tree.structure(self._table), shapes)
 
     @property
     def _table(self):
         return cast(Apart, self.data).rows
 
     @property
-    def _leaves(self) -> list[jax.Array]:
-        return jax.tree.leaves(self._table)
+    def num_examples(self):
+        if self.num_real is not None:
+            return self.num_real
+        return self.num_rows * (1 if self.source is not None else self.num_shards)
 
     @property
-    def _first(self):
+    def _first(self) -> jax.Array:
+        """The number of the first of the device's rows, among all."""
         return lax.axis_index(self.axis) * self.num_rows
 
-    @property
-    def _reader(self):
-        return lax.axis_index(self.axis), self.num_shards
+    def _placed(self, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Where rows are here, by their numbers among all, and whether they are."""
+        place = indices - self._first
+        return place, (place >= 0) & (place < self.num_rows)
 
     def rows(self, indices):
-        """Rows by their numbers among all: what the owner of each has, and nothing from others."""
+        """What the owner of each row has, and nothing from others."""
         if self.source is not None:
-            return super().rows(indices)
-        place = indices - self._first
-        is_here = (place >= 0) & (place < self.num_rows)
+            return passes.rows_of_source(self.source, indices)
+        place, is_here = self._placed(indices)
         place = jnp.where(is_here, place, 0)
 
         def of_owner(leaf):
@@ -133,29 +119,25 @@ class Shard(Posterior):
 
     def examples(self, variates, i, size):
         if self.source is None:
-            return super().examples(variates, i, size)
+            return self.rows(part_of(variates, i, size))
         return jax.tree.map(
             lambda leaf: lax.all_gather(leaf, self.axis, tiled=True),
-            self._part(variates, i, size),
+            part_of(variates, i, size // self.num_shards),
         )
 
     def batch(self, variates, i, size):
         if self.source is not None:
-            return Read(self._part(variates, i, size), size)
-        place = lax.dynamic_slice_in_dim(variates, i * size, size) - self._first
-        is_here = (place >= 0) & (place < self.num_rows)
+            return Read(part_of(variates, i, size // self.num_shards), size)
+        place, is_here = self._placed(part_of(variates, i, size))
         return Picked(_chosen_first(place, is_here), jnp.sum(is_here), size)
 
-    def _part(self, variates: PyTree, i, size: int) -> PyTree:
-        """The rows that were read for this device."""
-        return super().examples(variates, i, size // self.num_shards)
-
     def batch_size(self, batch):
-        return batch.size if isinstance(batch, Picked | Read) else super().batch_size(batch)
+        is_apart = isinstance(batch, Picked | Read)
+        return batch.size if is_apart else jax.tree.leaves(batch)[0].shape[0]
 
     def log_likelihood_sum(self, params, batch):
         if not isinstance(batch, Picked | Read):
-            return super().log_likelihood_sum(params, batch)
+            return jnp.sum(self.log_likelihoods(params, batch))
         here = (self, batch._replace(size=0))
         arrays, rest = eqx.partition(here, eqx.is_array)
 
@@ -184,12 +166,12 @@ class Shard(Posterior):
         numbers = jnp.pad(batch.numbers, (0, -batch.size % width))
 
         def is_left(loop):
-            return loop[0] < batch.count
+            return loop[0] < batch.num_picked
 
         def add_some(loop):
             first, total = loop
             place = lax.dynamic_slice_in_dim(numbers, first, width)
-            is_real = first + lax.iota(jnp.int32, width) < batch.count
+            is_real = first + lax.iota(jnp.int32, width) < batch.num_picked
             # Others repeat a real row: of any other row the log-likelihood might not be finite.
             place = jnp.where(is_real, place, place[0])
             rows = jax.tree.map(
@@ -209,8 +191,18 @@ class Shard(Posterior):
 
         return jax.value_and_grad(total)(params)
 
-    def _over_chunks(self, function: Callable[[PyTree, jax.Array], PyTree]) -> PyTree:
-        return lax.psum(super()._over_chunks(function), self.axis)
+    def _over_rows(self, of_rows):
+        if self.source is None:
+            own = passes.sum_over_table(self._table, of_rows, self.num_examples, self._first)
+        else:
+            own = passes.sum_over_source(
+                self.source,
+                of_rows,
+                self.num_examples,
+                reader=lax.axis_index(self.axis),
+                num_readers=self.num_shards,
+            )
+        return lax.psum(own, self.axis)
 
 
 def _chosen_first(numbers: jax.Array, are_chosen: jax.Array) -> jax.Array:

@@ -11,10 +11,13 @@ from sghmc.types import PyTree
 
 _CHUNK_ROWS = 65_536
 _CHUNK_BYTES = 1 << 24
-"""A chunk of a full pass has at most so many rows and bytes."""
+"""A chunk of a full pass has at most so many rows and bytes: two of them are in memory."""
 _NUM_IDENTIFYING = 256
+"""Rows, evenly spaced, by which a run that resumes knows its data: quick to read from any file."""
 _ALIGNMENT = 64
+"""Bytes to which jax asks a host array to be aligned, to take it without a copy."""
 _MOST_ROWS = np.iinfo(np.int32).max
+"""Rows are numbered by 32 bits, with a sign."""
 
 
 class DataError(ValueError):

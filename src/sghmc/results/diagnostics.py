@@ -100,6 +100,11 @@ def autocorrelation_time(draws: np.ndarray) -> np.ndarray:
     return np.maximum(np.sum(falling * is_kept, axis=0), 0.5)
 
 
+def slowest_time(draws: np.ndarray) -> float:
+    """The largest `autocorrelation_time` of any number of draws with axes (chain, draw, …)."""
+    return float(autocorrelation_time(draws.reshape(*draws.shape[:2], -1)).max())
+
+
 def to_arviz(variables: dict[str, np.ndarray], statistics: dict[str, np.ndarray]):
     """An `arviz.InferenceData` with the groups posterior and sample_stats."""
     if not variables:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sghmc.results.health import Health
 from sghmc.display import page, pictures
+from sghmc.results.health import Health
 
 if TYPE_CHECKING:
     import pandas

@@ -6,14 +6,15 @@ import os
 import pathlib
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sghmc.results import diagnostics
-from sghmc.display import notebook
-from sghmc.results.health import Health, HealthWarning, Origin, Record, assess
 from sghmc.display import page
+from sghmc.results import diagnostics, overview
+from sghmc.results.health import Health, HealthWarning, assess
+from sghmc.results.info import Growth, Info
+from sghmc.results.origin import Origin, SavedOrigin
 from sghmc.results.report import Check, run_page
 from sghmc.types import PyTree
 
@@ -25,30 +26,6 @@ _TOLERANCE = 0.05
 """The relative error of a standard deviation that is nothing to speak of."""
 _MOST_REPORTED = 2_000
 """Numbers that a report looks at: arviz takes milliseconds for each."""
-_NUM_SHOWN, _MOST_LISTED = 6, 50
-"""Variables that a printed overview names, and that a notebook lists."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Info:
-    """Diagnostics of each kept draw, axes (chain, draw); None where the sampler has none.
-
-    After a run without `info` there is `is_finite` alone.
-    """
-
-    potential: Any
-    is_finite: np.ndarray
-    kinetic_temperature: np.ndarray | None = None
-    acceptance: np.ndarray | None = None
-    data_share: np.ndarray | None = None
-
-
-class Growth(NamedTuple):
-    """From the kept draw `draw` on the posterior was over `num_examples` rows."""
-
-    draw: int
-    num_before: int
-    num_examples: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +58,7 @@ class Samples:
     startup_seconds: float
     clock: np.ndarray | None = None
     tuning: Any = None
-    origin: Origin | Record | None = None
+    origin: Origin | SavedOrigin | None = None
     growth: tuple[Growth, ...] = ()
 
     def with_tuning(self, report: Any) -> "Samples":
@@ -120,7 +97,7 @@ class Samples:
             "acceptance_rate": self.info.acceptance,
         }
         return diagnostics.to_arviz(
-            diagnostics.named_leaves(self.positions, self.hyper),
+            self._variables(),
             {name: values for name, values in statistics.items() if values is not None},
         )
 
@@ -171,14 +148,8 @@ class Samples:
         last = self.growth[-1]
         moved = math.sqrt(abs(last.num_examples / last.num_before - 1))
         later = min((last.draw + self.num_draws) // 2, self.num_draws - 2)  # on their way before
-        slowest = max(
-            diagnostics.autocorrelation_time(
-                leaf[:, later:].reshape(*leaf[:, later:].shape[:2], -1)
-            )
-            .max()
-            .item()
-            for leaf in diagnostics.named_leaves(self.positions, self.hyper).values()
-        )
+        since = [leaf[:, later:] for leaf in self._variables().values()]
+        slowest = max(diagnostics.slowest_time(leaf) for leaf in since)
         return slowest * max(0.0, math.log(moved / within))
 
     def plot(self, kind: str = "trace", names: Sequence[str] | None = None, **options):
@@ -218,7 +189,7 @@ class Samples:
         'report.html'
         """
         checks = [Check.of(str(name), pair) for name, pair in (predictive or {}).items()]
-        variables = diagnostics.named_leaves(self.positions, self.hyper)
+        variables = self._variables()
         numbers = diagnostics.numbers(variables, _MOST_REPORTED)
         table = diagnostics.summary_of(numbers)
         temperature = None if self.origin is None else self.origin.temperature
@@ -233,73 +204,25 @@ class Samples:
             table,
             numbers,
             sum(math.prod(leaf.shape[2:]) for leaf in variables.values()),
-            self._settings(),
+            overview.settings(
+                self.origin, self.info, self.num_steps, self.seconds, self.startup_seconds
+            ),
             {name: shown for name, shown in statistics.items() if shown[0] is not None},
             checks,
             None if self.tuning is None else str(self.tuning),
         )
         return page.write(path, content)
 
-    def _settings(self) -> dict[str, object]:
-        sampling = max(self.seconds - self.startup_seconds, 1e-9)
-        named: dict[str, object] = {
-            "draws": f"{_count(self.num_chains, 'chain')} × {_count(self.num_draws, 'draw')}",
-            "steps of each chain": f"{self.num_steps:,}",
-            "seconds": f"{self.seconds:.1f}, {self.startup_seconds:.1f} of them to the first draw",
-            "steps a second, all chains": f"{self.num_steps * self.num_chains / sampling:,.0f}",
-        }
-        if isinstance(self.origin, Record):
-            return named | self.origin.arguments
-        if self.origin is not None:
-            named |= {"sampler": repr(self.origin.sampler), "gradient": repr(self.origin.gradient)}
-        return named
-
     def __repr__(self) -> str:
         return f"Samples({'; '.join(self._overview())})"
 
     def _repr_html_(self) -> str:
-        variables = diagnostics.named_leaves(self.positions, self.hyper).items()
-        rows = [(name, leaf.shape[2:], leaf.dtype) for name, leaf in variables]
-        if len(rows) > _MOST_LISTED:
-            rows = [*rows[:_MOST_LISTED], (f"and {len(rows) - _MOST_LISTED} more", "", "")]
-        title = f"Samples: {'; '.join(self._overview())}"
-        return notebook.table(title, ("variable", "shape", "dtype"), rows)
+        return overview.table(f"Samples: {'; '.join(self._overview())}", self._variables())
 
     def _overview(self) -> list[str]:
-        """How big the run was, what it kept, and whether it is sound."""
-        variables = diagnostics.named_leaves(self.positions, self.hyper)
-        shown = [f"{name} {leaf.shape[2:]}" for name, leaf in list(variables.items())[:_NUM_SHOWN]]
-        if len(variables) > _NUM_SHOWN:
-            shown.append(f"and {len(variables) - _NUM_SHOWN} more")
-        parts = [
-            f"{_count(self.num_chains, 'chain')} × {_count(self.num_draws, 'draw')}",
-            f"{_count(self.num_steps, 'step')} in {self.seconds:.1f} s",
-            ", ".join(shown) if shown else "nothing kept",
-        ]
-        if self.averages:
-            parts.append(f"averages {', '.join(self.averages)}")
-        if self.info.acceptance is not None and self.info.acceptance.size:
-            parts.append(f"acceptance {np.mean(self.info.acceptance):.2f}")
-        failed = int(np.any(~self.info.is_finite, axis=1).sum())
-        parts.append(f"{failed} of {self.num_chains} chains not finite" if failed else "all finite")
-        return parts
+        variables, averages = self._variables(), self.averages
+        return overview.parts(variables, averages, self.info, self.num_steps, self.seconds)
 
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-class GradientNoiseError(ValueError):
-    """An estimate of the gradient noise leaves no room. `samples` holds what was drawn."""
-
-    def __init__(self, message: str, samples: Samples):
-        super().__init__(message)
-        self.samples = samples
-
-
-class DivergenceError(FloatingPointError):
-    """A chain left the finite numbers. `samples` holds everything drawn until then."""
-
-    def __init__(self, message: str, samples: Samples):
-        super().__init__(message)
-        self.samples = samples
+    def _variables(self) -> dict[str, np.ndarray]:
+        """Every array of the draws, by name."""
+        return diagnostics.named_leaves(self.positions, self.hyper)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 _SMALLEST = 1e-12
+"""What a smaller probability of the label is taken for, so that one row does not decide."""
 
 
 class ClassScores(NamedTuple):

@@ -3,8 +3,8 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from sghmc.core.checking import check_count
 from sghmc.samplers.subset import estimate
 from sghmc.types import Change
 
@@ -51,11 +51,7 @@ class Austerity(eqx.Module):
                 f"error must be from 0, which looks at all data, and below 0.5, a coin's, but is "
                 f"{self.error!r}."
             )
-        if not isinstance(self.batch_size, int | np.integer) or self.batch_size < 10:
-            raise ValueError(
-                f"batch_size must be a whole number from 10, for a test of normal means, but is "
-                f"{self.batch_size!r}."
-            )
+        check_count(self.batch_size, "batch_size", 10, reason="for a test of normal means")
 
     def decide(
         self, change: Change, limit: jax.Array, order: jax.Array
@@ -64,10 +60,10 @@ class Austerity(eqx.Module):
 
         def is_decided(now):
             distance = jnp.abs(now.value - limit) / jnp.sqrt(now.variance)
-            return tail(distance, now.count - 1) < self.error
+            return tail(distance, now.num_rows - 1) < self.error
 
         seen = estimate(change, order, self.batch_size, is_decided)
-        share = seen.count.astype(limit.dtype) / jnp.maximum(change.num_terms, 1)
+        share = seen.num_rows.astype(limit.dtype) / jnp.maximum(change.num_terms, 1)
         return seen.value < limit, share.astype(limit.dtype)
 
 

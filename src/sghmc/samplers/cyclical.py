@@ -1,16 +1,17 @@
 """Any sampler in cycles: large steps find modes, small ones sample them."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
-from sghmc.samplers.base import Kernel, Sampler, Traits, value_at
+from sghmc.core.checking import check_count
+from sghmc.samplers.base import Dynamics, Kernel, Sampler, Traits
+from sghmc.samplers.settings import value_at
+from sghmc.samplers.wrapper import SamplerWrapper
 from sghmc.types import PyTree
 
 
-class Cyclical(Sampler):
+class Cyclical(SamplerWrapper):
     """A sampler whose step size falls and starts again, without noise while it is large.
 
         r_t = (t mod L) / L
@@ -44,12 +45,13 @@ class Cyclical(Sampler):
         "finding modes, not their weights",
     )
 
-    sampler: Any
+    sampler: Sampler
     cycle_length: int
     exploration: float = 0.5
 
     def __check_init__(self):
-        if not (hasattr(self.sampler, "step_size") and hasattr(self.sampler, "temperature")):
+        is_sampler = isinstance(self.sampler, Sampler)
+        if not is_sampler or not {"step_size", "temperature"} <= self.sampler.settings.keys():
             raise TypeError(
                 f"Cyclical needs a sampler with a step size and a temperature, such as SGHMC(…) or "
                 f"SGLD(…), not {self.sampler!r}."
@@ -60,8 +62,7 @@ class Cyclical(Sampler):
                 "gradient_noise from: give its sampler gradient_noise=0."
             )
         length = self.cycle_length
-        if not isinstance(length, int | np.integer) or length < 2:
-            raise ValueError(f"cycle_length must be a whole number from 2, but is {length!r}.")
+        check_count(length, "cycle_length", 2)
         if not 0 <= self.exploration <= 1 - 1 / length:
             raise ValueError(
                 f"exploration must be from 0 to {1 - 1 / length:g}, which leaves one step of "
@@ -72,23 +73,26 @@ class Cyclical(Sampler):
     def is_affine(self) -> bool:
         return False
 
+    @property
+    def dynamics(self) -> Dynamics:
+        own = self.sampler.dynamics
+        return own._replace(step_size=self.step_size, temperature=self.temperature)
+
     def step_size(self, t):
         """ε_t."""
         turn = jnp.cos(jnp.pi * (t % self.cycle_length) / self.cycle_length)
-        return value_at(self.sampler.step_size, t) * (turn + 1) / 2
+        return value_at(self.sampler.settings["step_size"], t) * (turn + 1) / 2
 
     def temperature(self, t):
         """τ_t."""
-        return jnp.where(self.is_kept(t), value_at(self.sampler.temperature, t), 0)
+        return jnp.where(self._is_sampling(t), value_at(self.sampler.dynamics.temperature, t), 0)
 
     def is_kept(self, steps):
-        return steps % self.cycle_length >= self.exploration * self.cycle_length
+        return self._is_sampling(steps) & self.sampler.is_kept(steps)
+
+    def _is_sampling(self, t):
+        return t % self.cycle_length >= self.exploration * self.cycle_length
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> Kernel:
-        moving = dataclasses.replace(
-            self.sampler, step_size=self.step_size, temperature=self.temperature
-        )
-        return moving.prepare(like, num_steps)
-
-    def rescaled(self, factor: float) -> "Cyclical":
-        return dataclasses.replace(self, sampler=self.sampler.rescaled(factor))
+        turning = self.sampler.with_settings(step_size=self.step_size, temperature=self.temperature)
+        return turning.prepare(like, num_steps)

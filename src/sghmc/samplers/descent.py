@@ -1,22 +1,13 @@
 """The baselines of the paper's experiments: gradient descent, with and without momentum."""
 
-import dataclasses
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from sghmc.core import tree
-from sghmc.samplers.base import (
-    Kernel,
-    Sampler,
-    Traits,
-    array_setting,
-    check_setting,
-    rescale,
-    value_at,
-    values_over,
-)
+from sghmc.samplers.base import Dynamics, Kernel, Sampler, Traits
+from sghmc.samplers.settings import array_setting, check_setting, rescale, value_at, values_over
 from sghmc.types import PyTree, Schedule, StepInfo
 
 
@@ -42,8 +33,12 @@ class SGD(Sampler):
         values_over(self.learning_rate, num_steps, "learning_rate")
         return SGDKernel(array_setting(self.learning_rate, tree.float_type(like)))
 
+    @property
+    def dynamics(self) -> Dynamics:
+        return Dynamics(step_size=self.learning_rate)
+
     def rescaled(self, factor: float) -> "SGD":
-        return dataclasses.replace(self, learning_rate=rescale(self.learning_rate, factor))
+        return SGD(rescale(self.learning_rate, factor))
 
 
 class SGDState(NamedTuple):
@@ -56,7 +51,7 @@ class SGDKernel(Kernel):
     def init(self, normals, position):
         return SGDState(position)
 
-    def draw(self, key, start, num_steps, like):
+    def draw(self, key, first_step, num_steps, like):
         return []
 
     def step(self, t, noise, state, oracle):
@@ -93,6 +88,10 @@ class Momentum(Sampler):
             array_setting(self.learning_rate, dtype), array_setting(self.momentum_decay, dtype)
         )
 
+    @property
+    def dynamics(self) -> Dynamics:
+        return Dynamics(step_size=self.learning_rate)
+
     def rescaled(self, factor: float) -> "Momentum":
         return Momentum(
             rescale(self.learning_rate, factor**2), rescale(self.momentum_decay, factor)
@@ -111,8 +110,11 @@ class MomentumKernel(Kernel):
     def init(self, normals, position):
         return MomentumState(position, jax.tree.map(jnp.zeros_like, position))
 
-    def draw(self, key, start, num_steps, like):
+    def draw(self, key, first_step, num_steps, like):
         return []
+
+    def momentum(self, state):
+        return state.velocity
 
     def step(self, t, noise, state, oracle):
         eta, alpha = value_at(self.learning_rate, t), value_at(self.momentum_decay, t)

@@ -8,23 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.core import matrices, random, tree
+from sghmc.core import matrices, pencils, random, tree
 from sghmc.gradients.fisher import EmpiricalFisher
-from sghmc.samplers.base import (
-    Kernel,
+from sghmc.samplers.base import Kernel, NoiseRoom, Sampler
+from sghmc.samplers.noise import (
     NoiseEstimate,
-    NoiseRoom,
-    Sampler,
-    array_setting,
     check_gradient_noise,
-    check_setting,
     given_fisher,
-    is_nonzero,
+    is_subtracted,
     parse_gradient_noise,
-    scaled,
-    value_at,
-    values_over,
+    worst_excess,
 )
+from sghmc.samplers.settings import array_setting, check_setting, scaled, value_at, values_over
 from sghmc.types import PyTree, Schedule
 
 
@@ -41,16 +36,16 @@ class FrictionSampler(Sampler):
     temperature: float | Schedule = 1.0
 
     def __check_init__(self):
-        check_setting(self.step_size, "step_size", positive=True)
         if not callable(self.friction):
             matrices.check(self.friction, "friction")
-        check_setting(self.temperature, "temperature")
         matrices.check(self.mass, "mass")
         check_gradient_noise(self.gradient_noise)
+        check_setting(self.step_size, "step_size", positive=True)
+        check_setting(self.temperature, "temperature")
 
     @property
     def subtracts_gradient_noise(self) -> bool:
-        return is_nonzero(self.gradient_noise)
+        return is_subtracted(self.gradient_noise)
 
     def for_growth(self, factor: float) -> Self:
         """Mass and friction in proportion to N: η = ε²M⁻¹ ∝ 1/N at the same decay εCM⁻¹.
@@ -90,8 +85,8 @@ class FrictionSampler(Sampler):
             values_over(self.friction, num_steps, "friction") if is_scheduled else 1.0
         )
         unit = self._largest_step(num_steps)
-        drag = matrices.pencil(mass, friction, sizes, "mass")
-        noise = matrices.pencil(
+        drag = pencils.pencil(mass, friction, sizes, "mass")
+        noise = pencils.pencil(
             friction,
             gradient_noise,
             sizes,
@@ -127,20 +122,21 @@ def _check_decay(decay: float, limit: float) -> None:
 
 def _check_noise(needed: np.ndarray, allowed: np.ndarray) -> None:
     """τC ⪰ ½εV̂, times 2ε and in the basis of the pencil of friction and gradient noise."""
-    needed, allowed = np.broadcast_arrays(needed, allowed)
-    worst = (needed - allowed).argmax()
-    if needed[worst] > allowed[worst] * (1 + 1e-6):
-        remedy = (
-            f"Take {needed[worst] / allowed[worst]:.3g} times the friction, a smaller step_size or "
-            f"larger batches; a step_size schedule is judged at its largest step."
-            if allowed[worst] > 0 and np.isfinite(needed[worst])
-            else "Without friction or temperature there is no room at all: take gradient_noise=0."
-        )
-        raise ValueError(
-            f"gradient_noise is too large: along its worst direction the gradient brings noise "
-            f"ε²V̂ = {needed[worst]:g} (relative to the friction), but 2ετC leaves room for "
-            f"{allowed[worst]:g} only. {remedy}"
-        )
+    excess = worst_excess(needed, allowed)
+    if excess is None:
+        return
+    brought, room = excess
+    remedy = (
+        f"Take {brought / room:.3g} times the friction, a smaller step_size or larger batches; a "
+        f"step_size schedule is judged at its largest step."
+        if room > 0 and math.isfinite(brought)
+        else "Without friction or temperature there is no room at all: take gradient_noise=0."
+    )
+    raise ValueError(
+        f"gradient_noise is too large: along its worst direction the gradient brings noise "
+        f"ε²V̂ = {brought:g} (relative to the friction), but 2ετC leaves room for {room:g} only. "
+        f"{remedy}"
+    )
 
 
 class SGHMCState(NamedTuple):
@@ -165,8 +161,8 @@ class FrictionKernel(Kernel):
     unit: jax.Array
     one: jax.Array
     learning_rate: matrices.Matrix
-    noise: matrices.Pencil
-    drag: matrices.Pencil
+    noise: pencils.Pencil
+    drag: pencils.Pencil
     estimate: NoiseEstimate | None
 
     def init(self, normals, position):
@@ -197,9 +193,6 @@ class FrictionKernel(Kernel):
         scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
         velocity = self.drag.inverse_sqrt(1, half_decay, normals)
         return jax.tree.map(lambda v: (scale * v).astype(v.dtype), velocity)
-
-    def adaptable(self, state):
-        return self.with_mass(state, self.diagonal_mass(state.position))[0]
 
     def diagonal_mass(self, position):
         return matrices.entries(self._diagonals()[0].first, position)
@@ -241,8 +234,8 @@ class FrictionKernel(Kernel):
     def _diagonals(self):
         drag, noise, learning_rate = self.drag, self.noise, self.learning_rate
         if (
-            isinstance(drag, matrices.DiagonalPencil)
-            and isinstance(noise, matrices.DiagonalPencil)
+            isinstance(drag, pencils.DiagonalPencil)
+            and isinstance(noise, pencils.DiagonalPencil)
             and isinstance(learning_rate, matrices.Diagonal)
         ):
             return drag, noise, learning_rate
@@ -266,7 +259,7 @@ class FrictionKernel(Kernel):
         limit = jnp.full_like(decay, self.largest_decay)
         return self._raised(noise, drag), NoiseRoom(drag.largest_now() * decay, limit)
 
-    def _raised(self, noise: matrices.Pencil, drag: matrices.Pencil) -> Self:
+    def _raised(self, noise: pencils.Pencil, drag: pencils.Pencil) -> Self:
         """This kernel with another friction."""
         return dataclasses.replace(self, noise=noise, drag=drag)
 
@@ -280,6 +273,9 @@ class FrictionKernel(Kernel):
 
         rooms, decays = jax.vmap(at)(t + jnp.arange(num_steps))
         return jnp.min(rooms), jnp.max(decays)
+
+    def momentum(self, state):
+        return jax.tree.map(lambda r: r / self.unit, self.drag.first @ state.velocity)
 
     def middle(self, t, state):
         return self._drift(t, state.position, state.velocity, -0.5)

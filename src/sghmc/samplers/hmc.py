@@ -5,20 +5,13 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from sghmc.core import matrices, random, tree
+from sghmc.core import matrices, pencils, random, tree
+from sghmc.core.checking import check_count
 from sghmc.samplers.austerity import Austerity
-from sghmc.samplers.base import (
-    Kernel,
-    Sampler,
-    Traits,
-    array_setting,
-    check_setting,
-    value_at,
-    values_over,
-)
+from sghmc.samplers.base import Kernel, Sampler, Traits
+from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
 from sghmc.types import PyTree, Schedule, StepInfo
 
 
@@ -71,8 +64,7 @@ class HMC(Sampler):
             raise ValueError(f"jitter must be from 0 and below 1, but is {self.jitter!r}.")
         check_setting(self.step_size, "step_size", positive=True)
         matrices.check(self.mass, "mass")
-        if not isinstance(self.num_steps, int | np.integer) or self.num_steps < 1:
-            raise ValueError(f"num_steps must be a whole number from 1, but is {self.num_steps!r}.")
+        check_count(self.num_steps, "num_steps")
 
     @property
     def is_affine(self) -> bool:
@@ -87,7 +79,7 @@ class HMC(Sampler):
             array_setting(self.step_size, dtype),
             int(self.num_steps),
             matrices.finish(mass.inverse(), dtype),
-            matrices.finish(matrices.pencil(mass, nothing, sizes, "mass"), dtype),
+            matrices.finish(pencils.pencil(mass, nothing, sizes, "mass"), dtype),
             self.metropolis,
             float(self.jitter),
         )
@@ -112,7 +104,7 @@ class HMCKernel(Kernel):
     step_size: jax.Array | Schedule
     num_steps: int
     inverse_mass: matrices.Matrix
-    mass: matrices.Pencil
+    mass: pencils.Pencil
     metropolis: bool | Austerity
     jitter: float
 
@@ -125,13 +117,13 @@ class HMCKernel(Kernel):
             position, self.mass.inverse_sqrt(1, 0, random.copy_of(normals, 0, position))
         )
 
-    def draw(self, key, start, num_steps, like):
-        normals = random.normals_like(key, start, num_steps, like)
+    def draw(self, key, first_step, num_steps, like):
+        normals = random.normals_like(key, first_step, num_steps, like)
         width, slot = 1 if self.jitter == 0 else 2, tree.size(like)
-        uniforms = random.uniforms(key, start, num_steps, width, slot=slot)
+        uniforms = random.uniforms(key, first_step, num_steps, width, slot=slot)
         order = None
         if isinstance(self.metropolis, Austerity):
-            order = random.bits(key, start, num_steps, 2, slot=slot + width)
+            order = random.bits(key, first_step, num_steps, 2, slot=slot + width)
         return HMCNoise(normals, uniforms, order)
 
     def step(self, t, noise, state, oracle):
@@ -153,7 +145,7 @@ class HMCKernel(Kernel):
             if not oracle.is_exact:
                 start, end = oracle.potential(state.position), oracle.potential(proposal.position)
             energy_loss = start - end + kinetic_loss
-            # A trajectory that left the finite numbers has no energy to compare: it is refused.
+            # A trajectory that became non-finite has no energy to compare: it is refused.
             acceptance = jnp.where(jnp.isnan(energy_loss), 0, jnp.exp(jnp.minimum(energy_loss, 0)))
             is_accepted = noise.uniforms[0] < acceptance
         state = jax.tree.map(
@@ -178,10 +170,13 @@ class HMCKernel(Kernel):
         unknown = jnp.zeros((), jax.eval_shape(oracle, 0, state.position).potential.dtype)
         return lax.fori_loop(0, self.num_steps + 1, leapfrog, (state, unknown, unknown))
 
+    def momentum(self, state):
+        return self.mass.first @ state.velocity
+
     def adaptable(self, state):
-        if not isinstance(self.inverse_mass, matrices.Diagonal):
-            return self
-        return self.with_mass(state, self.diagonal_mass(state.position))[0]
+        # The step size adapts beside a mass that stays.
+        is_diagonal = isinstance(self.inverse_mass, matrices.Diagonal)
+        return super().adaptable(state) if is_diagonal else self
 
     def diagonal_mass(self, position):
         if not isinstance(self.inverse_mass, matrices.Diagonal):
@@ -189,7 +184,7 @@ class HMCKernel(Kernel):
         return matrices.entries(self.inverse_mass.inverse(), position)
 
     def with_mass(self, state, mass):
-        assert isinstance(self.mass, matrices.DiagonalPencil)
+        assert isinstance(self.mass, pencils.DiagonalPencil)
         new = matrices.raveled(mass)
         kernel = dataclasses.replace(
             self, inverse_mass=new.inverse(), mass=dataclasses.replace(self.mass, first=new)
@@ -205,7 +200,8 @@ class HMCKernel(Kernel):
         return self.step_size
 
     def with_step_size(self, step_size):
-        return dataclasses.replace(self, step_size=step_size.astype(self.step_size.dtype))
+        dtype = self.constant_step_size().dtype
+        return dataclasses.replace(self, step_size=step_size.astype(dtype))
 
     def _kinetic(self, velocity):
         return self.mass.quadratic(1, 0, velocity) / 2

@@ -6,15 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import random, tree
-from sghmc.samplers.base import (
-    Kernel,
-    Sampler,
-    Traits,
-    array_setting,
-    check_setting,
-    value_at,
-    values_over,
-)
+from sghmc.samplers.base import Kernel, Sampler, Traits
+from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
 from sghmc.types import PyTree, Schedule, StepInfo
 
 
@@ -110,8 +103,8 @@ class PSGLDKernel(Kernel):
         zeros = jax.tree.map(lambda leaf: jnp.zeros_like(_wide(leaf)), position)
         return PSGLDState(position, zeros, zeros if self.correction else None)
 
-    def draw(self, key, start, num_steps, like):
-        return random.normals_like(key, start, num_steps, like, copies=1 + self.correction)
+    def draw(self, key, first_step, num_steps, like):
+        return random.normals_like(key, first_step, num_steps, like, copies=1 + self.correction)
 
     def step(self, t, noise, state, oracle):
         epsilon, tau = value_at(self.step_size, t), value_at(self.temperature, t)

@@ -6,19 +6,21 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from sghmc.core import random, tree
-from sghmc.samplers.base import Kernel, Sampler, Traits, check_setting
+from sghmc.core.checking import check_count
+from sghmc.samplers.base import Dynamics, Kernel, Sampler, Traits
+from sghmc.samplers.settings import check_setting
 from sghmc.samplers.subset import estimate
+from sghmc.samplers.wrapper import SamplerWrapper
 from sghmc.types import PyTree, StepInfo
 
 _MOST_VARIANCE = 8.0
 """From here on a swap is refused for its noise more often than more rows would cost."""
 
 
-class ReplicaExchange(Sampler):
+class ReplicaExchange(SamplerWrapper):
     """Replicas of a chain at rising temperatures; neighbours swap places now and then.
 
         each replica k: one step of `sampler` at temperature τ_k, batches of its own
@@ -57,7 +59,7 @@ class ReplicaExchange(Sampler):
         "several modes, with their weights",
     )
 
-    sampler: Any
+    sampler: Sampler
     temperatures: tuple[float, ...]
     every: int = 10
     batch_size: int | None = None
@@ -70,13 +72,13 @@ class ReplicaExchange(Sampler):
 
     def __check_init__(self):
         is_sampler = isinstance(self.sampler, Sampler)
-        settings = {field.name for field in dataclasses.fields(self.sampler)} if is_sampler else ()
-        if "temperature" not in settings:
+        is_wrapper = isinstance(self.sampler, SamplerWrapper)
+        if not is_sampler or is_wrapper or "temperature" not in self.sampler.settings:
             raise TypeError(
                 f"ReplicaExchange needs a sampler with a temperature, such as SGHMC(…) or SGLD(…), "
                 f"not {self.sampler!r}; Whitened and the like go around it."
             )
-        own = self.sampler.temperature
+        own = self.sampler.dynamics.temperature
         if callable(own) or float(own) != 1:
             raise ValueError(
                 f"The sampler's own temperature is {own}, but replicas have theirs from "
@@ -89,23 +91,24 @@ class ReplicaExchange(Sampler):
             raise ValueError(
                 f"temperatures must be two or more, each above the last, not {ladder}."
             )
-        if not isinstance(self.every, int | np.integer) or self.every < 1:
-            raise ValueError(f"every must be a whole number from 1, but is {self.every!r}.")
-        size = self.batch_size
-        if size is not None and (not isinstance(size, int | np.integer) or size < 10):
-            raise ValueError(
-                f"batch_size must be None, for all data, or a whole number from 10, for means that "
-                f"are nearly normal, but is {size!r}."
-            )
+        check_count(self.every, "every")
+        check_count(
+            self.batch_size,
+            "batch_size",
+            10,
+            or_none="for all data",
+            reason="for means that are nearly normal",
+        )
 
     @property
-    def temperature(self) -> float:
-        """That of the draws."""
-        return self.temperatures[0]
+    def settings(self):
+        """Those of the sampler inside, but for its temperature, which is replaced."""
+        return {n: value for n, value in self.sampler.settings.items() if n != "temperature"}
 
     @property
-    def subtracts_gradient_noise(self) -> bool:
-        return self.sampler.subtracts_gradient_noise
+    def dynamics(self) -> Dynamics:
+        """Those of the first replica, whose draws are kept."""
+        return self.sampler.dynamics._replace(temperature=self.temperatures[0])
 
     @property
     def is_affine(self) -> bool:
@@ -113,7 +116,7 @@ class ReplicaExchange(Sampler):
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "ReplicaKernel":
         # Gradient noise has the least room where it is coldest.
-        coldest = dataclasses.replace(self.sampler, temperature=self.temperature)
+        coldest = self.sampler.with_settings(temperature=self.temperatures[0])
         kernel = coldest.prepare(like, num_steps)
         if kernel.fisher is not None:
             raise ValueError(
@@ -122,9 +125,6 @@ class ReplicaExchange(Sampler):
             )
         temperatures = jnp.asarray(self.temperatures, tree.float_type(like))
         return ReplicaKernel(kernel, temperatures, int(self.every), self.batch_size)
-
-    def rescaled(self, factor: float) -> "ReplicaExchange":
-        return dataclasses.replace(self, sampler=self.sampler.rescaled(factor))
 
 
 class ReplicaState(NamedTuple):
@@ -143,6 +143,8 @@ class ReplicaNoise(NamedTuple):
 
 
 class ReplicaKernel(Kernel):
+    """No wrapper: its state has those of all replicas. What it shows is the coldest of them."""
+
     inner: Any
     temperatures: jax.Array
     every: int
@@ -156,15 +158,19 @@ class ReplicaKernel(Kernel):
     def num_gradients(self) -> int:
         return self.num_replicas * self.inner.num_gradients
 
+    @property
+    def differentiates_gradients(self) -> bool:
+        return self.inner.differentiates_gradients
+
     def init(self, normals, position):
         # The same normals for all: replicas differ by their noise from the first step on.
         replicas = jax.vmap(lambda tau: self._at(tau).init(normals, position))(self.temperatures)
         return ReplicaState(replicas, jnp.zeros_like(self.temperatures[1:]))
 
-    def draw(self, key, start, num_steps, like):
+    def draw(self, key, first_step, num_steps, like):
         count, swaps = self.num_replicas, random.fold(key, self.num_replicas)
         own = jax.vmap(lambda k: random.fold(key, k))(jnp.arange(count))
-        motion = jax.vmap(lambda key: self.inner.draw(key, start, num_steps, like))(own)
+        motion = jax.vmap(lambda key: self.inner.draw(key, first_step, num_steps, like))(own)
 
         def by_step(leaf):
             steps = leaf.reshape(count, num_steps, -1, *leaf.shape[2:])
@@ -172,8 +178,8 @@ class ReplicaKernel(Kernel):
 
         return ReplicaNoise(
             jax.tree.map(by_step, motion),
-            random.uniforms(swaps, start, num_steps, count),
-            random.bits(swaps, start, num_steps, 2, slot=count),
+            random.uniforms(swaps, first_step, num_steps, count),
+            random.bits(swaps, first_step, num_steps, 2, slot=count),
         )
 
     def step(self, t, noise, state, oracle):
@@ -192,7 +198,7 @@ class ReplicaKernel(Kernel):
             lambda state: state,
             ReplicaState(replicas, state.acceptance),
         )
-        # A replica that left the finite numbers is a failure of the chain, whichever it is.
+        # A replica that became non-finite is a failure of the chain, whichever it is.
         potential = info.potential[0] + 0 * jnp.sum(info.potential)
         return state, StepInfo(potential, jnp.mean(state.acceptance))
 
@@ -244,6 +250,9 @@ class ReplicaKernel(Kernel):
 
     def position(self, state):
         return self.inner.position(self._coldest(state))
+
+    def momentum(self, state):
+        return self.inner.momentum(self._coldest(state))
 
     def observed(self, t, state):
         return self.inner.observed(t, self._coldest(state))

@@ -5,12 +5,13 @@ from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from sghmc.core import matrices, random, tree
+from sghmc.core.checking import check_choice, check_count
 from sghmc.gradients.fisher import EmpiricalFisher
-from sghmc.samplers.base import Traits, check_setting, value_at
+from sghmc.samplers.base import Traits
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
+from sghmc.samplers.settings import check_setting, value_at
 from sghmc.types import PyTree, Schedule, StepInfo
 
 
@@ -59,17 +60,9 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
     observe: Literal["end", "middle"] = "end"
 
     def __check_init__(self):
-        every = self.resample_every
-        if every is not None and (not isinstance(every, int | np.integer) or every < 1):
-            raise ValueError(
-                f"resample_every must be None or a whole number from 1, but is {every!r}."
-            )
-        if self.resampling not in ("repaired", "literal"):
-            raise ValueError(
-                f'resampling must be "repaired" or "literal", but is {self.resampling!r}.'
-            )
-        if self.observe not in ("end", "middle"):
-            raise ValueError(f'observe must be "end" or "middle", but is {self.observe!r}.')
+        check_count(self.resample_every, "resample_every", or_none="")
+        check_choice(self.resampling, "resampling", ("repaired", "literal"))
+        check_choice(self.observe, "observe", ("end", "middle"))
 
     @classmethod
     def from_learning_rate(
@@ -135,9 +128,9 @@ class SGHMCKernel(FrictionKernel):
     resampling: str
     observe: str
 
-    def draw(self, key, start, num_steps, like):
+    def draw(self, key, first_step, num_steps, like):
         copies = 1 if self.resample_every is None else 2
-        return random.normals_like(key, start, num_steps, like, copies=copies)
+        return random.normals_like(key, first_step, num_steps, like, copies=copies)
 
     def step(self, t, noise, state, oracle):
         if self.resample_every is not None:

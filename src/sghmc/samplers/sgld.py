@@ -5,26 +5,19 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from sghmc.core import matrices, random, tree
+from sghmc.core import matrices, pencils, random, tree
 from sghmc.gradients.fisher import EmpiricalFisher
-from sghmc.samplers.base import (
-    Kernel,
+from sghmc.samplers.base import Kernel, NoiseRoom, Sampler, Traits
+from sghmc.samplers.noise import (
     NoiseEstimate,
-    NoiseRoom,
-    Sampler,
-    Traits,
-    array_setting,
     check_gradient_noise,
-    check_setting,
     given_fisher,
-    is_nonzero,
+    is_subtracted,
     parse_gradient_noise,
-    scaled,
-    value_at,
-    values_over,
+    worst_excess,
 )
+from sghmc.samplers.settings import array_setting, check_setting, scaled, value_at, values_over
 from sghmc.types import PyTree, Schedule, StepInfo
 
 
@@ -51,11 +44,7 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
     1.0
     """
 
-    traits: ClassVar[Traits] = Traits(
-        "ε",
-        "ε",
-        "the simplest; few numbers a chain",
-    )
+    traits: ClassVar[Traits] = Traits("ε", "ε", "the simplest; few numbers a chain")
 
     step_size: float | Schedule
     preconditioner: PyTree = 1.0
@@ -76,7 +65,7 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
 
     @property
     def subtracts_gradient_noise(self) -> bool:
-        return is_nonzero(self.gradient_noise)
+        return is_subtracted(self.gradient_noise)
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "SGLDKernel":
         sizes, dtype = tree.sizes(like), tree.float_type(like)
@@ -88,17 +77,17 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
         noise = matrices.product(
             matrices.product(preconditioner, noise, sizes), preconditioner, sizes
         )
-        pencil = matrices.pencil(preconditioner, noise, sizes, "preconditioner")
+        pencil = pencils.pencil(preconditioner, noise, sizes, "preconditioner")
         # In the pencil's basis 2τP ⪰ εPV̂P reads 2τ ≥ ελ.
         needed = pencil.largest * values_over(self.step_size, num_steps, "step_size")
         allowed = 2 * values_over(self.temperature, num_steps, "temperature")
-        needed, allowed = np.broadcast_arrays(needed, allowed)
-        worst = (needed - allowed).argmax()
-        if needed[worst] > allowed[worst] * (1 + 1e-6):
+        excess = worst_excess(needed, allowed)
+        if excess is not None:
+            brought, room = excess
             raise ValueError(
-                f"gradient_noise is too large: the largest eigenvalue of εV̂P is {needed[worst]:g}, "
-                f"but 2τ, all the noise there is room for, is {allowed[worst]:g}. Take a step_size "
-                f"at most {allowed[worst] / needed[worst]:.3g} times as large, or larger batches."
+                f"gradient_noise is too large: the largest eigenvalue of εV̂P is {brought:g}, but "
+                f"2τ, all the noise there is room for, is {room:g}. Take a step_size at most "
+                f"{room / brought:.3g} times as large, or larger batches."
             )
         pencil = matrices.finish(pencil, dtype)
         return SGLDKernel(
@@ -125,7 +114,7 @@ class SGLDState(NamedTuple):
 class SGLDKernel(Kernel):
     step_size: jax.Array | Schedule
     preconditioner: matrices.Matrix
-    noise: matrices.Pencil
+    noise: pencils.Pencil
     temperature: jax.Array | Schedule
     estimate: NoiseEstimate | None = None
 
@@ -144,9 +133,6 @@ class SGLDKernel(Kernel):
         )
         position = tree.add_scaled(state.position, -epsilon, self.preconditioner @ grad)
         return SGLDState(tree.add_scaled(position, 1, injected)), StepInfo(potential)
-
-    def adaptable(self, state):
-        return self.with_mass(state, self.diagonal_mass(state.position))[0]
 
     def diagonal_mass(self, position):
         """The preconditioner's inverse."""

@@ -5,16 +5,10 @@ from typing import ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sghmc.core import matrices, random, tree
-from sghmc.samplers.base import (
-    Kernel,
-    Sampler,
-    Traits,
-    array_setting,
-    check_setting,
-    value_at,
-    values_over,
-)
+from sghmc.core import matrices, pencils, random, tree
+from sghmc.core.checking import check_choice
+from sghmc.samplers.base import Kernel, Sampler, Traits
+from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
 from sghmc.types import PyTree, Schedule, StepInfo
 
 
@@ -74,12 +68,8 @@ in place of rᵀM⁻¹r/d |
         check_setting(self.temperature, "temperature")
         check_setting(self.thermostat_mass, "thermostat_mass", positive=True)
         matrices.check(self.mass, "mass")
-        if self.thermostat not in ("scalar", "diagonal"):
-            raise ValueError(
-                f'thermostat must be "scalar" or "diagonal", but is {self.thermostat!r}.'
-            )
-        if self.scheme not in ("symmetric", "literal"):
-            raise ValueError(f'scheme must be "symmetric" or "literal", but is {self.scheme!r}.')
+        check_choice(self.thermostat, "thermostat", ("scalar", "diagonal"))
+        check_choice(self.scheme, "scheme", ("symmetric", "literal"))
 
     @property
     def is_affine(self) -> bool:
@@ -94,7 +84,7 @@ in place of rᵀM⁻¹r/d |
                 "diagonal mass."
             )
         for name in ("step_size", "friction", "temperature"):
-            values_over(getattr(self, name), num_steps, name)
+            values_over(self.settings[name], num_steps, name)
         nothing = matrices.scaled(mass, 0.0)
         return SGNHTKernel(
             step_size=array_setting(self.step_size, dtype),
@@ -102,7 +92,7 @@ in place of rᵀM⁻¹r/d |
             temperature=array_setting(self.temperature, dtype),
             mass=matrices.finish(mass, dtype),
             inverse_mass=matrices.finish(mass.inverse(), dtype),
-            spread=matrices.finish(matrices.pencil(mass, nothing, sizes, "mass"), dtype),
+            spread=matrices.finish(pencils.pencil(mass, nothing, sizes, "mass"), dtype),
             thermostat_mass=jnp.asarray(self.thermostat_mass, dtype),
             thermostat=self.thermostat,
             scheme=self.scheme,
@@ -123,7 +113,7 @@ class SGNHTKernel(Kernel):
     temperature: jax.Array | Schedule
     mass: matrices.Matrix
     inverse_mass: matrices.Matrix
-    spread: matrices.Pencil
+    spread: pencils.Pencil
     thermostat_mass: jax.Array
     thermostat: str
     scheme: str
@@ -133,10 +123,10 @@ class SGNHTKernel(Kernel):
         deviation = jnp.sqrt(value_at(self.temperature, 0))
         still = jax.tree.map(jnp.zeros_like, position)
         velocity = tree.add_scaled(still, deviation, self.spread.inverse_sqrt(1, 0, normals))
-        start = jnp.asarray(value_at(self.friction, 0), tree.float_type(position))
+        xi = jnp.asarray(value_at(self.friction, 0), tree.float_type(position))
         if self.thermostat == "diagonal":
-            start = jax.tree.map(lambda leaf: jnp.broadcast_to(start, leaf.shape), position)
-        return SGNHTState(position, velocity, start)
+            xi = jax.tree.map(lambda leaf: jnp.broadcast_to(xi, leaf.shape), position)
+        return SGNHTState(position, velocity, xi)
 
     def step(self, t, noise, state, oracle):
         epsilon = value_at(self.step_size, t)
@@ -207,6 +197,9 @@ class SGNHTKernel(Kernel):
         return jax.tree.map(
             lambda v, r: v.astype(wide) * r.astype(wide), velocity, self.mass @ velocity
         )
+
+    def momentum(self, state):
+        return self.mass @ state.velocity
 
     def middle(self, t, state):
         return tree.add_scaled(state.position, -value_at(self.step_size, t) / 2, state.velocity)

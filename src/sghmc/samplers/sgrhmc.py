@@ -8,15 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import matrices, random, tree
-from sghmc.samplers.base import (
-    Kernel,
-    Sampler,
-    Traits,
-    array_setting,
-    check_setting,
-    value_at,
-    values_over,
-)
+from sghmc.samplers.base import Kernel, Sampler, Traits
+from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
 from sghmc.types import PyTree, Schedule, StepInfo
 
 
@@ -88,7 +81,7 @@ parameter only: Γ then costs one derivative instead of d |
     def prepare(self, like: PyTree, num_steps: int = 1) -> "SGRHMCKernel":
         dtype = tree.float_type(like)
         for name in ("step_size", "friction", "temperature"):
-            values_over(getattr(self, name), num_steps, name)
+            values_over(self.settings[name], num_steps, name)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
         return SGRHMCKernel(
             step_size=array_setting(self.step_size, dtype),
@@ -190,6 +183,9 @@ class SGRHMCKernel(Kernel):
         heat = jnp.sqrt(-value_at(self.temperature, t) * jnp.expm1(-2 * decay))
         slowed = tree.add_scaled(momentum, jnp.expm1(-decay), momentum)
         return tree.add_scaled(slowed, heat, normals)
+
+    def momentum(self, state):
+        return state.momentum
 
     def middle(self, t, state):
         return self._drift(state.position, state.momentum, -value_at(self.step_size, t) / 2)

@@ -5,8 +5,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from sghmc.core import random, tree
-from sghmc.samplers.base import Traits, value_at
+from sghmc.samplers.base import Traits
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
+from sghmc.samplers.settings import value_at
 from sghmc.types import PyTree, StepInfo
 
 
@@ -21,14 +22,8 @@ class BAOAB(FrictionSampler):
     with Ŵ = e^{−½εCM⁻¹} V̂ e^{−½εM⁻¹C}. The two half kicks that meet between steps are one kick of
     one gradient: a step costs one, and r is what it is before that kick.
 
-    | field | symbol | meaning |
-    | --- | --- | --- |
-    | `step_size` | ε | a number or a schedule |
-    | `friction` | C | a number, a diagonal pytree, a dense matrix, or a schedule of numbers |
-    | `mass` | M | a number, a diagonal pytree, a dense matrix |
-    | `gradient_noise` | V̂ | covariance of the gradient estimate, taken off the injected noise: \
-a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estimates it |
-    | `temperature` | τ | samples exp(−U/τ): a number or a schedule |
+    The fields `step_size` (ε), `friction` (C), `mass` (M), `gradient_noise` (V̂) and `temperature`
+    (τ) are those of `SGHMC`.
 
     Law: on U = ½θᵀAθ with an exact gradient, covariance τA⁻¹ of θ for every step size, τM of r, and
     ½ετ between them; on other targets a bias of order ε². Gradient noise that V̂ describes adds a
@@ -98,8 +93,8 @@ class SplittingKernel(FrictionKernel):
 
     subtracts: bool
 
-    def draw(self, key, start, num_steps, like):
-        return random.normals_like(key, start, num_steps, like, copies=1 + self.subtracts)
+    def draw(self, key, first_step, num_steps, like):
+        return random.normals_like(key, first_step, num_steps, like, copies=1 + self.subtracts)
 
     def _damped(self, t, noise, velocity):
         a = self._decay(t)

@@ -12,7 +12,7 @@ from sghmc.types import Change
 
 
 class Estimate(NamedTuple):
-    """A change of the potential from `count` rows without replacement, and its variance.
+    """A change of the potential from `num_rows` rows without replacement, and its variance.
 
     The variance is N²(1 − n/N) s²/n, s² centered and with divisor n − 1: unbiased, and 0 once all
     rows were seen.
@@ -20,13 +20,13 @@ class Estimate(NamedTuple):
 
     value: jax.Array
     variance: jax.Array
-    count: jax.Array
+    num_rows: jax.Array
 
 
 class _Seen(NamedTuple):
     """How many terms, their mean, and the sum of their squares around it."""
 
-    count: jax.Array
+    num_terms: jax.Array
     mean: jax.Array
     squares: jax.Array
 
@@ -48,21 +48,23 @@ def estimate(
         return Estimate(change.known, zero, jnp.zeros((), jnp.int32))
 
     def judged(seen: _Seen) -> Estimate:
-        number, count = jnp.asarray(total, zero.dtype), seen.count.astype(zero.dtype)
+        number, count = jnp.asarray(total, zero.dtype), seen.num_terms.astype(zero.dtype)
         scatter = seen.squares / jnp.maximum((count - 1) * count, 1)
         spread = number * scatter * (number - count)
-        return Estimate(change.known + number * seen.mean, spread, seen.count)
+        return Estimate(change.known + number * seen.mean, spread, seen.num_terms)
 
     def is_short(seen: _Seen) -> jax.Array:
-        return (seen.count < 2) | ~is_enough(judged(seen))
+        return (seen.num_terms < 2) | ~is_enough(judged(seen))
 
     def look(seen: _Seen) -> _Seen:
-        place = seen.count + lax.iota(jnp.int32, batch_size)
+        place = seen.num_terms + lax.iota(jnp.int32, batch_size)
         rows = random.permuted(order, jnp.zeros(1), jnp.minimum(place, total - 1)[None], total)[0]
         return _joined(seen, change.terms(rows).astype(zero.dtype), place < total)
 
     nothing = _Seen(jnp.zeros((), jnp.int32), zero, zero)
-    return judged(lax.while_loop(lambda seen: (seen.count < total) & is_short(seen), look, nothing))
+    return judged(
+        lax.while_loop(lambda seen: (seen.num_terms < total) & is_short(seen), look, nothing)
+    )
 
 
 def _joined(seen: _Seen, terms: jax.Array, is_new: jax.Array) -> _Seen:
@@ -70,7 +72,7 @@ def _joined(seen: _Seen, terms: jax.Array, is_new: jax.Array) -> _Seen:
     fresh = jnp.sum(is_new, dtype=jnp.int32)
     mean = jnp.sum(jnp.where(is_new, terms, 0)) / fresh.astype(terms.dtype)
     squares = jnp.sum(jnp.where(is_new, (terms - mean) ** 2, 0))
-    count, gap = seen.count + fresh, mean - seen.mean
+    count, gap = seen.num_terms + fresh, mean - seen.mean
     share = fresh.astype(mean.dtype) / count.astype(mean.dtype)
-    between = seen.count.astype(mean.dtype) * share * gap**2
+    between = seen.num_terms.astype(mean.dtype) * share * gap**2
     return _Seen(count, seen.mean + share * gap, seen.squares + squares + between)

@@ -24,6 +24,7 @@ from sghmc.samplers.whitened import Whitened
 from sghmc.types import Evaluation
 
 _SIZE = 3
+"""Parameters of the examples: more than one, so that d is told from what is added to it."""
 
 EXAMPLES = {
     "`SGHMC`": SGHMC(0.1, friction=1.0),

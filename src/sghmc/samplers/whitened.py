@@ -1,7 +1,7 @@
 """Any sampler in other coordinates."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,11 @@ import numpy as np
 
 from sghmc.core import matrices, tree
 from sghmc.samplers.base import Kernel, Sampler, Traits
+from sghmc.samplers.wrapper import KernelWrapper, SamplerWrapper
 from sghmc.types import PyTree
 
 
-class Whitened(Sampler):
+class Whitened(SamplerWrapper):
     """A sampler that moves z instead of θ = θ̂ + L z.
 
     | field | symbol | meaning |
@@ -51,13 +52,6 @@ class Whitened(Sampler):
                 if not np.all(np.isfinite(np.asarray(leaf, np.float64))):
                     raise ValueError(f"{name} must be finite.")
 
-    @property
-    def subtracts_gradient_noise(self) -> bool:
-        return self.sampler.subtracts_gradient_noise
-
-    def is_kept(self, steps: np.ndarray) -> np.ndarray:
-        return self.sampler.is_kept(steps)
-
     def prepare(self, like: PyTree, num_steps: int = 1) -> "WhitenedKernel":
         if jax.tree.structure(self.center) != jax.tree.structure(like) or any(
             np.shape(mine) != theirs.shape
@@ -81,61 +75,55 @@ class Whitened(Sampler):
         """L in double precision."""
         return matrices.parse_factor(self.factor, like, "factor")
 
-    def rescaled(self, factor: float) -> "Whitened":
-        return dataclasses.replace(self, sampler=self.sampler.rescaled(factor))
+    def with_center(self, center: PyTree) -> "Whitened":
+        return dataclasses.replace(super().with_center(center), center=center)
+
+    def pull_back_covariance(self, covariance: matrices.Matrix, like: PyTree) -> matrices.Matrix:
+        """LᵀVL, and on by the sampler inside."""
+        own = matrices.congruent(self.matrix(like), covariance, tree.sizes(like))
+        return self.sampler.pull_back_covariance(own, like)
 
 
-class WhitenedKernel(Kernel):
+class WhitenedKernel(KernelWrapper):
+    """The kernel of z; its state is that of z."""
+
     inner: Kernel
     center: PyTree
     factor: matrices.Matrix
     transposed: matrices.Matrix
     inverse: matrices.Matrix
 
-    @property
-    def num_gradients(self) -> int:
-        return self.inner.num_gradients
-
     def init(self, normals, position):
-        flat = jax.tree.map(jnp.subtract, tree.flatten_leaves(position), self.center)
-        return self.inner.init(normals, tree.shape_leaves(self.inverse @ flat, position))
-
-    def draw(self, key, start, num_steps, like):
-        return self.inner.draw(key, start, num_steps, like)
+        return self.inner.init(normals, self._to_z(position))
 
     def step(self, t, noise, state, oracle):
-        return self.inner.step(t, noise, state, oracle.through(self._outward, self._pull_back))
+        in_z = oracle.through(self._to_position, lambda grad: self.transposed @ grad)
+        return self.inner.step(t, noise, state, in_z)
 
     def position(self, state):
-        return self._outward(self.inner.position(state))
+        return self._to_position(self.inner.position(state))
+
+    def momentum(self, state):
+        """L⁻ᵀ times the momentum of z."""
+        of_z = self.inner.momentum(state)
+        return None if of_z is None else matrices.transpose(self.inverse) @ of_z
 
     def observed(self, t, state):
-        return self._outward(self.inner.observed(t, state))
+        return self._to_position(self.inner.observed(t, state))
 
-    def middle(self, t, state: Any):
-        return self._outward(self.inner.middle(t, state))
-
-    @property
-    def fisher(self):
-        return self.inner.fisher
-
-    def with_gradient_noise(self, t, gradient_noise, like):
-        inner, room = self.inner.with_gradient_noise(t, gradient_noise, like)
-        return dataclasses.replace(self, inner=inner), room
+    def middle(self, t, state):
+        return self._to_position(self.inner.middle(t, state))
 
     def pull_back(self, grad):
-        return self.inner.pull_back(self._pull_back(grad))
+        return self.inner.pull_back(self.transposed @ grad)
 
-    def kinetic_temperature(self, t, state):
-        return self.inner.kinetic_temperature(t, state)
-
-    def _outward(self, z: PyTree) -> PyTree:
-        moved = self.factor @ z
+    def _to_position(self, z: PyTree) -> PyTree:
         return jax.tree.map(
             lambda mean, leaf: mean.reshape(leaf.shape) + leaf.astype(mean.dtype),
             self.center,
-            moved,
+            self.factor @ z,
         )
 
-    def _pull_back(self, grad: PyTree) -> PyTree:
-        return self.transposed @ grad
+    def _to_z(self, position: PyTree) -> PyTree:
+        away = jax.tree.map(jnp.subtract, tree.flatten_leaves(position), self.center)
+        return tree.shape_leaves(self.inverse @ away, position)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sghmc.results.health import Record
+from sghmc.results.origin import SavedOrigin
 from sghmc.results.samples import Info, Samples
 from sghmc.torch import loss as losses
 from sghmc.torch import prediction
@@ -166,7 +166,7 @@ the model that returns tensors by name |
             num_steps=self._num_steps,
             seconds=time.perf_counter() - self._start,
             startup_seconds=0.0,
-            origin=None if self.sampler is None else Record(_in_words(self.sampler), 1.0),
+            origin=None if self.sampler is None else SavedOrigin(_in_words(self.sampler), 1.0),
         )
 
     def _draws(self) -> Draw:

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 
 from sghmc import theory
+from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
 from sghmc.gradients.base import Gradient
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Target
+from sghmc.posterior.target import Target
 from sghmc.results import diagnostics
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.whitened import Whitened
@@ -143,15 +144,17 @@ def run_pilot(
         target,
         settings.sampler(region),
         region.params(places),
-        gradient=gradient,
-        num_samples=num_draws,
-        num_burnin=_NUM_BURNIN,
-        thinning=settings.thinning,
-        num_chains=len(places),
-        init_axis=0,
-        gibbs=gibbs,
-        progress=False,
-        throw=False,
+        RunOptions(
+            gradient=gradient,
+            num_samples=num_draws,
+            num_burnin=_NUM_BURNIN,
+            thinning=settings.thinning,
+            num_chains=len(places),
+            init_axis=0,
+            gibbs=gibbs,
+            progress=False,
+            throw=False,
+        ),
     )
     leaves = [
         leaf.reshape(len(places), num_draws, -1) for leaf in jax.tree.leaves(samples.positions)

@@ -10,7 +10,9 @@ from jax import lax
 
 from sghmc.core import tree
 from sghmc.posterior import mode
-from sghmc.posterior.posterior import Posterior, Potential, Target
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
+from sghmc.posterior.target import Target
 from sghmc.types import PyTree
 
 _FLAT = 1e-9

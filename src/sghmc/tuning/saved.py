@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from sghmc.checkpoint.checkpoint import Checkpoint
-from sghmc.checkpoint.draws import DamagedError
+from sghmc.checkpoint.errors import DamagedError
+from sghmc.checkpoint.folder import open_folder
 from sghmc.core import tree
 from sghmc.gradients.base import Gradient
 from sghmc.samplers.base import Sampler
@@ -38,7 +39,7 @@ def recall(
             raise DamagedError(f"it holds a {type(tuned).__name__}")
         return tuned
 
-    with checkpoint.open(arguments) as folder:
+    with open_folder(checkpoint, arguments) as folder:
         found = folder.read_tuning(decode, most)
         if found is None:
             folder.write_tuning(*_encoded(tuning(), init))

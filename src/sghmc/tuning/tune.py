@@ -11,7 +11,9 @@ import numpy as np
 from sghmc.engine import checks
 from sghmc.gradients.base import Gradient
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Posterior, StackedPosterior, Target
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.target import Target
 from sghmc.samplers.whitened import Whitened
 from sghmc.tuning.pilot import LARGEST_RATIO, NOISE_SHARE, Trial
 from sghmc.tuning.region import find_region
@@ -121,7 +123,7 @@ def tune(
     """
     checks.check_key(key)
     _check(target, batch_size, tolerance)
-    positions = checks.start_positions(init, None, 1)
+    positions = checks.initial_positions(init, None, 1)
     start = jax.tree.map(lambda leaf: leaf[0], positions)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start)
     checks.check_functions(target, like)

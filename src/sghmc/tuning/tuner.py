@@ -10,10 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.gradients.base import FullBatch, Gradient, Minibatch
+from sghmc.gradients.base import Gradient
 from sghmc.gradients.control_variate import ControlVariate
+from sghmc.gradients.exact import FullBatch
 from sghmc.gradients.fisher import mean_gradient_noise
-from sghmc.posterior.posterior import Posterior, Potential
+from sghmc.gradients.minibatch import Minibatch
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
 from sghmc.results.health import heat_fault
 from sghmc.tuning.pilot import Settings, Trial, run_pilot
 from sghmc.tuning.region import Region, draw_starts

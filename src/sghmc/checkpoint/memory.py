@@ -1,66 +1,23 @@
-"""Where a run's draws gather: here in memory; `files` has those that go to the disk."""
+"""Where a run's draws gather: here in memory; `store` has those that go to the disk."""
 
-import concurrent.futures
-import contextlib
-import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
 
+from sghmc.checkpoint.background import Background
 from sghmc.types import PyTree
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read or written, or belongs to another run."""
-
-
-class DamagedError(Exception):
-    """Files that are not what was written."""
-
-
-@contextlib.contextmanager
-def writing(folder: pathlib.Path) -> Iterator[None]:
-    """Says what became of earlier work where a disk is full, or gone."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"Writing to {folder} failed: {error}. What was saved before is intact: make room and "
-            f"call sample again with the same arguments, and it goes on from there."
-        ) from error
 
 
 class Store(Protocol):
     """A place for draws; all arrays here have axes (chain, draw, …)."""
 
-    num_kept: int
+    @property
+    def num_kept(self) -> int: ...
 
     def append(self, rows: PyTree) -> None: ...
 
     def draws(self) -> PyTree: ...
-
-
-class Background:
-    """A thread that does one thing at a time, while the caller goes on."""
-
-    def __init__(self):
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-draws")
-        self._pending: concurrent.futures.Future | None = None
-
-    def do(self, work: Callable, *arguments: Any) -> None:
-        self.wait()  # so that no more than these arguments are held
-        self._pending = self._thread.submit(work, *arguments)
-
-    def wait(self) -> None:
-        """Until all is done; raises what went wrong."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def close(self) -> None:
-        self._thread.shutdown()
 
 
 class Memory:

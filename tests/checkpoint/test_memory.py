@@ -1,6 +1,6 @@
 import numpy as np
 
-from sghmc.checkpoint.draws import Memory
+from sghmc.checkpoint.memory import Memory
 
 
 def test_memory_holds_draws_in_the_order_in_which_they_come():

@@ -1,0 +1,256 @@
+"""The host of a run: has the compiled loop make draws block by block, and gathers them."""
+
+import time
+import warnings
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from sghmc.checkpoint.folder import RunFolder, Save
+from sghmc.checkpoint.memory import Memory, Store
+from sghmc.core import processes, running_sum
+from sghmc.engine import checks, faults, loop
+from sghmc.engine.pace import Pace
+from sghmc.engine.placement import Placement
+from sghmc.engine.program import NEVER, Carry, DrawInfo, DrawRecord, Program
+from sghmc.engine.progress import Bar, Interruption
+from sghmc.engine.reading import Reader
+from sghmc.posterior.source import DataError
+from sghmc.results.errors import DivergenceError, GradientNoiseError
+from sghmc.results.info import Growth, Info
+from sghmc.results.origin import Origin
+from sghmc.results.samples import Samples
+from sghmc.types import PyTree
+
+_BLOCK_BYTES = 1 << 23
+"""Records that the compiled loop holds before they go to the host."""
+
+
+class StoredDraws(NamedTuple):
+    """What is stored of draws: the loop's records, and when they had come. Names files."""
+
+    positions: PyTree
+    hyper: PyTree
+    trace: PyTree
+    info: DrawInfo
+    clock: Float[np.ndarray, "1 draw"]
+
+    @classmethod
+    def of(cls, record: DrawRecord, clock: Float[np.ndarray, "1 draw"]) -> "StoredDraws":
+        return cls(*record, clock)
+
+
+class Host:
+    """How far a run is, and the draws it has gathered.
+
+    `is_kept` says of every draw whether it is kept: not in burn-in.
+    """
+
+    store: Store
+
+    def __init__(
+        self,
+        program: Program,
+        positions: PyTree,
+        is_kept: Bool[np.ndarray, " draw"],
+        origin: Origin | None,
+        folder: RunFolder | None,
+        reader: Reader | None,
+        place: Placement,
+    ):
+        self.origin, self.folder, self.reader, self.place = origin, folder, reader, place
+        if reader is not None:
+            if folder is not None and folder.has_saves:
+                reader.check_start()
+            program = reader.program_at(0)[0]
+        self.program = place.place_program(program)
+        self.is_kept, self.num_draws = is_kept, len(is_kept)
+        self.changes = np.append(np.flatnonzero(np.diff(is_kept)) + 1, self.num_draws)
+        """Draws before which keeping begins or ends, and the end."""
+        save = self._begun(positions) if folder is None else self._resumed(folder, positions)
+        self.done, self.carry, self.startup_seconds = save.done, save.carry, save.startup_seconds
+        self.num_saved, self.began = save.done, time.perf_counter() - save.seconds
+        self.has_warned = False
+
+    def _begun(self, positions: PyTree) -> Save:
+        carry = self._first_carry(positions)
+        self.store = Memory(*self._room(self.place.fetched_like(self.program.layout, carry)))
+        return Save(0, carry, 0.0, 0.0)
+
+    def _resumed(self, folder: RunFolder, positions: PyTree) -> Save:
+        """The newest save of the folder or, where there is none, the beginning."""
+        layout, place = self.program.layout, self.place
+        like = place.fetched_like(layout, place.beginning_like(self.program, positions).carry)
+        self.store = folder.store(*self._room(like))
+        save = folder.resume(like, self.is_kept)
+        if save is None:
+            return Save(0, self._first_carry(positions), 0.0, 0.0)
+        if self.reader is not None and save.done:
+            self.reader.resume(save.done, save.sizes)
+        save.carry = place.place_carry(layout, save.carry)
+        return save
+
+    def _first_carry(self, positions: PyTree) -> Carry:
+        begun = self.place.begin(self.program, positions)
+        checks.check_beginning(begun)
+        return begun.carry
+
+    def _room(self, carry: Carry) -> tuple[StoredDraws, int]:
+        """What no draws look like, and how many there will be."""
+        num_samples = int(self.is_kept.sum())
+        _, record = eqx.filter_eval_shape(loop.observe, self.program, 0, carry)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
+        self.capacity = max(1, min(num_samples, _BLOCK_BYTES // size))
+        """How many draws the compiled loop may hold at a time."""
+        record = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
+        record = self.program.layout.chains_first(record, leading=1)
+        return StoredDraws.of(record, np.empty((1, 0))), num_samples
+
+    def run(self, *, progress: bool, throw: bool) -> Samples:
+        """Make the draws that are left, and return all."""
+        thinning, startup = self.program.thinning, self.startup_seconds
+        pace = {True: Pace(), False: Pace()}
+        is_shown = progress and processes.is_leader()
+        bar = Bar(is_shown, self.num_draws * thinning, self.done * thinning)
+        fault: DataError | None = None
+        with Interruption() as interruption, bar:
+            while self.done < self.num_draws and not processes.broadcast(interruption.happened):
+                is_kept = bool(self.is_kept[self.done])
+                try:
+                    with pace[is_kept].timing(self._left(is_kept)) as count:
+                        failed_at = self._advance(int(processes.broadcast(count)), is_kept)
+                except DataError as error:
+                    fault = error
+                    break
+                self.startup_seconds = startup + sum(p.first_seconds for p in pace.values())
+                bar.update(self.done * thinning, failed_at)
+                if throw and (failed_at < NEVER).any():
+                    raise DivergenceError(faults.divergence(failed_at), self._samples())
+                self._judge_noise(throw)
+                if self.folder is not None and self.folder.is_due(self.done):
+                    self._save(self.folder)
+            if self.folder is not None and self.num_saved < self.done:
+                self._save(self.folder)
+        if fault is not None and throw:
+            fault.samples = self._samples()
+            raise fault
+        if self.done < self.num_draws:
+            reason = "Interrupted" if fault is None else f"{fault} The run ended"
+            warnings.warn(
+                f"{reason} after {self.done} of {self.num_draws} draws; those so far are returned.",
+                stacklevel=4,
+            )
+        return self._samples()
+
+    def _left(self, is_kept: bool) -> int:
+        """How many draws may be made before looking up; puts their batches into the program."""
+        stop = self.changes[np.searchsorted(self.changes, self.done, side="right")]
+        most = [int(stop) - self.done]
+        most += [self.capacity] if is_kept else []
+        most += [] if self.folder is None else [self.folder.left(self.done)]
+        if self.reader is not None:
+            program, end = self._read(self.reader)
+            self.program = self.place.place_program(program)
+            most.append(end - self.done)
+        return min(most)
+
+    def _read(self, reader: Reader) -> tuple[Program, int]:
+        """The program with the batches of the next draws; where reading fails, all processes do."""
+        found, fault = None, None
+        try:
+            found = reader.program_at(self.done)
+        except DataError as error:
+            fault = error
+        processes.fail_together(fault, "Reading data")
+        assert found is not None
+        return found
+
+    def _advance(self, count: int, is_kept: bool) -> Int[np.ndarray, " chain"]:
+        """Make `count` draws, gather them, and tell at which step each chain failed."""
+        try:
+            with processes.detect_lost_peer():
+                self.carry, records = self.place.advance(
+                    self.program,
+                    self.carry,
+                    np.int32(self.done),
+                    np.int32(count),
+                    capacity=self.capacity if is_kept else 0,
+                )
+                failed_at = np.atleast_1d(processes.fetch(self.carry.failed_at))
+        except Exception as error:  # by what name a callback's error comes differs
+            source = self.program.target.source
+            if source is None or source.fault is None:
+                raise
+            # What went wrong with the data inside the compiled loop took the state with it.
+            self.carry, self.num_saved = self.carry._replace(sums=None), self.done
+            raise source.fault from error
+        if is_kept:
+            records = self.place.fetch_records(self.program.layout, records)
+            rows = DrawRecord(*jax.tree.map(lambda leaf: leaf[:, :count], tuple(records)))
+            clock = np.full((1, count), time.perf_counter() - self.began)
+            self.store.append(StoredDraws.of(rows, clock))
+            is_finite = np.asarray(rows.info.is_finite)
+            bad = _first_bad_step(is_finite, self.done, self.program.thinning)
+            failed_at = np.minimum(failed_at, bad)
+        self.done += count
+        return failed_at
+
+    def _judge_noise(self, throw: bool) -> None:
+        """Say, once, that an estimate of the gradient noise left no room for it."""
+        noise = self.carry.noise and processes.fetch(self.carry.noise._replace(mean=None))
+        if noise is None or self.has_warned or not (noise.failed_at < NEVER).any():
+            return
+        fisher = self.program.kernel.fisher
+        assert fisher is not None
+        message = faults.too_much_noise(noise, fisher.raise_friction)
+        if throw:
+            raise GradientNoiseError(message, self._samples())
+        warnings.warn(message, stacklevel=5)
+        self.has_warned = True
+
+    def _save(self, folder: RunFolder) -> None:
+        seconds = time.perf_counter() - self.began
+        sizes = () if self.reader is None else self.reader.sizes
+        carry = self.place.fetch_carry(self.program.layout, self.carry)
+        folder.save(Save(self.done, carry, seconds, self.startup_seconds, sizes))
+        self.num_saved = self.done
+
+    def _samples(self) -> Samples:
+        layout = self.program.layout
+        draws = self.store.draws()
+        sums = self.place.fetch_carry(layout, self.carry.sums)
+        means = {} if sums is None else layout.over_chains(running_sum.mean)(sums)
+        return Samples(
+            positions=draws.positions,
+            hyper=draws.hyper,
+            trace=draws.trace,
+            averages=layout.chains_first(jax.tree.map(np.asarray, means)),
+            info=Info(**draws.info._asdict()),
+            num_steps=self.done * self.program.thinning,
+            seconds=time.perf_counter() - self.began,
+            startup_seconds=self.startup_seconds,
+            origin=self.origin,
+            clock=draws.clock[0],
+            growth=self._growth(),
+        )
+
+    def _growth(self) -> tuple[Growth, ...]:
+        """When the data grew, in kept draws."""
+        growth = [] if self.reader is None else self.reader.growth
+        return tuple(
+            each._replace(draw=int(np.count_nonzero(self.is_kept[: each.draw]))) for each in growth
+        )
+
+
+def _first_bad_step(
+    is_finite: Bool[np.ndarray, "chain draw"], done: int, thinning: int
+) -> Int[np.ndarray, " chain"]:
+    """The last step of each chain's first draw after `done` that is not finite.
+
+    A step reports the potential where it began, so that a bad end shows here first.
+    """
+    draw = done + (~is_finite).argmax(1)
+    return np.where(is_finite.all(1), NEVER, (draw + 1) * thinning - 1)

@@ -1,0 +1,140 @@
+"""Gradients over batches of rows."""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sghmc.core import random
+from sghmc.core.checking import check_choice, check_count
+from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
+from sghmc.posterior.base import AbstractPosterior
+from sghmc.posterior.target import Target
+from sghmc.types import Evaluation
+
+
+class Minibatch(Gradient):
+    """The gradient over `batch_size` random rows, scaled by N/n: unbiased.
+
+    | `replacement` | rows of a batch | covariance of the gradient's error |
+    | --- | --- | --- |
+    | `True` | independent, uniform | (N²/n) s² |
+    | `False` | distinct within a batch | (N²/n)(1 − n/N) s² |
+    | `"epochs"` | shuffled passes, N mod n rows of each left out | cancels over a pass |
+
+    Every evaluation has its own batch. In shuffled epochs the errors of different steps are not
+    independent: a sampler that subtracts `gradient_noise` refuses them.
+
+    With `shared` all chains see the same batches: rows are fetched once for all, which is most of
+    the cost where data do not fit into a cache. Each chain has the same law as before, but the
+    errors of their gradients are common to them: chains that gradient noise drives move alike, and
+    averages over them gain less than their number says.
+
+    >>> import sghmc
+    >>> sghmc.Minibatch(500)
+    Minibatch(batch_size=500)
+    """
+
+    batch_size: int
+    replacement: bool | Literal["epochs"] = True
+    shared: bool = False
+
+    def __check_init__(self):
+        check_count(self.batch_size, "batch_size")
+        check_choice(self.replacement, "replacement", (True, False, "epochs"))
+
+    @property
+    def batch_rows(self) -> int:
+        return self.batch_size
+
+    @property
+    def is_independent(self) -> bool:
+        return self.replacement != "epochs"
+
+    def prepare(self, target, position):
+        target = with_data(target, self)
+        num_examples = int(target.num_examples)
+        if self.replacement is not True and self.batch_size > num_examples:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, but the data have {num_examples} rows: take at "
+                f"most that many, or replacement=True."
+            )
+        return BatchEstimator(self.batch_size, self.replacement, self.shared, target.num_examples)
+
+
+def with_data(target: Target, gradient: Gradient) -> AbstractPosterior:
+    """The target, if it has data to draw batches from."""
+    if isinstance(target, AbstractPosterior):
+        return target
+    raise TypeError(
+        f"{type(gradient).__name__} needs data to draw from: give a Posterior, or use FullBatch or "
+        f"NoisyGradient with a Potential."
+    )
+
+
+class BatchEstimator(GradientEstimator):
+    """Draws batches of rows, and evaluates the scaled sum over a batch."""
+
+    batch_size: int = eqx.field(static=True)
+    replacement: bool | str = eqx.field(static=True)
+    shared: bool = eqx.field(static=True)
+    num_examples: int | jax.Array
+
+    @property
+    def is_shared(self):
+        return self.shared
+
+    @property
+    def takes_rows(self):
+        return True
+
+    def draw(self, key, first_step, num_steps, num_gradients, like):
+        """Row numbers, a batch for each gradient of each step."""
+        if self.replacement is True:
+            width = num_gradients * self.batch_size
+            return random.integers(key, first_step, num_steps, width, self.num_examples)
+        first = jnp.asarray(first_step).astype(jnp.uint32) * np.uint32(num_gradients)
+        permutation = first + lax.iota(jnp.uint32, num_steps * num_gradients)
+        place = lax.iota(jnp.int32, self.batch_size)[None]
+        if self.replacement == "epochs":
+            per_epoch = jnp.asarray(self.num_examples // self.batch_size).astype(jnp.uint32)
+            batch = (permutation % per_epoch).astype(jnp.int32)
+            permutation = permutation // per_epoch
+            place = place + self.batch_size * batch[:, None]
+        rows = random.permuted(key, permutation, place, self.num_examples)
+        return rows.reshape(-1, *key.shape[1:])
+
+    def oracle(self, target, noise, memory=()):
+        assert isinstance(target, AbstractPosterior)
+
+        def evaluate(i, position):
+            batch = target.batch(noise, i, self.batch_size)
+            return Evaluation(*jax.value_and_grad(target.estimate)(position, batch))
+
+        return Oracle(evaluate, target.potential, False, target.change)
+
+    def examples(self, target, noise):
+        assert isinstance(target, AbstractPosterior)
+        return target.examples(noise, 0, self.batch_size)
+
+    def example_gradients(self, target, position, examples, memory):
+        assert isinstance(target, AbstractPosterior)
+
+        def of_example(example):
+            row = jax.tree.map(lambda leaf: leaf[None], example)
+            return jax.grad(lambda params: -target.log_likelihood_sum(params, row))(position)
+
+        return jax.vmap(of_example)(examples)
+
+    @property
+    def noise_scale(self):
+        """N²/n for independent rows, less the share of the data that a batch has seen for others.
+
+        For shuffled epochs this is the error of one step; over a pass the errors cancel.
+        """
+        scale = self.num_examples / self.batch_size * self.num_examples  # N² may overflow
+        seen = 0.0 if self.replacement is True else self.batch_size / self.num_examples
+        return scale * (1 - seen)

@@ -1,0 +1,109 @@
+"""Passes over all rows, of arrays or of a source, a bounded number of them at a time."""
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from sghmc.core import xla
+from sghmc.posterior.source import DataError, Source
+from sghmc.types import PyTree
+
+_CHUNK = 65_536
+"""Rows that a full pass over the data looks at at once: bounds its memory."""
+_CHUNK_BYTES = 1 << 28
+"""On an accelerator, where a loop over chunks costs more than their memory, at least so many."""
+
+OfRows: TypeAlias = Callable[[PyTree, jax.Array], PyTree]
+"""A function of rows and of which of them count.
+
+Rows that do not count must be left out, not multiplied by 0: terms may be infinite.
+"""
+
+
+def sum_over_table(
+    table: PyTree,
+    of_rows: OfRows,
+    num_examples: int | jax.Array,
+    first: int | jax.Array = 0,
+) -> PyTree:
+    """The sum of `of_rows` over chunks of arrays, whose rows are number `first` and on."""
+    num_rows = jax.tree.leaves(table)[0].shape[0]
+    size = min(_chunk_rows(table), num_rows)
+
+    def of_chunk(i):
+        # By number: chunks of a reshaped array would be a copy of the data. The last reaches back
+        # into the one before, whose rows do not count again: so all are compiled as one.
+        start = jnp.minimum(i * size, num_rows - size)
+        rows = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size), table)
+        numbers = start + lax.iota(jnp.int32, size)
+        return of_rows(rows, (numbers >= i * size) & (first + numbers < num_examples))
+
+    num_chunks = -(-num_rows // size)
+    if num_chunks == 1:
+        return of_chunk(0)
+    parts = lax.map(of_chunk, jnp.arange(num_chunks))
+    return jax.tree.map(lambda part: jnp.sum(part, 0), parts)
+
+
+def sum_over_source(
+    source: Source,
+    of_rows: OfRows,
+    num_examples: int | jax.Array,
+    *,
+    reader: int | jax.Array = 0,
+    num_readers: int = 1,
+) -> PyTree:
+    """The same where the host reads each chunk: no more than one is in memory.
+
+    Of several readers that share the pass, `reader` takes every `num_readers`-th chunk.
+    """
+    check_random_access(source)
+    count = source.chunk_rows
+
+    def of_chunk(i):
+        k = i * num_readers + reader
+        numbers = k * count + lax.iota(jnp.int32, count)
+        return of_rows(_read(source.chunk, source.like(count), k), numbers < num_examples)
+
+    def add(k, total):
+        return jax.tree.map(jnp.add, total, of_chunk(k))
+
+    num_chunks = -(-source.num_rows // (count * num_readers))
+    shapes = jax.eval_shape(of_chunk, 0)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return lax.fori_loop(0, num_chunks, add, nothing)
+
+
+def rows_of_source(source: Source, indices: jax.Array) -> PyTree:
+    """The rows of these numbers, read by the host."""
+    check_random_access(source)
+    return _read(source.take, source.like(len(indices)), indices)
+
+
+def check_random_access(source: Source) -> None:
+    if source.is_sequential:
+        raise DataError(
+            "Rows of a stream come by once: a pass over all data, or a look at chosen rows, needs "
+            "arrays or a source such as MemoryMapped. Exact potentials and gradients, accept "
+            "steps, ControlVariate and tune do; Minibatch with SGHMC or SGLD does not."
+        )
+
+
+def _read(function: Callable, like: PyTree, argument) -> PyTree:
+    """What the host answers: at once, or from within a compiled program."""
+    if isinstance(argument, Tracer):
+        return jax.pure_callback(function, like, argument, vmap_method="sequential")
+    return jax.tree.map(jnp.asarray, function(np.asarray(argument)))
+
+
+def _chunk_rows(table: PyTree) -> int:
+    if not xla.has_accelerator():
+        return _CHUNK
+    row = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(table))
+    return max(_CHUNK, _CHUNK_BYTES // max(1, row))

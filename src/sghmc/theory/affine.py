@@ -1,0 +1,138 @@
+"""A step on a Gaussian target as an affine map, by differentiating the step that runs."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpy.typing import ArrayLike
+
+from sghmc.core import matrices
+from sghmc.gradients.base import GradientEstimator
+from sghmc.gradients.exact import NoisyGradient
+from sghmc.gradients.fisher import EmpiricalFisher
+from sghmc.posterior.potential import Potential
+from sghmc.samplers.base import Kernel, Sampler
+
+_AFFINE = 1e-8
+"""How near a step must end to where its derivatives say; double precision has 1e-16."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AffineMap:
+    """A step z' = F z + L n: F is `transition`, L is `noise`, z = (θ, r) or θ alone.
+
+    `view` is the matrix that takes z to the draw it gives, θ itself or half a drift earlier.
+    """
+
+    transition: np.ndarray
+    noise: np.ndarray
+    view: np.ndarray
+
+
+def affine_map(
+    sampler: Sampler,
+    precision: ArrayLike,
+    gradient_noise: ArrayLike = 0.0,
+    *,
+    t: int = 0,
+    num_steps: int | None = None,
+) -> AffineMap:
+    """Step `t` of a run of `num_steps` (by default, up to t) as z' = F z + L n, by autodiff.
+
+    z is (θ, r), with r the momentum itself, whatever units and coordinates the sampler's state has.
+    The columns of L are the sampler's normals, then those of the gradient noise.
+    """
+    if sampler.dynamics.metropolis:
+        raise ValueError(
+            "A sampler with an accept step is not affine, and its law is exact: "
+            "pass metropolis=False to see the law without that step."
+        )
+    if not sampler.is_affine:
+        raise ValueError(_not_affine(sampler))
+    if isinstance(sampler.dynamics.gradient_noise, EmpiricalFisher):
+        raise ValueError(
+            "EmpiricalFisher has no V̂ before it runs: give gradient_noise as numbers, such as the "
+            "V that you expect."
+        )
+    precision = as_matrix(precision)
+    size = len(precision)
+    with jax.enable_x64(True):
+        like = jnp.zeros(size, jnp.float64)
+        kernel = sampler.with_center(np.zeros(size)).prepare(
+            like, t + 1 if num_steps is None else num_steps
+        )
+        estimator = NoisyGradient(np.asarray(gradient_noise)).prepare(_gaussian(precision), like)
+        step = jax.tree.map(
+            np.asarray, _differentiate(kernel, estimator, jnp.asarray(precision), jnp.asarray(t))
+        )
+    if not np.allclose(step.seen, step.foretold, rtol=_AFFINE, atol=_AFFINE):
+        raise ValueError(_not_affine(sampler))
+    back = np.linalg.inv(step.units)
+    return AffineMap(step.units @ step.transition @ back, step.units @ step.noise, step.view @ back)
+
+
+class _Derivatives(NamedTuple):
+    """F, L and the view in the state's own units; where a step ends, and where F and L say.
+
+    `units` is the matrix that takes the state to (θ, r); what else it holds stays as it is.
+    """
+
+    transition: Any
+    noise: Any
+    view: Any
+    units: Any
+    seen: Any
+    foretold: Any
+
+
+@eqx.filter_jit
+def _differentiate(kernel: Kernel, estimator: GradientEstimator, precision, t) -> _Derivatives:
+    like = jnp.zeros(len(precision), precision.dtype)
+    target = _gaussian(precision)
+    key = jnp.zeros(2, jnp.uint32)
+    gradients = kernel.num_gradients
+    normals, unravel_normals = ravel_pytree(
+        (kernel.draw(key, 0, 1, like), estimator.draw(key, 0, 1, gradients, like))
+    )
+    state, unravel_state = ravel_pytree(kernel.init([jnp.zeros_like(like)], like))
+
+    def step(z, n):
+        own, of_gradient = unravel_normals(n)
+        oracle = estimator.oracle(target, of_gradient)
+        return ravel_pytree(kernel.step(t, own, unravel_state(z), oracle)[0])[0]
+
+    def position_and_momentum(z):
+        state = unravel_state(z)
+        return ravel_pytree((kernel.position(state), kernel.momentum(state)))[0]
+
+    origin = jnp.zeros_like(state), jnp.zeros_like(normals)
+    transition, noise = jax.jacfwd(step, argnums=(0, 1))(*origin)
+    z, n = (jnp.cos(jnp.arange(x.size) + 1.0) for x in origin)
+    view = jax.jacfwd(lambda z: kernel.observed(t, unravel_state(z)))(origin[0])
+    shown = jax.jacfwd(position_and_momentum)(origin[0])
+    units = jnp.eye(len(state), dtype=state.dtype).at[: len(shown)].set(shown)
+    foretold = step(*origin) + transition @ z + noise @ n
+    return _Derivatives(transition, noise, view, units, step(z, n), foretold)
+
+
+def _gaussian(precision) -> Potential:
+    return Potential(lambda theta: theta @ (precision @ theta) / 2)
+
+
+def as_matrix(precision: ArrayLike) -> np.ndarray:
+    """A number, a diagonal or a dense matrix as a dense array."""
+    array = np.asarray(precision, np.float64)
+    size = 1 if array.ndim == 0 else len(array)
+    like = jax.ShapeDtypeStruct((size,), np.float64)
+    return matrices.parse(array, like, "precision", definite=True).dense([size]).array
+
+
+def _not_affine(sampler: Sampler) -> str:
+    return (
+        f"A step of {sampler.name} is not affine on a Gaussian target: it has no "
+        f"Gaussian law to compute."
+    )

@@ -1,0 +1,51 @@
+"""The options of a run are the arguments of `sample`, and its identity all that decides draws."""
+
+import dataclasses
+import inspect
+
+import jax
+
+import sghmc
+from sghmc.engine.options import RunOptions
+
+NAMES = [field.name for field in dataclasses.fields(RunOptions)]
+CHANGED = {
+    "gradient": sghmc.Minibatch(3),
+    "num_samples": 7,
+    "num_burnin": 2,
+    "thinning": 3,
+    "num_chains": 2,
+    "init_axis": 0,
+    "posterior_axis": 0,
+    "keep": lambda theta: theta,
+    "averages": {"mean": lambda theta: theta},
+    "trace": lambda averages: averages,
+    "gibbs": sghmc.Gibbs(lambda key, params, posterior: posterior.hyper),
+    "adapt": sghmc.AdaptMass(until=100),
+    "info": False,
+}
+
+
+def test_they_are_the_keyword_arguments_of_sample():
+    parameters = inspect.signature(sghmc.sample).parameters.values()
+    keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert [*keywords] == NAMES
+    resolved = {"gradient": sghmc.FullBatch(), "thinning": 1}
+    options = RunOptions()
+    for name, default in keywords.items():
+        assert getattr(options, name) == resolved.get(name, default)
+
+
+def test_every_option_that_decides_draws_is_part_of_the_identity():
+    arguments = (jax.random.key(0), "target", "sampler", "init")
+    plain = RunOptions().identity(*arguments)
+    assert set(plain) == {"key", "target", "sampler", "init", *CHANGED}
+    for name, value in CHANGED.items():
+        other = RunOptions(**{name: value}).identity(*arguments)
+        assert other[name] is value
+        assert all(other[n] == plain[n] for n in plain if n not in (name, "key"))
+
+
+def test_how_a_run_is_shown_saved_spread_or_ended_is_not():
+    without_effect = set(NAMES) - set(CHANGED)
+    assert without_effect == {"progress", "checkpoint", "mesh", "throw"}

@@ -1,0 +1,36 @@
+"""How many draws are made at a time, with a clock of the test's own."""
+
+import pytest
+
+from sghmc.engine import pace
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that goes on by hand."""
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def blocks(clock, seconds_per_draw, compilation, num_blocks, most=10**9):
+    made, steps = pace.Pace(), []
+    for i in range(num_blocks):
+        with made.timing(most) as count:
+            clock[0] += count * seconds_per_draw + (compilation if i == 0 else 0.0)
+        steps.append(count)
+    return made, steps
+
+
+def test_one_draw_then_half_a_second_of_them(clock):
+    made, steps = blocks(clock, 0.001, compilation=0.099, num_blocks=4)
+    assert steps == [1, 5, 80, 500]  # 0.5 s of what the first took; 16 times; as many as fit
+    assert made.first_seconds == pytest.approx(0.1)
+
+
+def test_a_draw_that_takes_longer_is_made_alone(clock):
+    assert blocks(clock, 3.0, compilation=0.0, num_blocks=3)[1] == [1, 1, 1]
+
+
+def test_no_more_than_are_left(clock):
+    assert blocks(clock, 0.001, compilation=0.0, num_blocks=3, most=10)[1] == [1, 10, 10]

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+
+from sghmc.posterior.newton import minimize
+
+
+class Quadratic:
+    """½(x − center)ᵀA(x − center), of badly scaled parameters."""
+
+    def __init__(self, matrix, center):
+        self.matrix, self.center, self.num_hessians = matrix, center, 0
+
+    def look(self, x):
+        slope = self.matrix @ (x - self.center)
+        return float(slope @ (x - self.center) / 2), slope
+
+    def curvature(self, x):
+        self.num_hessians += 1
+        return self.matrix
+
+
+def test_a_quadratic_takes_one_step_and_one_hessian_whatever_the_units():
+    scale = np.array([1e-6, 1.0, 1e5])
+    matrix = np.array([[2.0, 0.5, 0.1], [0.5, 1.0, 0.3], [0.1, 0.3, 1.5]]) / np.outer(scale, scale)
+    center = np.array([3e-6, -2.0, 4e5])
+    objective = Quadratic(matrix, center)
+    found = minimize(objective, np.zeros(3))
+    np.testing.assert_allclose(found.x, center, rtol=1e-8)
+    assert found.distance < 1e-6
+    assert objective.num_hessians == 1
+
+
+class Rosenbrock:
+    def look(self, x):
+        a, b = x
+        slope = np.array([-400 * a * (b - a**2) - 2 * (1 - a), 200 * (b - a**2)])
+        return float(100 * (b - a**2) ** 2 + (1 - a) ** 2), slope
+
+    def curvature(self, x):
+        a, b = x
+        return np.array([[1200 * a**2 - 400 * b + 2, -400 * a], [-400 * a, 200.0]])
+
+
+@pytest.mark.parametrize("start", [(-1.2, 1.0), (3.0, -4.0), (0.0, 5.0)])
+def test_a_bent_valley_is_followed_to_its_end(start):
+    found = minimize(Rosenbrock(), np.array(start))
+    np.testing.assert_allclose(found.x, [1, 1], rtol=1e-3)
+    assert found.value < 1e-6
+
+
+class Saddle:
+    def look(self, x):
+        return float(x[0] ** 2 - x[1] ** 2 + x[1] ** 4), np.array(
+            [2 * x[0], -2 * x[1] + 4 * x[1] ** 3]
+        )
+
+    def curvature(self, x):
+        return np.diag([2.0, -2.0 + 12 * x[1] ** 2])
+
+
+def test_a_direction_that_bends_down_is_left():
+    found = minimize(Saddle(), np.array([1.0, 0.1]))
+    np.testing.assert_allclose(np.abs(found.x), [0, 0.5**0.5], atol=1e-3)
+
+
+def test_a_search_that_is_not_finite_ends():
+    class Broken(Saddle):
+        def look(self, x):
+            return float("nan"), np.full(2, np.nan)
+
+    found = minimize(Broken(), np.ones(2))
+    assert not np.isfinite(found.value)
+    assert found.distance == np.inf
