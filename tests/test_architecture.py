@@ -80,6 +80,7 @@ def test_importing_sghmc_imports_nothing_heavy():
         "typer",
         "flax",
         "xarray",
+        "torch",
     ]
     code = f"import sys, sghmc; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run(
