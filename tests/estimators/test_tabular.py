@@ -1,4 +1,4 @@
-"""A table fitted and judged: scores against their definitions, of models whose answers are known."""
+"""A table fitted and judged: scores against definitions, of models whose answers are known."""
 
 import csv
 import io
