@@ -16,6 +16,7 @@ from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.errors import CheckpointError, CheckpointWarning
 from sghmc.core.processes import LostProcessError, ProcessError
 from sghmc.core.version import __version__
+from sghmc.engine.stepper import Stepper
 from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import FullBatch, NoisyGradient
@@ -96,6 +97,7 @@ __all__ = [
     "Sampler",
     "Samples",
     "StepInfo",
+    "Stepper",
     "Target",
     "Tuned",
     "Whitened",
