@@ -36,6 +36,7 @@ ORDER = (
     "numpyro_model",
     "equinox_network",
     "flax_training_loop",
+    "pytorch_network",
     "streaming",
     "resume",
     "cyclical",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import sghmc
 import sghmc.interop.numpyro
 import sghmc.interop.optax
+import sghmc.torch.base
 from sghmc import estimators, models
 from sghmc.core import random, tree
 from sghmc.data import ratings
@@ -39,7 +40,7 @@ GROUPS = {
     "sampling": Group(
         "Draw",
         "The one call, what it returns, and how it is stopped and resumed.",
-        _of(sghmc, "sample", "Samples", "Checkpoint")
+        _of(sghmc, "sample", "Samples", "Checkpoint", "Stepper")
         | _of(
             sghmc, "DivergenceError", "GradientNoiseError", "CheckpointError", "CheckpointWarning"
         )
@@ -112,6 +113,13 @@ GROUPS = {
         _of(sghmc.interop.numpyro, "posterior", "NumPyroPosterior")
         | _of(sghmc.interop.optax, "transformation")
         | _of(sghmc.interop, "nuts"),
+    ),
+    "torch": Group(
+        "PyTorch",
+        "The samplers as optimizers, and what becomes of their draws.",
+        _of(sghmc.torch, "SGHMC", "BAOAB", "SGLD", "PSGLD", "SGNHT", "GaussianPrior")
+        | _of(sghmc.torch, "Collector", "Prediction", "Chains", "Cyclical")
+        | _of(sghmc.torch.base, "Sampler"),
     ),
     "extending": Group(
         "Parts of a sampler",

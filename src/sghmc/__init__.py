@@ -15,6 +15,8 @@ from sghmc.adapt.scale import AdaptScale
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.errors import CheckpointError, CheckpointWarning
 from sghmc.core.processes import LostProcessError, ProcessError
+from sghmc.core.version import __version__
+from sghmc.engine.stepper import Stepper
 from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import FullBatch, NoisyGradient
@@ -48,8 +50,6 @@ from sghmc.tuning.budget import BudgetError
 from sghmc.tuning.report import Tuned
 from sghmc.tuning.tune import tune
 from sghmc.types import Change, Evaluation, StepInfo
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BAOAB",
@@ -100,9 +100,11 @@ __all__ = [
     "Sampler",
     "Samples",
     "StepInfo",
+    "Stepper",
     "Target",
     "Tuned",
     "Whitened",
+    "__version__",
     "data",
     "kernel_stein_discrepancy",
     "models",
@@ -115,6 +117,6 @@ __all__ = [
 
 def __getattr__(name: str) -> ModuleType:
     """What brings other libraries comes in when it is first named."""
-    if name in ("estimators", "interop"):
+    if name in ("estimators", "interop", "torch"):
         return importlib.import_module(f"sghmc.{name}")
     raise AttributeError(f"module 'sghmc' has no attribute {name!r}")

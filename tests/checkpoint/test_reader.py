@@ -74,7 +74,7 @@ def test_the_draws_are_those_of_the_run(run):
     mean = float(np.mean(samples.info.kinetic_temperature))
     assert health.kinetic_temperature == pytest.approx(mean / 0.5, rel=1e-5)
     assert health.predicted_error is None
-    assert "does not hold its target" in health.skipped[0]
+    assert "came without their target" in health.skipped[0]
 
 
 def test_the_command_writes_a_page_and_the_run_can_still_go_on(run):

@@ -105,6 +105,13 @@ def check_flax_training_loop(names):
     np.testing.assert_allclose(*names["halves"], rtol=0.3)
 
 
+def check_pytorch_network(names):
+    """500 digits: where the rate is 3 %, 6 % come out for 3 draws of the digits in 10,000."""
+    assert names["errors"] < 0.06
+    assert names["log_loss"](names["prediction"].probabilities) < 0.2
+    assert names["heat"].mean() == pytest.approx(1, abs=0.15)
+
+
 def check_streaming(names):
     for rows, period in names["periods"].items():
         draws, (mean, sd) = names["samples"].positions[:, period], names["exact"][rows]

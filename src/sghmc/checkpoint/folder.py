@@ -34,6 +34,8 @@ from sghmc.checkpoint.lock import locked
 from sghmc.checkpoint.manifest import Manifest, Progress
 from sghmc.checkpoint.memory import Store
 from sghmc.checkpoint.store import Files
+from sghmc.core import atomic_file
+from sghmc.core.optional import require
 from sghmc.types import PyTree
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ _UNFINISHED = "unfinished"
 @contextlib.contextmanager
 def open_folder(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> Iterator["Folder"]:
     """The folder, for this process alone, to be used by a run of this identity."""
+    require("orbax.checkpoint", extra="checkpoint")  # before the work, not at its first save
     folder = Folder(checkpoint, fingerprint.describe(identity))
     try:
         folder.enter()
@@ -102,7 +105,8 @@ class Folder:
             raise CheckpointError(f"{self.path} is a file: a checkpoint needs a folder.")
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        names = set(os.listdir(self.path))
+        # A report that is just being written, or whose writer was killed, is no other's file.
+        names = {name for name in os.listdir(self.path) if not atomic_file.is_draft(name)}
         if names and (MARKER not in names or names - _NAMES):
             other = sorted(names - _NAMES or names)[0]
             raise CheckpointError(

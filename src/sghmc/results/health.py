@@ -101,7 +101,7 @@ def assess(
     predicted = Prediction(skipped="the run does not say what made it")
     if isinstance(origin, SavedOrigin):
         predicted = Prediction(
-            skipped="the law of the settings: the run's folder does not hold its target"
+            skipped="the law of the settings: the draws came without their target"
         )
     elif origin is not None:
         predicted = predict(origin, positions, hyper, info.is_finite)

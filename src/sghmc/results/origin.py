@@ -21,7 +21,7 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class SavedOrigin:
-    """The same in words, of a run that is read from its folder."""
+    """The same in words: of a run read from its folder, or made by another library's loop."""
 
     arguments: dict[str, str]
     temperature: float | None

@@ -1,0 +1,194 @@
+"""What a step of `sghmc.torch` costs beside `torch.optim.SGD(momentum=0.9, foreach=True)`.
+
+    python benchmarks/torch_speed.py                  # Fig. 4's network on the CPU
+    python benchmarks/torch_speed.py --device cuda    # that, and a network of 10⁸ parameters
+
+A step is zero_grad, forward, backward and the optimizer's step, batches of 500. The optimizers
+take turns in one process; the ratio shown is the median of the ratios within a turn. Memory is that
+of the whole step at its peak: on an accelerator by torch's allocator, on a CPU by processes of
+their own (a network of 10⁷ parameters). The floor is the noise alone: a standard normal for every
+parameter, by torch's own generators and as many threads as torch has.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from sghmc.torch import SGHMC, GaussianPrior, pieces
+from sghmc.torch.normals import Normals
+from sghmc.torch.pieces import Piece
+
+BAR, MEMORY_BAR = 1.15, 1.1
+BATCH_SIZE, NUM_DATA = 500, 50_000
+NETWORKS = {
+    "Fig. 4, 784-100-10": (784, 100, 10),
+    "10⁷ parameters": (784, 2_000, 2_000, 2_000, 10),
+    "10⁸ parameters": (784, 6_870, 6_870, 6_870, 10),
+}
+FIGURE_4, SMALLER, LARGE = NETWORKS
+
+
+@dataclasses.dataclass
+class Bar:
+    what: str
+    measured: float
+    allowed: float
+
+    def __str__(self) -> str:
+        verdict = "met" if self.measured <= self.allowed else "MISSED"
+        return f"{self.what}: {self.measured:.3f}, allowed {self.allowed} — {verdict}"
+
+
+def network(sizes: tuple[int, ...], device: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [torch.nn.Linear(inputs, outputs, device=device), torch.nn.Sigmoid()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, foreach=True)
+    given = {"num_data": NUM_DATA, "prior": GaussianPrior(1.0), "seed": 0}
+    return SGHMC.from_learning_rate(model.parameters(), 1e-4 / NUM_DATA, 0.1, **given)
+
+
+def training_step(name: str, sizes: tuple[int, ...], device: str) -> Callable[[], None]:
+    model = network(sizes, device)
+    stepper = optimizer(name, model)
+    generator = torch.Generator(device).manual_seed(1)
+    x = torch.randn(BATCH_SIZE, sizes[0], device=device, generator=generator)
+    y = torch.randint(0, 10, (BATCH_SIZE,), device=device, generator=generator)
+
+    def step() -> None:
+        stepper.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        stepper.step()
+
+    return step
+
+
+def noise_alone(sizes: tuple[int, ...], device: str) -> Callable[[], None]:
+    tensors = [param.detach() for param in network(sizes, device).parameters()]
+    plan = pieces.cut(tensors, [{} for _ in tensors], Normals(0))
+
+    def draw(piece: Piece) -> None:
+        piece.normals()
+
+    return lambda: plan.run(draw)
+
+
+def seconds(step: Callable[[], None], count: int, device: str) -> float:
+    """A step's time, once all that was asked of the device is done."""
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    if device != "cpu":
+        torch.accelerator.synchronize()
+    return (time.perf_counter() - start) / count
+
+
+def times(name: str, device: str, turns: int, count: int) -> tuple[dict[str, float], float]:
+    """Median times, and the median ratio of SGHMC's to SGD's within a turn."""
+    sizes = NETWORKS[name]
+    programs = {
+        "sgd": training_step("sgd", sizes, device),
+        "sghmc": training_step("sghmc", sizes, device),
+        "noise alone": noise_alone(sizes, device),
+    }
+    for program in programs.values():
+        seconds(program, 5, device)
+    seen: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(turns):
+        for each, program in programs.items():
+            seen[each].append(seconds(program, count, device))
+    ratio = statistics.median(
+        ours / theirs for ours, theirs in zip(seen["sghmc"], seen["sgd"], strict=True)
+    )
+    return {each: statistics.median(values) for each, values in seen.items()}, ratio
+
+
+def accelerator_memory(name: str, sizes: tuple[int, ...], device: str) -> float:
+    """Bytes at the peak of a step."""
+    torch.accelerator.empty_cache()
+    before = torch.accelerator.memory_allocated()
+    step = training_step(name, sizes, device)
+    step()
+    torch.accelerator.reset_peak_memory_stats()
+    for _ in range(3):
+        step()
+    torch.accelerator.synchronize()
+    return torch.accelerator.max_memory_allocated() - before
+
+
+def cpu_memory(name: str) -> float:
+    """Bytes that a process needs more, at its peak, than one that only imports; of five of them."""
+    command = [sys.executable, __file__, "--peak-of", name]
+    runs = (subprocess.run(command, check=True, capture_output=True) for _ in range(5))
+    return statistics.median(float(run.stdout) for run in runs)
+
+
+def print_peak(name: str) -> None:
+    unit = 1 if sys.platform == "darwin" else 1024
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = training_step(name, NETWORKS[SMALLER], "cpu")
+    for _ in range(3):
+        step()
+    print(unit * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or another that torch has")
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--threads", type=int, help="of torch, on the CPU")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.peak_of:
+        print_peak(given.peak_of)
+        return
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    where = f"{torch.get_num_threads()} threads of a CPU"
+    if given.device != "cpu":
+        where = torch.cuda.get_device_name() if given.device == "cuda" else given.device
+    print(f"torch {torch.__version__}, {where}\n")
+    plans = [(FIGURE_4, 200)] + ([(LARGE, 20)] if given.device != "cpu" else [])
+    bars, table = [], {}
+    for name, count in plans:
+        measured, ratio = times(name, given.device, given.turns, count)
+        table[name] = {**measured, "ratio": ratio}
+        print(f"{name}: " + ", ".join(f"{n} {1e6 * t:,.0f} µs" for n, t in measured.items()))
+        floor = 1 + measured["noise alone"] / measured["sgd"]
+        print(f"  SGHMC / SGD {ratio:.3f}; with the noise alone it would be {floor:.3f}")
+        bar_is_here = (given.device == "cpu") == (name == FIGURE_4)
+        if bar_is_here:
+            bars.append(Bar(f"a step of {name} / SGD", ratio, BAR))
+    if given.device == "cpu":
+        peaks = {name: cpu_memory(name) for name in ("sgd", "sghmc")}
+        shown = SMALLER
+    else:
+        sizes, shown = NETWORKS[LARGE], LARGE
+        peaks = {n: accelerator_memory(n, sizes, given.device) for n in ("sgd", "sghmc")}
+    table["memory"] = peaks
+    print(f"memory, {shown}: " + ", ".join(f"{n} {b / 2**20:,.0f} MiB" for n, b in peaks.items()))
+    bars.append(Bar(f"memory of a step, {shown} / SGD", peaks["sghmc"] / peaks["sgd"], MEMORY_BAR))
+    print("\n" + "\n".join(map(str, bars)))
+    if given.json is not None:
+        given.json.write_text(json.dumps(table, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

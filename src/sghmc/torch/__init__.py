@@ -1,0 +1,34 @@
+"""The samplers as PyTorch optimizers: in anyone's training loop, with the law that is proven."""
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "sghmc.torch needs PyTorch: pip install 'sghmc-jax[torch]'.", name="torch"
+    ) from error
+
+from sghmc.torch.baoab import BAOAB
+from sghmc.torch.chains import Chains
+from sghmc.torch.collector import Collector
+from sghmc.torch.cyclical import Cyclical
+from sghmc.torch.prediction import Prediction
+from sghmc.torch.priors import GaussianPrior
+from sghmc.torch.psgld import PSGLD
+from sghmc.torch.sghmc import SGHMC
+from sghmc.torch.sgld import SGLD
+from sghmc.torch.sgnht import SGNHT
+
+__all__ = [
+    "BAOAB",
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
+    "Chains",
+    "Collector",
+    "Cyclical",
+    "GaussianPrior",
+    "Prediction",
+]

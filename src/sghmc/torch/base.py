@@ -1,0 +1,277 @@
+"""What every sampler is here: an optimizer whose iterates are the chain."""
+
+# pyright: reportPrivateImportUsage=false
+
+import abc
+import copy
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from sghmc.torch import loss as losses
+from sghmc.torch import parameters, pieces, priors, resume
+from sghmc.torch.chains import are_chains
+from sghmc.torch.finite import FiniteCheck
+from sghmc.torch.gradient_noise import VARIANCE, Microbatches, is_estimated
+from sghmc.torch.normals import Normals
+from sghmc.torch.pieces import Piece, Plan
+from sghmc.torch.priors import GaussianPrior
+from sghmc.torch.settings import given, number, whole_number
+
+_NUM_DATA = (
+    "give num_data=N, the number of rows of the whole training set. The loss is a mean over a "
+    "batch, and N times that is what the posterior needs."
+)
+_PRIOR = (
+    "give prior=GaussianPrior(precision), a function of a group's parameters that returns their "
+    "log density, or None for a flat prior."
+)
+_SEED = (
+    "give seed=0, or any whole number. Equal seeds make equal noise: chains need different ones, "
+    "the ranks of one DDP the same."
+)
+POSITION = "position"
+_MOST_PLANS = 64
+
+
+class Sampler(torch.optim.Optimizer, abc.ABC):
+    """Moves parameters by the gradients of a mean loss, so that they are draws of the posterior.
+
+        U(θ) = −Σ log p(y_i | x_i, θ) − log p(θ),   ∇Ũ(θ) = N ∇loss(θ) − ∇ log p(θ)
+
+    | argument | symbol | meaning |
+    | --- | --- | --- |
+    | `num_data` | N | rows of the whole training set; the loss is the *mean* over a batch |
+    | `prior` | p(θ) | `GaussianPrior(λ)`, a function of a list of parameters that returns their \
+log density, or None: flat |
+    | `seed` | | of the noise: chains need different ones, the ranks of one DDP the same |
+
+    These three must be given. `prior` and all settings may be given by parameter group. Torch's
+    schedulers move `group["lr"]`, which is the step size ε.
+
+    Weights in half precision have a copy in single precision in the state, which is what moves:
+    steps are smaller than their last digits.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        settings: dict[str, Any],
+        *,
+        num_data: Any,
+        prior: Any,
+        seed: Any,
+    ):
+        self.num_data = whole_number(given(num_data, "num_data", _NUM_DATA), "num_data", least=1)
+        self.normals = Normals(whole_number(given(seed, "seed", _SEED), "seed", least=0))
+        self.num_steps = 0
+        self._finite = FiniteCheck()
+        self._microbatches = Microbatches()
+        self._priors: dict[int, tuple[Any, Any]] = {}
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        super().__init__(params, {**settings, "prior": given(prior, "prior", _PRIOR)})
+
+    @abc.abstractmethod
+    def _check(self, group: dict[str, Any]) -> None:
+        """Refuse settings that cannot be."""
+
+    @abc.abstractmethod
+    def _fresh(self, group: dict[str, Any], position: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What belongs to a parameter before its first step, as zeros."""
+
+    def _start(self, group: dict[str, Any], piece: Piece) -> None:
+        """Bring what is fresh to where a chain begins, in place."""
+
+    @abc.abstractmethod
+    def _move(self, group: dict[str, Any], piece: Piece) -> None:
+        """One step of positions and states, in place."""
+
+    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+        plan.run(functools.partial(self._move, group))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if "step_size" in param_group:
+            param_group = dict(param_group)
+            param_group["lr"] = param_group.pop("step_size")
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        number(group["lr"], "step_size", positive=True)
+        self._check_group(group)
+        group["prior"] = self._own(group["prior"])
+        for param in group["params"]:
+            parameters.check(param)
+            if is_estimated(group):
+                self._microbatches.watch(param)
+
+    def _own(self, prior: Any) -> Any:
+        """A copy, the same for all groups that share a prior: `gibbs` changes it."""
+        priors.check_prior(prior)
+        if id(prior) not in self._priors:
+            self._priors[id(prior)] = (prior, copy.copy(prior))  # holds on to what has this id
+        return self._priors[id(prior)][1]
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        number(group["lr"], "step_size")
+        number(group["temperature"], "temperature")
+        self._check(group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
+        """Move by the gradients that the parameters have, or that `closure` gives them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            losses.check(loss)
+        self._advance()
+        return loss
+
+    def _advance(self) -> None:
+        """One step of all groups; where something is wrong, of none."""
+        groups = [(group, parameters.moving(group)) for group in self.param_groups]
+        groups = [(group, params) for group, params in groups if params]
+        grads = [parameters.gradients(group, params) for group, params in groups]
+        self._finite.check([grad for each in grads for grad in each], self.num_steps)
+        for group, _ in groups:
+            self._check_group(group)
+        plans = [self._planned(group, params) for group, params in groups]
+        for (group, params), plan, of_loss in zip(groups, plans, grads, strict=True):
+            plan.hand_out(of_loss, priors.gradient(self._positions, params, group["prior"]))
+        for (group, params), plan in zip(groups, plans, strict=True):
+            self._move_all(group, plan)
+            plan.forget()
+            if is_estimated(group):
+                states = [self.state[param] for param in params]
+                self._microbatches.update(params, states, self.num_data)
+            for param in params:
+                if param.dtype in parameters.LOW_PRECISION:
+                    param.copy_(self.state[param][POSITION])
+        self.num_steps += 1
+
+    def _planned(self, group: dict[str, Any], params: list[torch.Tensor]) -> Plan:
+        """Parameters in pieces, the same in every step; new ones are started."""
+        # A plan holds on to memory, so that no other parameter can be there.
+        key = tuple([pieces.local(param).data_ptr() for param in params])
+        if key not in self._plans:
+            new = [param for param in params if param not in self.state]
+            for param in new:
+                self._begin(group, param)
+            if new:
+                self._cut(new).run(functools.partial(self._start, group))
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = self._cut(params)
+        return self._plans[key]
+
+    def _begin(self, group: dict[str, Any], param: torch.Tensor) -> None:
+        position, state = param.detach(), self.state[param]
+        if param.dtype in parameters.LOW_PRECISION:
+            state[POSITION] = position = position.float()
+        state |= self._fresh(group, position)
+        if is_estimated(group):
+            state[VARIANCE] = torch.zeros_like(position)
+
+    def _cut(self, params: list[torch.Tensor]) -> Plan:
+        positions = [position.detach() for position in self._positions(params)]
+        return pieces.cut(positions, [self.state[param] for param in params], self.normals)
+
+    def _positions(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Parameters or, where they have few digits, the copies that have more."""
+        return [self.state.get(param, {}).get(POSITION, param) for param in params]
+
+    def _estimates(self, group: dict[str, Any]) -> list[torch.Tensor]:
+        """V̂ of every parameter, where it is estimated."""
+        if not is_estimated(group):
+            return []
+        return [self.state[param][VARIANCE] for param in group["params"] if param in self.state]
+
+    def _add_gradient(
+        self, target: list[torch.Tensor], group: dict[str, Any], piece: Piece, factor: float
+    ) -> None:
+        """target ← target + factor · ∇Ũ(θ), in place; `target` may be θ itself."""
+        prior = group["prior"]
+        if piece.prior_grads is not None:
+            torch._foreach_add_(target, piece.prior_grads, alpha=-factor)
+        elif isinstance(prior, GaussianPrior) and prior.precision:
+            torch._foreach_add_(target, piece.positions, alpha=factor * prior.precision)
+        torch._foreach_add_(target, piece.grads, alpha=factor * self.num_data)
+
+    def _gradient(self, group: dict[str, Any], piece: Piece) -> list[torch.Tensor]:
+        """∇Ũ(θ)."""
+        grads = [torch.zeros_like(position) for position in piece.positions]
+        self._add_gradient(grads, group, piece, 1.0)
+        return grads
+
+    @torch.no_grad()
+    def potential(self, loss: Any) -> float:
+        """Ũ(θ), up to a constant, from the mean loss of a batch."""
+        losses.check(loss)
+        total = self.num_data * float(loss)
+        for group in self.param_groups:
+            positions = self._positions(parameters.moving(group))
+            if group["prior"] is not None and positions:
+                total -= float(group["prior"](positions))
+        return total
+
+    def kinetic_temperature(self) -> float | None:
+        """An estimate of the temperature from the momenta; None where there are none."""
+        return None
+
+    def settle(self) -> None:
+        """Wait for the checks of the last step, on devices that run ahead of the program."""
+        self._finite.settle()
+
+    @torch.no_grad()
+    def gibbs(self) -> None:
+        """Draw the precision of every `GaussianPrior` from its conditional, given the parameters.
+
+        It looks half a drift back, where position and momentum are independent. Groups that were
+        given the same prior share its precision.
+        """
+        if self.num_steps == 0:
+            raise ValueError("gibbs() draws between steps: call it after the first one.")
+        shared: dict[int, list[dict[str, Any]]] = {}
+        for group in self.param_groups:
+            if isinstance(group["prior"], GaussianPrior) and parameters.moving(group):
+                shared.setdefault(id(group["prior"]), []).append(group)
+        for groups in shared.values():
+            if any(are_chains(group["params"]) for group in groups):
+                raise ValueError(
+                    "One precision would tie all chains together: with gibbs() run chains one "
+                    "after the other, each with its own sampler."
+                )
+            seen = [
+                position
+                for group in groups
+                for position in self._middle(group, parameters.moving(group))
+            ]
+            groups[0]["prior"].draw(seen, groups[0]["temperature"], self.normals.generator())
+
+    def _middle(self, group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Where position and momentum are independent."""
+        return self._positions(params)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers alone: what a run resumes from, bit for bit, the noise included."""
+        run = {
+            "num_steps": self.num_steps,
+            "num_estimates": self._microbatches.num_estimates,
+            "noise": self.normals.state_dict(),
+        }
+        return resume.pack(super().state_dict(), run)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        own = [group["prior"] for group in self.param_groups]
+        resume.check(state_dict, own)
+        super().load_state_dict(state_dict)
+        resume.restore_priors(self.param_groups, own)
+        resume.restore_states(self.state, self.param_groups, state_dict)
+        self._plans.clear()
+        self.num_steps = state_dict["run"]["num_steps"]
+        self._microbatches.num_estimates = state_dict["run"]["num_estimates"]
+        self.normals.load_state_dict(state_dict["run"]["noise"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("A sampler is not copied or pickled: save its state_dict().")

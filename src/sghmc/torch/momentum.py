@@ -1,0 +1,102 @@
+"""What samplers with momentum have in common: start, drift, temperature; settings with friction."""
+
+# pyright: reportPrivateImportUsage=false
+
+import abc
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from sghmc.torch import gradient_noise as noise
+from sghmc.torch import priors
+from sghmc.torch.base import Sampler
+from sghmc.torch.pieces import Piece
+from sghmc.torch.settings import REQUIRED, check_decay, number
+
+MOMENTUM = "momentum"
+
+
+class MomentumSampler(Sampler):
+    """A momentum r for every parameter, with the mass M of its group."""
+
+    def _fresh(self, group: dict[str, Any], position: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {MOMENTUM: torch.zeros_like(position)}
+
+    def _start(self, group: dict[str, Any], piece: Piece) -> None:
+        """Momenta from N(0, τM)."""
+        if group["temperature"]:
+            piece.add_noise(piece.state[MOMENTUM], (group["temperature"] * group["mass"]) ** 0.5)
+
+    def _drift(self, group: dict[str, Any], piece: Piece, fraction: float = 1.0) -> None:
+        """θ ← θ + fraction · εM⁻¹r."""
+        share = fraction * group["lr"] / group["mass"]
+        torch._foreach_add_(piece.positions, piece.state[MOMENTUM], alpha=share)
+
+    def _middle(self, group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Half a drift back."""
+        momenta = [self.state[param][MOMENTUM] for param in params]
+        back = -group["lr"] / (2 * group["mass"])
+        return list(torch._foreach_add(self._positions(params), momenta, alpha=back))
+
+    def _correction(self, group: dict[str, Any]) -> float:
+        """What rᵀM⁻¹r/d is to be multiplied by to be τ when θ is right."""
+        return 1.0
+
+    @torch.no_grad()
+    def kinetic_temperature(self) -> float | None:
+        """rᵀM⁻¹r/d over τ, corrected for what discrete momenta are hotter: 1 where all is right.
+
+        None at temperature 0 or before the first step.
+        """
+        total, count = 0.0, 0
+        for group in self.param_groups:
+            momenta = [self.state[p][MOMENTUM] for p in group["params"] if p in self.state]
+            if not momenta or group["temperature"] == 0:
+                continue
+            share = self._correction(group) / (group["mass"] * group["temperature"])
+            total += share * priors.sum_of_squares(momenta).item()
+            count += sum(momentum.numel() for momentum in momenta)
+        return total / count if count else None
+
+
+class FrictionSampler(MomentumSampler, abc.ABC):
+    """The settings ε, C, M, V̂ and τ of dr = −∇U dt − CM⁻¹r dt + N(0, 2τC dt), dθ = M⁻¹r dt."""
+
+    largest_decay = float("inf")
+    """Where every chain diverges, whatever the target: a bound on εC/M."""
+
+    def __init__(
+        self,
+        params: Iterable,
+        step_size: float,
+        friction: float,
+        mass: float = 1.0,
+        gradient_noise: float | str = 0.0,
+        temperature: float = 1.0,
+        *,
+        num_data: Any = REQUIRED,
+        prior: Any = REQUIRED,
+        seed: Any = REQUIRED,
+    ):
+        settings = {
+            "lr": step_size,
+            "friction": friction,
+            "mass": mass,
+            "gradient_noise": gradient_noise,
+            "temperature": temperature,
+        }
+        super().__init__(params, settings, num_data=num_data, prior=prior, seed=seed)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        friction = number(group["friction"], "friction")
+        mass = number(group["mass"], "mass", positive=True)
+        epsilon, tau = group["lr"], group["temperature"]
+        check_decay(epsilon * friction / mass, self.largest_decay)
+        noise.check(
+            group,
+            self._estimates(group),
+            share=epsilon**2,
+            room=2 * epsilon * tau * friction,
+            remedy="Take a larger friction, a smaller step_size or larger batches.",
+        )

@@ -1,0 +1,88 @@
+# ruff: noqa: E402
+"""Pieces and threads change nothing but the time that a step takes."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from sghmc.torch import SGLD, pieces
+from sghmc.torch.normals import Normals
+from torch_cases import REQUIRED, SAMPLERS, flat, make, network, train
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_pieces_of_any_size_give_the_same_step(name, monkeypatch):
+    """Without noise, whose order they change."""
+    found = []
+    for size in (1 << 16, 5):
+        monkeypatch.setattr(pieces, "_CPU_SIZE", size)
+        model = network()
+        train(model, make(name, model, temperature=0.0), 3)
+        found.append(flat(model))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [1, 100, 70_000, 1_000_000])
+def test_pieces_cover_all_entries_once(size):
+    positions = [torch.zeros(size), torch.zeros(3, 5), torch.zeros(0)]
+    states = [{} for _ in positions]
+    for piece in pieces.cut(positions, states, Normals(0)).pieces:
+        assert sum(part.size for part in piece.parts) <= 1 << 16
+        for position in piece.positions:
+            position.add_(1)
+    assert all(torch.all(position == 1) for position in positions)
+
+
+def moved(num_threads: int):
+    torch.set_num_threads(num_threads)
+    theta = torch.zeros(300_000, requires_grad=True)
+    sampler = SGLD([theta], 0.5, prior=None, **REQUIRED)
+    for _ in range(2):
+        theta.grad = torch.zeros_like(theta)
+        sampler.step()
+    return theta.detach()
+
+
+def test_threads_change_nothing():
+    before = torch.get_num_threads()
+    try:
+        one, three = moved(1), moved(3)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(one, three)
+    assert len(torch.unique(one)) > 290_000  # every piece has numbers of its own
+
+
+def test_an_error_in_a_thread_is_an_error():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    plan = pieces.cut([torch.zeros(200_000)], [{}], Normals(0))
+
+    def work(piece):
+        if piece is plan.pieces[-1]:
+            raise ArithmeticError
+
+    try:
+        with pytest.raises(ArithmeticError):
+            plan.run(work)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_parameters_in_any_order_of_memory():
+    """Channels last, and a transposed view: the same step, and noise for every entry."""
+    weight = torch.randn(8, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    found = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        param = weight.clone(memory_format=layout).requires_grad_()
+        view = torch.ones(40, 30).T.requires_grad_()
+        sampler = SGLD([param, view], 0.5, temperature=0.0, prior=None, **REQUIRED)
+        for each in (param, view):
+            each.grad = torch.full_like(each, 0.01)
+        sampler.step()
+        found.append(param.detach())
+        torch.testing.assert_close(view.detach(), torch.full((30, 40), 0.8))
+        sampler.param_groups[0]["temperature"] = 1.0
+        sampler.step()
+        assert len(torch.unique(view.detach())) == 1200
+    torch.testing.assert_close(*found)
