@@ -439,6 +439,19 @@ def test_ctrl_c_returns_what_was_drawn(monkeypatch, plain):
     close(samples.averages["mean"], samples.positions.mean(axis=1, dtype=float), rtol=1e-4)
 
 
+def test_ctrl_c_in_the_last_block_does_not_vanish(monkeypatch):
+    class AtTheEnd(Bar):
+        def update(self, num_done, failed_at):
+            if num_done == 5:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(host, "Bar", AtTheEnd)
+    with pytest.warns(UserWarning, match="Interrupted after 5 of 5 draws"):
+        samples = sample(num_samples=5)
+    assert samples.num_draws == 5
+    assert samples.is_interrupted
+
+
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
     monkeypatch.setattr(host, "Bar", CtrlC)
     monkeypatch.setattr(CtrlC, "times", 2)

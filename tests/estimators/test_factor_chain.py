@@ -162,9 +162,9 @@ def test_a_chain_that_diverges_is_tried_with_shorter_steps(monkeypatch):
 def test_an_interrupted_run_is_an_interrupted_fit(monkeypatch):
     """Nobody gets a model of half the draws: `sample` returns those so far, a fit must not."""
 
-    class Half:
-        num_draws = SETTINGS.num_draws // 2
+    class Part:
+        is_interrupted = True
 
-    monkeypatch.setattr(factor_chain, "sample", Recorded(0, Half()))
+    monkeypatch.setattr(factor_chain, "sample", Recorded(0, Part()))
     with pytest.raises(KeyboardInterrupt):
         factor_chain.run(jax.random.key(0), RATINGS, SETTINGS, None)

@@ -1,5 +1,7 @@
 """A part of a run is no run."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,16 +21,11 @@ def test_draws_are_those_of_sample():
     np.testing.assert_array_equal(drawn.positions, sampled.positions)
 
 
-@pytest.mark.parametrize(("num_draws", "is_whole"), [(5, True), (4, False), (0, False)])
-def test_a_run_that_was_interrupted_raises(monkeypatch, num_draws, is_whole):
-    class Part:
-        pass
-
-    part = Part()
-    part.num_draws = num_draws  # pyright: ignore[reportAttributeAccessIssue]
+def test_a_run_that_was_interrupted_raises(monkeypatch):
+    """In its last block, too: whoever presses Ctrl-C wants no further run."""
+    arguments = jax.random.key(0), TARGET, SAMPLER, jnp.zeros(())
+    whole = sghmc.sample(*arguments, num_samples=5, progress=False)
+    part = dataclasses.replace(whole, is_interrupted=True)
     monkeypatch.setattr(runs, "sample", lambda *_, **__: part)
-    if is_whole:
-        assert runs.draw(num_samples=5) is part
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            runs.draw(num_samples=5)
+    with pytest.raises(KeyboardInterrupt):
+        runs.draw(num_samples=5)

@@ -75,7 +75,7 @@ class Host:
         save = self._begun(positions) if folder is None else self._resumed(folder, positions)
         self.done, self.carry, self.startup_seconds = save.done, save.carry, save.startup_seconds
         self.num_saved, self.began = save.done, time.perf_counter() - save.seconds
-        self.has_warned = False
+        self.has_warned = self.is_interrupted = False
 
     def _begun(self, positions: PyTree) -> Save:
         carry = self._first_carry(positions)
@@ -139,7 +139,8 @@ class Host:
         if fault is not None and throw:
             fault.samples = self._samples()
             raise fault
-        if self.done < self.num_draws:
+        self.is_interrupted = interruption.happened
+        if self.done < self.num_draws or interruption.happened:
             reason = "Interrupted" if fault is None else f"{fault} The run ended"
             warnings.warn(
                 f"{reason} after {self.done} of {self.num_draws} draws; those so far are returned.",
@@ -237,6 +238,7 @@ class Host:
             origin=self.origin,
             clock=draws.clock[0],
             growth=self._growth(),
+            is_interrupted=self.is_interrupted,
         )
 
     def _growth(self) -> tuple[Growth, ...]:

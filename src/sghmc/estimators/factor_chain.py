@@ -225,7 +225,7 @@ def _sample(
         except DivergenceError as error:
             failure = error
             continue
-        if samples.num_draws < settings.num_draws:
+        if samples.is_interrupted:
             raise KeyboardInterrupt
         return samples
     assert failure is not None

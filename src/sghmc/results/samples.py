@@ -47,6 +47,7 @@ class Samples:
     | `tuning` | the report of `tune`, after `sample(…, "auto", …)` |
     | `origin` | target, sampler and gradient estimator that made the draws |
     | `growth` | when a stream's number of rows grew, and to what |
+    | `is_interrupted` | Ctrl-C came while the draws were made, in the last moment perhaps |
     """
 
     positions: PyTree
@@ -61,6 +62,7 @@ class Samples:
     tuning: Any = None
     origin: Origin | SavedOrigin | None = None
     growth: tuple[Growth, ...] = ()
+    is_interrupted: bool = False
 
     def with_tuning(self, report: Any) -> "Samples":
         return dataclasses.replace(self, tuning=report)

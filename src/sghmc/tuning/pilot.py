@@ -11,6 +11,7 @@ from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
 from sghmc.gradients.base import Gradient
 from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.source import DataError
 from sghmc.posterior.target import Target
 from sghmc.results import convergence
 from sghmc.samplers.base import Sampler
@@ -198,8 +199,10 @@ class Pilots:
                     room=self.room,
                 ),
             )
-        if samples.num_draws < num_draws:
+        if samples.is_interrupted:
             raise KeyboardInterrupt("Ctrl-C while tuning.")
+        if samples.num_draws < num_draws:
+            raise DataError("The data could not be read while tuning: a warning has said why.")
         shape = (len(places), num_draws)
         leaves = [leaf.reshape(*shape, -1) for leaf in jax.tree.leaves(samples.positions)]
         draws = np.concatenate(leaves, -1, dtype=np.float64)
