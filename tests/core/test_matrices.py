@@ -206,3 +206,11 @@ def test_every_leaf_keeps_its_dtype(kind):
                 assert leaf.dtype == model.dtype
                 np.testing.assert_allclose(np.asarray(leaf, float), expected, rtol=1e-2)
         assert np.isclose(pencil.quadratic(1, 1, like), 7)
+
+
+def test_a_dense_matrix_that_would_take_minutes_is_refused_at_once():
+    size = matrices._MOST_DENSE + 1
+    matrix = np.broadcast_to(np.float64(1.0), (size, size))
+    for parsed in (parse, lambda value, like: matrices.parse_factor(value, like, "factor")):
+        with pytest.raises(ValueError, match=r"dense matrix over 2,001 parameters.*diagonal"):
+            parsed(matrix, np.zeros(size))

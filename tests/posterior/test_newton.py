@@ -81,3 +81,16 @@ def test_a_search_that_is_not_finite_ends():
     found = minimize(Broken(), np.ones(2))
     assert not np.isfinite(found.value)
     assert found.distance == np.inf
+
+
+def test_a_search_among_hills_ends_soon():
+    """Every Hessian bends down somewhere: after some of them there is no use in more."""
+
+    class Hills(Quadratic):
+        def look(self, x):
+            return float(-np.sum(x**2) / 2), -x
+
+    hills = Hills(-np.eye(2), np.zeros(2))
+    found = minimize(hills, np.ones(2))
+    assert found.distance == np.inf
+    assert hills.num_hessians <= 11

@@ -16,6 +16,8 @@ from jaxtyping import Array, Float
 from sghmc.core import tree
 from sghmc.types import PyTree
 
+_MOST_DENSE = 2_000
+"""Parameters of a dense matrix: to find its eigenvalues then takes seconds."""
 _ASYMMETRY, _NEGATIVE = 1e-5, 1e-6
 """What a user's matrix may be off by, relative: it comes in single precision, and its eigenvalues
 carry errors of that size."""
@@ -108,6 +110,7 @@ def parse(value: PyTree, like: PyTree, name: str, *, definite: bool) -> Matrix:
             return _checked_diagonal([array] * len(leaves), name, definite)
         fits_leaf = len(leaves) == 1 and array.shape == leaves[0].shape
         if array.shape == (total, total) and not fits_leaf:
+            _check_size(total, name)
             return _checked_dense(array, name, definite)
         if len(leaves) != 1 or not fits_leaf:
             raise ValueError(
@@ -138,6 +141,7 @@ def parse_factor(value: PyTree, like: PyTree, name: str) -> Matrix:
     is_array = jax.tree.structure(value) == jax.tree.structure(0.0)
     if not is_array or np.shape(value) != (total, total) or total == 1:
         return parse(value, like, name, definite=True)
+    _check_size(total, name)
     array = np.asarray(value, np.float64)
     singular = np.linalg.svd(array, compute_uv=False)
     if singular[-1] < singular[0] * np.finfo(float).eps:
@@ -154,6 +158,15 @@ def are_diagonal(*given: Matrix) -> bool:
 
 def transpose(matrix: Matrix) -> Matrix:
     return Dense(matrix.array.T) if isinstance(matrix, Dense) else matrix
+
+
+def _check_size(total: int, name: str) -> None:
+    if total > _MOST_DENSE:
+        raise ValueError(
+            f"{name} is a dense matrix over {total:,} parameters: to factor one of more than "
+            f"{_MOST_DENSE:,} takes minutes, and every step as many products as it has entries. "
+            f"Give a number, or a diagonal as a pytree like the parameters."
+        )
 
 
 def _checked_diagonal(values: list[np.ndarray], name: str, definite: bool) -> Diagonal:

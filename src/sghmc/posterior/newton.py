@@ -17,6 +17,8 @@ _LEAST_DAMPING = 1e-6
 _LITTLE, _MOST_IDLE = 0.01, 3
 """Where nothing looks like a minimum, a search ends after so many steps that gain so little, or a
 thousandth for each parameter."""
+_MOST_BENT = 10
+"""Hessians with a direction that bends down: a search that meets so many finds no minimum soon."""
 _QUICKLY = 4
 """A Hessian is kept while a step brings the minimum so many times nearer."""
 _LEAST_FALL = 1e-4
@@ -64,7 +66,7 @@ def minimize(objective: Objective, x: np.ndarray, rough: Objective | None = None
     """
     (value,), (slope,) = objective.looks(x[None])
     bowl, damping, before = _Bowl((rough or objective).curvature(x)), 0.0, np.inf
-    is_fresh, num_idle = True, 0
+    is_fresh, num_idle, num_bent = True, 0, 0
     for _ in range(_NUM_STEPS):
         distance = bowl.distance(slope)
         if not np.isfinite(value) or distance < CLOSE:
@@ -72,6 +74,7 @@ def minimize(objective: Objective, x: np.ndarray, rough: Objective | None = None
         if not (is_fresh or distance < before / _QUICKLY):
             bowl = _Bowl(objective.curvature(x))
             distance = bowl.distance(slope)
+            num_bent += np.isinf(distance)
         step = _downhill(objective, bowl, x, value, slope, damping)
         if step is None:
             break
@@ -79,7 +82,7 @@ def minimize(objective: Objective, x: np.ndarray, rough: Objective | None = None
         num_idle = num_idle + 1 if is_idle else 0
         x, value, slope, damping = step
         before, is_fresh = distance, False
-        if num_idle == _MOST_IDLE:
+        if num_idle == _MOST_IDLE or num_bent == _MOST_BENT:
             break
     return Minimum(x, float(value), bowl.matrix, bowl.distance(slope))
 

@@ -54,11 +54,11 @@ def choose_engine(
         return Chosen("minibatch", "Gibbs updates are counted in its short steps")
     if not isinstance(target, Posterior):
         return Chosen("exact", "a potential has no batches")
+    if not region.is_dense:
+        return Chosen("minibatch", "the parameters are many")
     count = int(target.num_examples)
     if count <= FEW_BATCHES * batch_size:
         return Chosen("exact", f"{count:,} examples are few beside batches of {batch_size:,}")
-    if not region.is_dense:
-        return Chosen("minibatch", "the parameters are many")
     seconds = predicted_seconds(
         surface.compile_seconds / (1 if surface.is_short else _HASTY_COMPILING),
         pass_seconds(surface),

@@ -27,7 +27,8 @@ _BEST_ACCEPTANCE, _LEAST_ACCEPTANCE = 0.85, 0.75
 _WIDE_ACCEPTANCE = 0.95
 """From here on steps could be larger, which pays where a trajectory has more than three."""
 _FIRST_STEP = 0.64
-_NUM_ROUNDS = 30
+_NUM_ROUNDS, _NUM_ROUNDS_OF_MANY = 30, 8
+"""Pilot runs at the most; where whitening is by a diagonal, so that there is less to learn."""
 NUM_DRAWS = 400
 """Draws of all chains in a pilot run; half of them as long as it is far from settled."""
 _LEAST_DRAWS = 25
@@ -90,7 +91,7 @@ class Exact:
         trial = None
         num_draws = self._length(1.0 if self.region.is_gaussian else 0.5)
         most = self._length(max(4.0, 20 * len(self.region.center) / NUM_DRAWS))
-        for _ in range(_NUM_ROUNDS):
+        for _ in range(_NUM_ROUNDS if self.region.is_dense else _NUM_ROUNDS_OF_MANY):
             if trial is not None and self.pilots.budget.left < 0:
                 break
             sampler = self.settings.sampler(self.region)

@@ -26,6 +26,10 @@ _REACH, _EXPECTED_RISE = 2.0, 2.0
 """How far from the mode, in standard deviations, the potential is looked at; a Gaussian's rise."""
 _LEAST_RISE = 0.1
 _FAR = 1e6
+_FARTHER = (1.0, 10.0, 100.0, 1e3)
+"""How far beyond its end the way of a search is followed, in its own lengths."""
+_MANY = 100
+"""From so many parameters on, and without a peak, whitening is by a diagonal: as in a network."""
 _NUM_ROWS = 2_048
 _NUM_POWER_STEPS = 20
 _NUM_CONTRACTIONS = 10
@@ -145,20 +149,20 @@ def find_region(
     if len(origin) > mode.DENSE_LIMIT:
         part = Surface(surface.target, start, _NUM_ROWS, surface.check)
         center, value = part.descend(origin, goes_on)
-        if not np.isfinite(value) or np.abs(center).max() > _FAR * (1 + np.abs(origin).max()):
-            raise mode.ModeError(_ran_away(center))
-        factor = _diagonal_factor(surface.target, as_params(center, like))
-        return Region(like, center, factor, math.inf, False)
+        _check_end(surface, origin, center, value)
+        return _diagonal_region(surface, center)
     found = mode.mode_of(surface, start)
     center = as_vector(found.position)
-    if np.abs(center).max() > _FAR * (1 + np.abs(origin).max()) and not found.is_peak:
-        raise mode.ModeError(_ran_away(center))
+    if not found.is_peak:
+        _check_end(surface, origin, center, found.potential)
+        if len(origin) > _MANY:
+            return _diagonal_region(surface, center)
     assert found.hessian is not None
     factor, is_peak = _dense_factor(found.hessian, like)
     is_gaussian = is_peak and found.is_peak
     region = Region(like, center, factor, found.distance, is_gaussian, is_gaussian)
     if region.is_gaussian:
-        _check_rises(surface, region, found.potential)
+        _check_rises(surface, region, origin, found.potential)
     return region
 
 
@@ -199,14 +203,37 @@ def _dense_factor(hessian: np.ndarray, like: PyTree) -> tuple[np.ndarray, bool]:
     return (vectors / np.sqrt(values)) / scale[:, None], is_positive
 
 
-def _check_rises(surface: Surface, region: Region, lowest: float) -> None:
-    """A proper posterior falls off in every direction, as far as two standard deviations tell."""
-    axes = _REACH * region.factor.T
+def _check_rises(surface: Surface, region: Region, origin: np.ndarray, lowest: float) -> None:
+    """A proper posterior falls off in every direction, as far as two standard deviations tell.
+
+    One of them is the way that the search has come: where classes can be separated it goes on.
+    """
+    way = region.inward(origin[None])
+    axes = np.concatenate([np.eye(way.size), way / max(np.linalg.norm(way), np.finfo(float).tiny)])
+    axes = _REACH * axes[np.any(axes, axis=1)] @ region.factor.T
     points = np.concatenate([region.center + axes, region.center - axes])
     rises = surface.potentials(points) - lowest
     worst = int(np.argmin(np.where(np.isnan(rises), np.inf, rises)))
     if rises[worst] < _LEAST_RISE * _EXPECTED_RISE:
         raise mode.ModeError(_flat(region.like, axes[worst % len(axes)]))
+
+
+def _check_end(surface: Surface, origin: np.ndarray, center: np.ndarray, value: float) -> None:
+    """Refuse where a search that found no peak was on its way to infinity.
+
+    A proper density falls off beyond any distance: farther along the search's way, too.
+    """
+    if not np.isfinite(value) or np.abs(center).max() > _FAR * (1 + np.abs(origin).max()):
+        raise mode.ModeError(_ran_away(center))
+    way = center - origin
+    rises = surface.potentials(center + np.outer(_FARTHER, way)) - surface.potentials(center[None])
+    if np.any(way) and np.all(rises < _LEAST_RISE * _EXPECTED_RISE):
+        raise mode.ModeError(_flat(surface.like, way))
+
+
+def _diagonal_region(surface: Surface, center: np.ndarray) -> Region:
+    factor = _diagonal_factor(surface.target, as_params(center, surface.like))
+    return Region(surface.like, center, factor, math.inf, False)
 
 
 def _ran_away(center: np.ndarray) -> str:

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 
+from sghmc.core import tree
 from sghmc.engine import checks
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import Posterior
@@ -61,6 +62,7 @@ def tune(
     start = jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start)
     checks.check_functions(target, like)
+    _check_size(tree.size(like))
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     with Budget(budget, progress) as clock:
         with clock.stage("mode"):
@@ -95,8 +97,19 @@ def tune(
     )
 
 
+_MOST_PARAMETERS = 50_000
+"""Beyond that a single pilot run takes minutes, and says little about any one parameter."""
 LEAST_ROOM = 100
 """Draws that pilots make at once, though fewer be wanted later."""
+
+
+def _check_size(num_parameters: int) -> None:
+    if num_parameters > _MOST_PARAMETERS:
+        raise ValueError(
+            f"There are {num_parameters:,} parameters: the tuner takes up to {_MOST_PARAMETERS:,}. "
+            f"For a network take the estimators of sghmc.estimators, or "
+            f"sghmc.SGHMC.from_learning_rate(…) with sghmc.Minibatch(…) and several chains."
+        )
 
 
 def _check(target, batch_size, tolerance, engine, budget) -> None:
