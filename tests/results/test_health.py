@@ -7,6 +7,11 @@ import pytest
 
 import sghmc
 from sghmc.posterior.mode import find_mode, hessian
+from sghmc.results import diagnostics
+from sghmc.results.health import _biased, assess, heat_fault
+from sghmc.results.info import Info
+from sghmc.results.origin import Origin
+from sghmc.results.prediction import Prediction
 
 NUM_EXAMPLES = 4_000
 TOLERANCE = 0.05
@@ -181,3 +186,115 @@ def test_many_parameters_get_the_share_of_gradient_noise():
     )
     # Examples scatter by 1 in each coordinate: V = N²/n, so the share is εN²/(2nC) = 1.
     assert samples.health().noise_share == pytest.approx(1.0, rel=0.05)
+
+
+def verdict_on(draws, **info):
+    """What is said of draws without any run: axes (chain, draw, number)."""
+    shape = draws.shape[:2]
+    found = Info(**{"potential": np.zeros(shape), "is_finite": np.ones(shape, bool)} | info)
+    table = diagnostics.table({"weights": draws})
+    return assess(table, None, {"weights": draws}, None, found, TOLERANCE)
+
+
+def mixing(num_draws=500, memory=0.0, apart=0.0):
+    """Four chains of two numbers, of which the second remembers, or sits apart in one chain."""
+    draws = np.random.default_rng(0).normal(size=(4, num_draws, 2))
+    for i in range(1, num_draws):
+        fresh = np.sqrt(1 - memory**2) * draws[:, i, 1]
+        draws[:, i, 1] = memory * draws[:, i - 1, 1] + fresh
+    draws[0, :, 1] += apart
+    return draws
+
+
+def test_draws_that_mix_are_left_alone():
+    health = verdict_on(mixing())
+    assert health.is_sound, health.verdict
+    assert health.r_hat < 1.02
+    assert health.effective > 1_000
+
+
+def test_chains_that_disagree_are_named_with_their_remedy():
+    """R-hat of 1.4, of 1.1, and of 1.02, which short runs have by chance."""
+    for apart, is_sound in ((2.2, False), (0.9, False), (0.2, True)):
+        health = verdict_on(mixing(apart=apart))
+        assert health.is_sound == is_sound, health.verdict
+        if not is_sound:
+            assert f"chains disagree on weights[1] (R-hat {health.r_hat:.2f})" in health.verdict
+            assert "run longer, with more burn-in" in health.verdict
+            assert "effective draws" not in health.verdict, "one fault, told once"
+
+
+def test_few_effective_draws_are_told_and_of_which_number():
+    health = verdict_on(mixing(num_draws=300, memory=0.97))
+    if health.r_hat > 1.05:  # so few draws of slow chains may disagree as well
+        assert "chains disagree" in health.verdict
+    slow = verdict_on(mixing(num_draws=40))
+    assert not verdict_on(mixing(num_draws=20)).is_sound
+    assert "effective draws of weights" in verdict_on(mixing(num_draws=20)).verdict
+    assert "run longer" in verdict_on(mixing(num_draws=20)).verdict
+    assert slow.slowest in ("weights[0]", "weights[1]")
+
+
+def test_lost_chains_and_no_draws_are_told():
+    is_finite = np.ones((4, 500), bool)
+    is_finite[2, 100:] = False
+    health = verdict_on(mixing(), is_finite=is_finite)
+    assert "1 of 4 chains became non-finite" in health.verdict
+    nothing = verdict_on(np.empty((4, 0, 2)), kinetic_temperature=np.empty((4, 0)))
+    assert "there are no draws: run longer" in nothing.verdict
+    assert "not known" in str(nothing)
+
+
+@pytest.mark.parametrize("excess", [-0.2, 0.2])
+def test_momenta_of_another_temperature_are_told(excess):
+    heat = 1 + excess + 0.1 * np.random.default_rng(0).normal(size=(4, 500))
+    fault = heat_fault(heat, TOLERANCE)
+    assert fault is not None
+    assert ("hotter" if excess > 0 else "colder") in fault
+    assert "20%" in fault
+    assert "halve it" in fault
+    assert heat_fault(heat - excess, TOLERANCE) is None
+    assert heat_fault(heat - excess + 0.05, TOLERANCE) is None, "an sd 2.5 % off is within"
+
+
+def biased(noise_share, step_error, gradient):
+    origin = Origin(POSTERIOR, learned(0.1), gradient, None, 1.0)  # pyright: ignore
+    error = step_error + noise_share / 2
+    return _biased(Prediction(noise_share, error, step_error), origin, TOLERANCE)
+
+
+def test_the_remedy_is_that_of_the_fault():
+    (words,) = biased(0.0, 0.2, sghmc.FullBatch())
+    assert "20% too wide: the step size is too large for the stiffest direction; halve it" in words
+    (words,) = biased(0.0, -0.2, sghmc.FullBatch())
+    assert "20% too narrow" in words
+    (words,) = biased(0.4, 0.0, sghmc.Minibatch(100))
+    assert "gradient noise adds 40% to the injected noise" in words
+    assert "use ControlVariate or batches of 800" in words, "noise falls with the batch"
+    (words,) = biased(0.4, 0.0, sghmc.ControlVariate(100))
+    assert "use a center nearer the mode or batches of 800" in words
+    assert biased(0.02, 0.01, sghmc.Minibatch(100)) == []
+
+
+@pytest.mark.filterwarnings("ignore::sghmc.HealthWarning")
+@pytest.mark.parametrize(
+    "sampler", [sghmc.SGD(1e-5), sghmc.Momentum(1e-5, 0.1), learned(0.1, temperature=0.0)]
+)
+def test_runs_without_noise_have_a_verdict(sampler, tmp_path):
+    """Of minibatches at temperature 0, which have no law to hold them against."""
+    samples = draw(sampler, sghmc.Minibatch(100), num_samples=20, thinning=1, num_burnin=0)
+    assert any("temperature 0" in words for words in samples.health().skipped)
+    assert len(samples.summary()) == 3
+
+
+@pytest.mark.filterwarnings("ignore::sghmc.HealthWarning")
+def test_a_run_of_no_draws_has_a_verdict():
+    """As a chain leaves that diverges, or is interrupted, in burn-in."""
+    target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+    settings = {"num_samples": 5, "progress": False}
+    sampler = sghmc.SGHMC(0.1, friction=1.0)
+    whole = sghmc.sample(jax.random.key(0), target, sampler, jnp.zeros(2), **settings)
+    samples = whole.thinned(6)
+    assert samples.num_draws == 0
+    assert "no draws" in samples.health().verdict
+    assert samples.summary()["mean"].isna().all()

@@ -110,6 +110,7 @@ def test_draws_that_are_not_finite_are_diverging():
     assert "1 of 2 chains not finite" in repr(samples)
 
 
+@pytest.mark.filterwarnings("ignore::sghmc.HealthWarning")  # there are 100 draws
 def test_hyperparameters_follow_the_parameters():
     samples = handmade(random_draws(jnp.zeros(())), {"precision": np.ones((2, 50))})
     assert list(samples.to_arviz()["posterior"]) == ["position", "hyper.precision"]

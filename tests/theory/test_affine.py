@@ -51,7 +51,7 @@ def test_a_precision_must_be_positive(precision):
 
 def test_a_new_step_size_does_not_retrace():
     """`stability_limit` and `tune` ask for many: each must cost linear algebra, not compilation."""
-    differentiate: Any = affine._differentiate
+    differentiate: Any = affine._differentiated()
     before = differentiate._cached._cache_size()
     for step_size in (0.11, 0.12, 0.13):
         theory.affine_map(sghmc.SGLD(step_size), np.diag([1.0, 2.0, 3.0, 4.0, 5.0]))

@@ -5,6 +5,8 @@ define them. Draws have axes (number, chain, draw) here, and results one entry f
 where a draw is NaN, and where there are fewer than four draws of each chain.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 _INSIDE = 0.94
@@ -18,18 +20,21 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def summarize(draws: np.ndarray) -> dict[str, np.ndarray]:
-    """`COLUMNS` by name: moments, interval, Monte Carlo errors, effective sizes, R-hat."""
-    size = draws.shape[1] * draws.shape[2]
-    count = max(1, _AT_ONCE // max(1, size))
-    parts = [_summarize(draws[i : i + count]) for i in range(0, len(draws), count) if size]
-    if not parts:
-        return {name: np.full(len(draws), np.nan) for name in COLUMNS}
+def summarize(numbers: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """`COLUMNS` by name of numbers with axes (chain, draw).
+
+    Moments, the shortest interval, Monte Carlo errors, effective sizes, R-hat.
+    """
+    size = np.size(numbers[0])
+    if size == 0:
+        return {name: np.full(len(numbers), np.nan) for name in COLUMNS}
+    count = max(1, _AT_ONCE // size)
+    groups = [numbers[i : i + count] for i in range(0, len(numbers), count)]
+    parts = [_summarize(np.stack(group).astype(np.float64)) for group in groups]
     return dict(zip(COLUMNS, map(np.concatenate, zip(*parts, strict=True)), strict=True))
 
 
 def _summarize(draws: np.ndarray) -> tuple[np.ndarray, ...]:
-    draws = draws.astype(np.float64)
     pooled = draws.reshape(len(draws), -1)
     in_order = np.sort(pooled, axis=1)
     # What never moved has no R-hat, and a number that is not finite has nothing: NaN says so.

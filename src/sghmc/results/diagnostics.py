@@ -1,4 +1,4 @@
-"""Draws as arviz sees them: named variables, their effective sample sizes and R-hats.
+"""Draws by name: tables of their effective sample sizes and R-hats, and what arviz makes of them.
 
 Only arrays come in here, so that `samples` can build on it. arviz is slow to import and is
 imported where it is used.
@@ -10,12 +10,13 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from sghmc.core.optional import require
+from sghmc.results import convergence
 from sghmc.types import PyTree
 
 if TYPE_CHECKING:
@@ -64,15 +65,15 @@ def path_name(root: str, path: tuple[Any, ...]) -> str:
     return root
 
 
-def numbers(variables: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
-    """The single numbers of the variables by name, axes (chain, draw): `most`, evenly spaced.
+def numbers(variables: dict[str, np.ndarray], most: int | None = None) -> dict[str, np.ndarray]:
+    """The single numbers of the variables by name, axes (chain, draw): all, or `most` of them.
 
     >>> import numpy as np
     >>> list(numbers({"level": np.zeros((4, 10)), "weights": np.zeros((4, 10, 2))}, most=100))
     ['level', 'weights[0]', 'weights[1]']
     """
     ends = np.cumsum([0] + [math.prod(leaf.shape[2:]) for leaf in variables.values()])
-    chosen = np.unique(np.linspace(0, ends[-1] - 1, min(most, ends[-1])).astype(int))
+    chosen = np.unique(np.linspace(0, ends[-1] - 1, min(most or ends[-1], ends[-1])).astype(int))
     found = {}
     for (name, leaf), first, end in zip(variables.items(), ends, ends[1:], strict=False):
         for place in chosen[(first <= chosen) & (chosen < end)] - first:
@@ -111,25 +112,50 @@ def from_groups(groups: dict[str, dict[str, np.ndarray]], **names: Any) -> Any:
         return arviz.from_dict(groups, **names)
 
 
-def summary(data: "arviz.InferenceData", names: Sequence[str] | None = None) -> "pandas.DataFrame":
-    """A row for every number: mean, sd, HDI, Monte Carlo errors, effective sizes, R-hat."""
-    _check_names(data, names)
-    # What never moved, such as hyperparameters without Gibbs updates, has no R-hat: NaN says so.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        table = _import_arviz().summary(
-            data, var_names=None if names is None else list(names), round_to="none"
-        )
-    return table  # pyright: ignore[reportReturnType]
+class Table(NamedTuple):
+    """A row for every number of the draws: its name, and `convergence.COLUMNS` by name."""
+
+    names: list[str]
+    columns: dict[str, np.ndarray]
+
+    def frame(self) -> "pandas.DataFrame":
+        return require("pandas", extra="arviz").DataFrame(self.columns, index=self.names)
+
+    def worst(self, column: str, *, is_largest: bool) -> tuple[str, float]:
+        """The name and the value of the largest or smallest one; NaN where none is known."""
+        values = self.columns[column]
+        known = np.flatnonzero(~np.isnan(values))
+        if len(known) == 0:
+            return "", math.nan
+        choose = np.argmax if is_largest else np.argmin
+        row = known[choose(values[known])]
+        return self.names[row], float(values[row])
 
 
-def summary_of(found: dict[str, np.ndarray]) -> "pandas.DataFrame":
-    """A row for each of `numbers`, as `summary` has them."""
+def table(variables: dict[str, np.ndarray], most: int | None = None) -> Table:
+    """A row for every number of the variables, axes (chain, draw, …); or for `most`, evenly spaced.
+
+    >>> import numpy as np
+    >>> draws = np.random.default_rng(0).normal(size=(4, 100, 2))
+    >>> found = table({"weights": draws})
+    >>> found.names, found.worst("r_hat", is_largest=True)[1] < 1.1
+    (['weights[0]', 'weights[1]'], True)
+    """
+    found = numbers(variables, most)
     if not found:
+        return Table([], {name: np.empty(0) for name in convergence.COLUMNS})
+    return Table(list(found), convergence.summarize(list(found.values())))
+
+
+def summary(
+    variables: dict[str, np.ndarray], names: Sequence[str] | None = None
+) -> "pandas.DataFrame":
+    """A row for every number: mean, sd, HDI, Monte Carlo errors, effective sizes, R-hat."""
+    if not variables:
         raise ValueError(_NOTHING)
-    stacked = np.stack(list(found.values()), axis=2)
-    table = summary(to_arviz({"number": stacked}, {}))
-    table.index = list(found)
-    return table
+    _check_names(list(variables), names)
+    chosen = variables if names is None else {name: variables[name] for name in names}
+    return table(chosen).frame()
 
 
 _PLOTS = {
@@ -144,13 +170,12 @@ def plot(data: "arviz.InferenceData", kind: str, names: Sequence[str] | None, **
     """One of arviz's plots of the draws; its axes, from ArviZ 1 on its `PlotCollection`."""
     if kind not in _PLOTS:
         raise ValueError(f"There is no plot {kind!r}: there are {list(_PLOTS)}.")
-    _check_names(data, names)
+    _check_names(list(data["posterior"].data_vars), names)
     function = getattr(_import_arviz(), _PLOTS[kind])
     return function(data, var_names=None if names is None else list(names), **options)
 
 
-def _check_names(data: "arviz.InferenceData", names: Sequence[str] | None) -> None:
-    known = list(data["posterior"].data_vars)
+def _check_names(known: list[str], names: Sequence[str] | None) -> None:
     for name in names or ():
         if name not in known:
             raise ValueError(f"There is no variable {name!r} among the draws: there are {known}.")

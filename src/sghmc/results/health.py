@@ -13,6 +13,7 @@ import numpy as np
 from sghmc.display import notebook
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import NoisyGradient
+from sghmc.results.diagnostics import Table
 from sghmc.results.origin import Origin, SavedOrigin
 from sghmc.results.prediction import Prediction, predict
 from sghmc.types import PyTree
@@ -37,6 +38,7 @@ class Health:
     | --- | --- |
     | `reasons` | what is wrong, with a remedy; empty for a sound run |
     | `r_hat`, `effective` | the largest R-hat and the smallest effective size, bulk or tail |
+    | `slowest` | the number of the draws that has this smallest effective size |
     | `kinetic_temperature` | of the momenta, relative to τ: 1 when right |
     | `noise_share` | what gradient noise adds to the injected noise, relative |
     | `predicted_error` | largest relative error of a standard deviation, by theory, or None |
@@ -50,6 +52,7 @@ class Health:
     noise_share: float | None
     predicted_error: float | None
     skipped: tuple[str, ...] = ()
+    slowest: str = ""
 
     @property
     def is_sound(self) -> bool:
@@ -68,7 +71,8 @@ class Health:
 
         named = {
             "largest R-hat": shown(self.r_hat, ".3f"),
-            "smallest effective size": shown(self.effective, ".0f"),
+            "smallest effective size": shown(self.effective, ".0f")
+            + (f", of {self.slowest}" if self.slowest else ""),
             "kinetic temperature (1 is right)": shown(self.kinetic_temperature, ".3f"),
             "gradient noise adds to the injected noise": shown(self.noise_share, "+.1%"),
             "predicted error of standard deviations": shown(self.predicted_error, "+.1%"),
@@ -88,16 +92,17 @@ class Health:
 
 
 def assess(
-    table,
+    table: Table,
     origin: Origin | SavedOrigin | None,
     positions: PyTree,
     hyper: PyTree,
     info,
     tolerance: float,
 ) -> Health:
-    """`table` is a summary with r_hat, ess_bulk and ess_tail; `info` has the draws' diagnostics."""
-    r_hat = float(table["r_hat"].max())
-    effective = float(table[["ess_bulk", "ess_tail"]].min().min())
+    """`table` has the numbers of the draws, `info` their diagnostics."""
+    parting, r_hat = table.worst("r_hat", is_largest=True)
+    sizes = [table.worst(column, is_largest=False) for column in ("ess_bulk", "ess_tail")]
+    slowest, effective = min(sizes, key=lambda pair: (math.isnan(pair[1]), pair[1]))
     predicted = Prediction(skipped="the run does not say what made it")
     if isinstance(origin, SavedOrigin):
         predicted = Prediction(
@@ -107,11 +112,12 @@ def assess(
         predicted = predict(origin, positions, hyper, info.is_finite)
     heat = info.kinetic_temperature
     if heat is not None:
-        heat = heat / origin.temperature if origin is not None and origin.temperature else None
+        is_known = origin is not None and origin.temperature and heat.size
+        heat = heat / origin.temperature if is_known else None
     reasons = [
         *_lost(info.is_finite),
-        *_disagreeing(r_hat),
-        *_few(effective, r_hat),
+        *_disagreeing(r_hat, parting),
+        *_few(effective, r_hat, slowest),
         *([predicted.fault] if predicted.fault else []),
         *_biased(predicted, origin, tolerance),
         *_heated(heat, predicted, tolerance),
@@ -120,6 +126,7 @@ def assess(
         reasons=tuple(reasons),
         r_hat=r_hat,
         effective=effective,
+        slowest=slowest,
         kinetic_temperature=None if heat is None else float(np.mean(heat)),
         noise_share=predicted.noise_share,
         predicted_error=predicted.predicted_error,
@@ -128,23 +135,28 @@ def assess(
 
 
 def _lost(is_finite: np.ndarray) -> list[str]:
+    if is_finite.size == 0:
+        return ["there are no draws: run longer"]
     lost = int(np.any(~is_finite, axis=1).sum())
     return [f"{lost} of {len(is_finite)} chains became non-finite"] if lost else []
 
 
-def _disagreeing(r_hat: float) -> list[str]:
+def _disagreeing(r_hat: float, name: str) -> list[str]:
     if r_hat <= _LARGEST_R_HAT or math.isnan(r_hat):
         return []
     return [
-        f"chains disagree (R-hat {r_hat:.2f}): they have not forgotten their starts, or sit in "
-        f"different modes; run longer, with more burn-in"
+        f"chains disagree on {name} (R-hat {r_hat:.2f}): they have not forgotten their starts, or "
+        f"sit in different modes; run longer, with more burn-in"
     ]
 
 
-def _few(effective: float, r_hat: float) -> list[str]:
+def _few(effective: float, r_hat: float, name: str) -> list[str]:
     if effective >= _LEAST_EFFECTIVE or r_hat > _LARGEST_R_HAT or math.isnan(effective):
         return []
-    return [f"only {effective:.0f} effective draws: run longer, or let tune choose the settings"]
+    return [
+        f"only {effective:.0f} effective draws of {name}: run longer, or let tune choose the "
+        f"settings"
+    ]
 
 
 def _biased(

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,11 +42,9 @@ def predict(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndar
     """The law of the settings on a Gaussian with the curvature and noise measured at the draws."""
     if origin.sampler.dynamics.metropolis is True:
         return Prediction(0.0, 0.0)
-    if origin.is_adapted or not origin.sampler.is_affine:
-        reason = (
-            "were adapted in burn-in" if origin.is_adapted else "are not those of a linear step"
-        )
-        return Prediction(skipped=f"the law of the settings: they {reason}")
+    reason = _no_law(origin)
+    if reason is not None:
+        return Prediction(skipped=f"the law of the settings: {reason}")
     points = _points(origin.target, positions, is_finite)
     if isinstance(points, str):
         return Prediction(skipped=points)
@@ -58,6 +57,14 @@ def predict(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndar
     if size > _DENSE_LIMIT:
         return _average(origin, noise, jax.tree.map(lambda leaf: leaf[0], points))
     return _in_all_directions(origin, target, points, noise)
+
+
+def _no_law(origin: Origin) -> str | None:
+    if origin.is_adapted:
+        return "they were adapted in burn-in"
+    if not origin.sampler.is_affine:
+        return "they are not those of a linear step"
+    return "at temperature 0 it is a point" if origin.temperature == 0 else None
 
 
 def _points(target: Target, positions: PyTree, is_finite: np.ndarray) -> PyTree | str:
@@ -103,7 +110,14 @@ def _noise(origin: Origin, target: Target, points: PyTree, *, diagonal: bool):
     rows = np.random.default_rng(0).integers(0, count, shape)
     points = jax.tree.map(jnp.asarray, points)
     rows = jnp.asarray(rows, jnp.int32)
+    # In double precision, as a tuner has looked at it: so there is nothing to compile again.
+    estimator = jax.tree.map(_widened, estimator)
     return np.asarray(mean_gradient_noise(estimator, target, points, rows, diagonal=diagonal))
+
+
+def _widened(leaf):
+    is_float = eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return jnp.asarray(leaf, jnp.float64) if is_float else leaf
 
 
 def _in_all_directions(
@@ -123,9 +137,13 @@ def _in_all_directions(
     sampler = _with_known_noise(origin.sampler, noise)
     try:
         with_noise = theory.stationary_law(sampler, curvature, noise)
-        without = theory.stationary_law(sampler, curvature, 0.0) if np.any(noise) else with_noise
+        without = with_noise
+        if np.any(noise):  # none as a matrix, too: so the same compiled program serves both
+            without = theory.stationary_law(sampler, curvature, 0 * noise)
     except ValueError as error:
         return Prediction(fault=f"the settings have no law here: {error}")
+    if without.effective_temperature == 0:  # all noise is that of the gradient, as in SGD
+        return Prediction(skipped="the law of the settings: at temperature 0 it is a point")
     share = with_noise.effective_temperature / without.effective_temperature - 1
     return Prediction(float(share), _largest(with_noise), _largest(without))
 

@@ -69,7 +69,7 @@ def run_page(
 
     | argument | meaning |
     | --- | --- |
-    | `table` | a row for each of `numbers`, by arviz |
+    | `table` | a row for each of `numbers` |
     | `numbers` | of the draws, by name; axes (chain, draw) |
     | `num_numbers` | how many there are in all |
     | `settings` | what made the run, and how fast |

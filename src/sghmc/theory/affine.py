@@ -1,6 +1,7 @@
 """A step on a Gaussian target as an affine map, by differentiating the step that runs."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,7 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike
 
-from sghmc.core import matrices
+from sghmc.core import matrices, xla
 from sghmc.gradients.base import GradientEstimator
 from sghmc.gradients.exact import NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher
@@ -67,7 +68,7 @@ def affine_map(
         )
         estimator = NoisyGradient(np.asarray(gradient_noise)).prepare(_gaussian(precision), like)
         step = jax.tree.map(
-            np.asarray, _differentiate(kernel, estimator, jnp.asarray(precision), jnp.asarray(t))
+            np.asarray, _differentiated()(kernel, estimator, jnp.asarray(precision), jnp.asarray(t))
         )
     if not np.allclose(step.seen, step.foretold, rtol=_AFFINE, atol=_AFFINE):
         raise ValueError(_not_affine(sampler))
@@ -89,7 +90,11 @@ class _Derivatives(NamedTuple):
     foretold: Any
 
 
-@eqx.filter_jit
+@functools.cache
+def _differentiated() -> Any:
+    return eqx.filter_jit(_differentiate, **xla.once_options())
+
+
 def _differentiate(kernel: Kernel, estimator: GradientEstimator, precision, t) -> _Derivatives:
     like = jnp.zeros(len(precision), precision.dtype)
     target = _gaussian(precision)
