@@ -44,6 +44,8 @@ MARKER = "sghmc-checkpoint"
 """The file that says what the folder is."""
 _NAMES = {MARKER, "draws", "saves", "tuning", "report.html"}
 _UNFINISHED = "unfinished"
+_COMPUTED = "what the run computes"
+"""How a run's steps are called among its arguments: functions, and the values that they use."""
 """The name of a save that is still being written."""
 
 
@@ -75,6 +77,8 @@ class RunFolder(Protocol):
     """What a run asks of its folder, which one process has or several share."""
 
     def check(self) -> None: ...
+
+    def identify(self, computed: dict[str, Any]) -> None: ...
 
     @property
     def has_saves(self) -> bool: ...
@@ -139,6 +143,12 @@ class Folder:
         for place in reversed(self._places()):
             with contextlib.suppress(DamagedError):
                 return self._check_arguments(manifest.read(place).arguments)
+
+    def identify(self, computed: dict[str, Any]) -> None:
+        """Add what the run computes to what it is known by, and check that, too."""
+        described = fingerprint.describe({_COMPUTED: computed})
+        self.arguments |= described
+        self.check()
 
     @property
     def has_saves(self) -> bool:
@@ -258,6 +268,8 @@ class Folder:
         return saves_in(self.path)
 
     def _check_arguments(self, then: Mapping[str, str]) -> None:
+        if _COMPUTED not in self.arguments:  # not yet known
+            then = {name: said for name, said in then.items() if not name.startswith(_COMPUTED)}
         found = fingerprint.differences(then, self.arguments)
         if found:
             raise CheckpointError(

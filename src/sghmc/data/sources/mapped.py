@@ -82,6 +82,11 @@ class MemoryMapped(Source):
     def num_rows(self):
         return self._num_rows
 
+    def identity(self):
+        """Where not all rows are looked at, also the files' sizes and times of change."""
+        files = [] if self.is_all_hashed else self._files
+        return super().identity() | {file.path.name: file.seen[:2] for file in files}
+
     def order(self, numbers):
         """By the highest bits: what they do not tell apart lies on the same pages, or almost."""
         if any(len(column.pieces) > 1 for column in self._columns):
