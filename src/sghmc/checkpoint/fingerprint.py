@@ -108,7 +108,7 @@ def _array(value: Any) -> str:
     if value.size <= _FEW:
         return f"{shape} {np.asarray(value).tolist()}"
     content = np.ascontiguousarray(processes.fetch(value))
-    return f"{shape} {hashlib.sha256(content.view(np.uint8)).hexdigest()[:_DIGITS]}"
+    return f"{shape} {hashlib.sha256(content.view(np.uint8).data).hexdigest()[:_DIGITS]}"
 
 
 def traced(function: Callable, *arguments: Any) -> str:
