@@ -104,7 +104,7 @@ figure, axes = plt.subplots(
 )
 order = np.argsort(doubt.numpy())
 for axis, place in zip(axes.ravel(), [*order[-6:], *order[:6]], strict=True):
-    axis.imshow(test_x[place, 0], cmap="gray_r")
+    axis.imshow(test_x[place, 0].numpy(), cmap="gray_r")
     guess = prediction.probabilities[place].argmax().item()
     axis.set_title(f"{guess} for {test_y[place]}", fontsize="small")
     axis.axis("off")

@@ -65,7 +65,7 @@ class Seen(NamedTuple):
 
     total: torch.Tensor
     squares: torch.Tensor
-    count: int
+    num_parts: int
     version: int
     """Torch's count of changes to the gradient."""
 
@@ -100,14 +100,14 @@ class Microbatches:
             return
         seen.squares.add_((grad - seen.total).to(wide(grad)) ** 2)
         total = seen.total.copy_(grad)
-        self._seen[param] = Seen(total, seen.squares, seen.count + 1, grad._version)
+        self._seen[param] = Seen(total, seen.squares, seen.num_parts + 1, grad._version)
 
     def check(self, params: list[torch.Tensor]) -> None:
         """Refuse what no variance can be taken from, before anything has moved."""
         for param in params:
             grad, seen = param.grad, self._seen.get(param)
-            if seen is None or seen.count < 2:
-                count = 0 if seen is None else seen.count
+            if seen is None or seen.num_parts < 2:
+                count = 0 if seen is None else seen.num_parts
                 raise ValueError(
                     f'gradient_noise="estimate" needs two microbatches or more in a step, but '
                     f"backward() was called {count} times: for each of K parts of the batch call "
