@@ -91,6 +91,7 @@ is_wrong = prediction.probabilities.argmax(1) != test_y
 doubt = prediction.mutual_information
 errors = is_wrong.float().mean().item()
 heat = collector.samples().info.kinetic_temperature
+assert heat is not None
 print(
     f"test loss of the average {log_loss(prediction.probabilities):.3f}, of the last draw", end=""
 )

@@ -183,6 +183,20 @@ def judge_sgld():
     laws.assert_close(covariance, laws.sgld_covariance(PRECISION, 0.15, p, 1.7))
 
 
+def judge_sgnht():
+    """The trajectory of JAX: a thermostat's step is not affine."""
+    for thermostat in ("scalar", "diagonal"):
+        judge_path(f"sgnht {thermostat} symmetric")
+
+
+def judge_literal_sgnht():
+    judge_path("sgnht scalar literal")
+
+
+def judge_psgld():
+    judge_path("psgld")
+
+
 ADDED = "torch._foreach_add_(targets, drawn, alpha=scale)"
 SLOWED, DRIFTED = "torch._foreach_mul_(momenta", "self._drift(group, piece)"
 FRICTION, TAU, MASS = '* group["friction"]', '* group["temperature"]', ' / group["mass"]'
@@ -241,6 +255,41 @@ FAULTS = {  # in which method, what becomes what
     "no preconditioner": (judge_sgld, SGLD._move, {' * group["preconditioner"]': ""}),
     "temperature squared": (judge_sgld, SGLD._move, {TAU: f"{TAU}**2"}),
     "SGLD forgets gradient noise": (judge_sgld, SGLD._move, {"step**2": "0.0"}),
+    "a thermostat without its mass": (
+        judge_sgnht,
+        SGNHT._follow,
+        {' / group["thermostat_mass"]': ""},
+    ),
+    "a thermostat that heats": (judge_sgnht, SGNHT._follow, {"cooling = -rate": "cooling = rate"}),
+    "a thermostat that forgets masses": (
+        judge_sgnht,
+        SGNHT._follow,
+        {'(count * group["mass"])': "count"},
+    ),
+    "a thermostat of sums": (judge_sgnht, SGNHT._follow, {"(count * ": "("}),
+    "noise that forgets masses": (judge_sgnht, SGNHT._slow, {' * group["mass"]': ""}),
+    "noise of the whole friction": (
+        judge_sgnht,
+        SGNHT._damp,
+        {"share.append(": "share.append(1 + "},
+    ),
+    "no kick": (judge_sgnht, SGNHT._kick, {'-group["lr"]': "0.0"}),
+    "literal friction of the other sign": (judge_literal_sgnht, SGNHT._rub, {"1 - ": "1 + "}),
+    "no correction": (judge_psgld, PSGLD._move, {"-epsilon * tau / 2": "0.0"}),
+    "correction without its temperature": (
+        judge_psgld,
+        PSGLD._move,
+        {"epsilon * tau / 2": "epsilon / 2"},
+    ),
+    "damping not squared": (judge_psgld, PSGLD._move, {'["damping"] ** 2': '["damping"]'}),
+    "a preconditioner without its root": (
+        judge_psgld,
+        PSGLD._move,
+        {"(root, -0.5)": "(root, -1.0)"},
+    ),
+    "noise of one ε": (judge_psgld, PSGLD._move, {"2 * epsilon * tau": "epsilon * tau"}),
+    "squares that forget": (judge_psgld, PSGLD._move, {"seen, forgotten)": "seen, 1 - forgotten)"}),
+    "PSGLD forgets N": (judge_psgld, PSGLD._differentiate, {"self.num_data * loss": "loss"}),
 }
 
 
@@ -257,6 +306,9 @@ def test_the_judges_pass_what_is_right():
     judge_baoab()
     judge_sgld()
     judge_noise()
+    judge_sgnht()
+    judge_literal_sgnht()
+    judge_psgld()
 
 
 def plant(monkeypatch, method, changes: dict[str, str]) -> None:
@@ -320,6 +372,10 @@ TWINS = {
 
 @pytest.mark.parametrize("name", TWINS)
 def test_the_same_noise_gives_the_trajectory_of_jax(name):
+    judge_path(name)
+
+
+def judge_path(name):
     """On a target that is not Gaussian, in double precision."""
     make, twin = TWINS[name]
     generator = np.random.default_rng(1)
