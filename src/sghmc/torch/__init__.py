@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from sghmc.torch.baoab import BAOAB
+from sghmc.torch.base import Sampler
 from sghmc.torch.chains import Chains
 from sghmc.torch.collector import Collector
 from sghmc.torch.cyclical import Cyclical
@@ -31,4 +32,5 @@ __all__ = [
     "Cyclical",
     "GaussianPrior",
     "Prediction",
+    "Sampler",
 ]
