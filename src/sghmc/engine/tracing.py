@@ -30,14 +30,13 @@ def trace_target(target: Target | StackedPosterior, like: PyTree) -> dict[str, s
 
 def trace_run(program: Program, positions: PyTree) -> str:
     """All that a run does to its chains: begin, step, keep, and what is due between steps."""
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), positions)
 
     def run(program: Program, positions: PyTree, t) -> tuple[Carry, DrawRecord]:
         flat = program.layout.to_loop(jax.vmap(tree.flatten_leaves)(positions))
         return loop.each_chain(program, lambda chain, flat: _chain(chain, flat, t), None, flat)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    return traced(run, _with_batches(program), shapes, step)
+    return traced(run, _with_batches(program), positions, step)
 
 
 def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
