@@ -33,7 +33,8 @@ PLACE = {name: place for place, group in enumerate(FLOW) for name in group}
 
 def part(path: Path) -> str:
     """What a file belongs to: its own name, or its folder's."""
-    return path.relative_to(ROOT).with_suffix("").parts[0]
+    name = path.relative_to(ROOT).with_suffix("").parts[0]
+    return "cli" if name == "__main__" else name
 
 
 def imported(path: Path) -> set[str]:

@@ -15,6 +15,8 @@ from sghmc.adapt.scale import AdaptScale
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.errors import CheckpointError, CheckpointWarning
 from sghmc.core.processes import LostProcessError, ProcessError
+from sghmc.core.version import __version__
+from sghmc.engine.stepper import Stepper
 from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import FullBatch, NoisyGradient
@@ -46,8 +48,6 @@ from sghmc.samplers.whitened import Whitened
 from sghmc.sampling import sample
 from sghmc.tuning.tune import Tuned, tune
 from sghmc.types import Change, Evaluation, StepInfo
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BAOAB",
@@ -97,9 +97,11 @@ __all__ = [
     "Sampler",
     "Samples",
     "StepInfo",
+    "Stepper",
     "Target",
     "Tuned",
     "Whitened",
+    "__version__",
     "data",
     "kernel_stein_discrepancy",
     "models",

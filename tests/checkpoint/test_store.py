@@ -28,7 +28,9 @@ WEIGHTS = np.dtype("f4").itemsize * 2 * 6  # bytes of a draw's, for two chains
 
 
 def opened(folder):
-    return arviz.InferenceData.from_datatree(xarray.open_datatree(folder, engine="zarr"))
+    if arviz.__version__.startswith("0."):
+        return arviz.InferenceData.from_datatree(xarray.open_datatree(folder, engine="zarr"))
+    return arviz.from_zarr(folder)
 
 
 def by_tensorstore(folder) -> np.ndarray:

@@ -2,27 +2,16 @@
 
 import io
 import json
+import os
+import pathlib
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from sghmc import cli, estimators
-from sghmc.cli import session
+from sghmc import estimators
 from sghmc.estimators import tabular
-
-runner = CliRunner()
-
-
-@pytest.fixture(autouse=True)
-def no_compiled_programs_on_disk(monkeypatch):
-    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
-
-
-def invoke(*arguments):
-    return runner.invoke(cli.app, [str(argument) for argument in arguments])
 
 
 def houses(count: int = 120) -> pd.DataFrame:
@@ -42,7 +31,7 @@ def table(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def fitted(table, tmp_path_factory):
+def fitted(invoke, table, tmp_path_factory):
     """A linear regression and a logistic one, fitted by the command."""
     folder = tmp_path_factory.mktemp("fitted")
     results = {}
@@ -77,7 +66,7 @@ def test_fit_judges_and_writes(fitted):
         assert len(pd.read_csv(folder / target / "predictions.csv")) == result["num_test"] == 24
 
 
-def test_predict_is_that_of_the_model(fitted, table, tmp_path):
+def test_predict_is_that_of_the_model(invoke, fitted, table, tmp_path):
     folder, _ = fitted
     new = pd.DataFrame({"town": ["B", "A"], "size": [140, 60]})
     new.to_parquet(tmp_path / "new.parquet")
@@ -101,7 +90,7 @@ def test_predict_is_that_of_the_model(fitted, table, tmp_path):
     np.testing.assert_allclose(columns["p(dear)"] + columns["p(cheap)"], 1)
 
 
-def test_predict_for_machines_and_in_silence(fitted, tmp_path):
+def test_predict_for_machines_and_in_silence(invoke, fitted, tmp_path):
     model, new, out = fitted[0] / "price", tmp_path / "new.csv", tmp_path / "p.csv"
     new.write_text("town,size\nB,140\nA,60\n")
     columns = json.loads(invoke("predict", model, new, "--json").stdout)
@@ -114,6 +103,38 @@ def test_predict_for_machines_and_in_silence(fitted, tmp_path):
     assert "name a file" in nowhere.stderr
 
 
+def test_a_place_that_cannot_be_written_to_is_seen_before_the_work(
+    invoke, table, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tabular, "fit_table", lambda *_, **__: pytest.fail("the work began"))
+    monkeypatch.setattr(estimators, "load", lambda *_: pytest.fail("the work began"))
+    (tmp_path / "file").touch()
+    for command in (["fit", table, "--target", "price"], ["predict", "model", table]):
+        out = tmp_path / "file" if command[0] == "fit" else tmp_path / "file" / "out"
+        result = invoke(*command, "--out", out)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "file is a file: name a folder" in result.stderr
+
+
+def test_predictions_need_the_right_to_write_in_their_own_folder_alone(
+    invoke, fitted, tmp_path, monkeypatch
+):
+    """Not in the folder above, which may be /home."""
+    (tmp_path / "new.csv").write_text("town,size\nB,140\n")
+    monkeypatch.chdir(tmp_path)
+    opened = os.open
+
+    def recorded(path, flags, *mode, **options):
+        if flags & os.O_CREAT:
+            assert pathlib.Path(path).absolute().parent == tmp_path
+        return opened(path, flags, *mode, **options)
+
+    monkeypatch.setattr(os, "open", recorded)
+    result = invoke("predict", fitted[0] / "price", "new.csv", "--out", "p.csv")
+    assert (result.exit_code, result.output) == (0, "Predictions of 1 rows are in p.csv.\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "p.csv"]
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -124,7 +145,7 @@ def test_predict_for_machines_and_in_silence(fitted, tmp_path):
         ("size,town\ninf,A\n", "'size' has 1 infinite values"),
     ],
 )
-def test_new_rows_that_do_not_fit_the_model(fitted, tmp_path, rows, message):
+def test_new_rows_that_do_not_fit_the_model(invoke, fitted, tmp_path, rows, message):
     (tmp_path / "new.csv").write_text(rows)
     out = tmp_path / "p.csv"
     result = invoke("predict", fitted[0] / "price", tmp_path / "new.csv", "--out", out)
@@ -143,14 +164,14 @@ def test_new_rows_that_do_not_fit_the_model(fitted, tmp_path, rows, message):
         (["--target", "price", "--test-fraction", "1.5"], "between 0 and 1"),
     ],
 )
-def test_wrong_options_write_nothing(table, tmp_path, arguments, message):
+def test_wrong_options_write_nothing(invoke, table, tmp_path, arguments, message):
     result = invoke("fit", table, *arguments, "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert message in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tables_that_cannot_be_learned_from(tmp_path):
+def test_tables_that_cannot_be_learned_from(invoke, tmp_path):
     path = tmp_path / "table.csv"
     many = pd.DataFrame({"a": [f"n{i}" for i in range(101)], "y": range(101)})
     one = pd.DataFrame({"a": [1.0, 2.0, 3.0], "y": ["x"] * 3})

@@ -10,10 +10,12 @@ import typer.main
 from typer.testing import CliRunner
 
 from command_results import fit_result, ratings_result
+from demo_results import demo_result, drawn
 from sghmc import cli, estimators, experiments
 from sghmc.cli import session
 from sghmc.data import ratings
 from sghmc.data.tables import features
+from sghmc.estimators import ratings as fitted_ratings
 from sghmc.estimators import recommender, tabular
 from sghmc.experiments import demo
 
@@ -50,12 +52,8 @@ class Model:
         return Best(np.array([LONG, "b"]), np.array([4.5, 4.0]), np.array([0.5, 0.25]))
 
 
-def demo_result(config, key, progress):
-    coefficients = {"mean": [1.5] * 31, "sd": [0.1] * 31, "effective_size": [1e5] * 31}
-    times = {"r_hat": [1.0] * 31, "seconds": 1e4, "seconds_after_startup": 1e4}
-    run = coefficients | times
-    result = {"names": [LONG] * 31, "num_examples": 569, "batch_size": 64, "hmc": run, "sghmc": run}
-    return result | demo._compare(run, run, config)
+def demo_run(config, key, progress):
+    return demo_result(drawn(5_000), drawn(5))
 
 
 def experiment_result(name, out, **options):
@@ -77,15 +75,15 @@ def stubs(monkeypatch, tmp_path):
     fitted = tabular.Fit(Model(), fit_result(inputs=[LONG] * 9), "row\n1\n")
     for owner, name, value in (
         (session, "keep_compiled_programs", lambda: None),
-        (demo, "run", demo_result),
+        (demo, "run", demo_run),
         (experiments, "reproduce", experiment_result),
         (features, "read_table", lambda path: {}),
         (tabular, "fit_table", lambda *_, **__: fitted),
         (tabular, "predict_table", lambda *_: columns),
         (estimators, "load", lambda path: Model()),
         (ratings, "load_ratings", lambda *_, **__: None),
-        (recommender, "fit_and_judge", lambda *_, **__: (Model(), ratings_result(0.9))),
-        (recommender, "is_model", lambda path: True),
+        (fitted_ratings, "fit_and_judge", lambda *_, **__: (Model(), ratings_result(0.9))),
+        (fitted_ratings, "is_model", lambda path: True),
         (recommender.MatrixFactorization, "load", lambda path: Model()),
     ):
         monkeypatch.setattr(owner, name, value)
@@ -107,8 +105,7 @@ def test_every_command_is_here():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_reader_sees_lines_of_80_columns(stubs, monkeypatch, command):
     # A terminal, as far as we ask; the bars of a run are not shown, as nothing runs.
-    for module in ("demo", "fit", "ratings", "reproduce"):
-        monkeypatch.setattr(f"sghmc.cli.{module}.is_watched", lambda: True)
+    monkeypatch.setattr(session, "is_watched", lambda: True)
     shown = invoke(command)
     assert shown
     assert max(map(len, shown.splitlines())) <= 80

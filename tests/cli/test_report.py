@@ -4,24 +4,12 @@ import json
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 from command_results import SCRIPT, fit_result, ratings_result
-from sghmc import cli, experiments
-from sghmc.cli import session
-from sghmc.experiments import table1
+from sghmc import experiments
 
 
-@pytest.fixture(autouse=True)
-def no_compiled_programs_on_disk(monkeypatch):
-    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-
-
-def page_of(folder, result, config=None):
+def page_of(invoke, folder, result, config=None):
     folder.mkdir()
     (folder / "result.json").write_text(json.dumps(result))
     if config is not None:
@@ -34,26 +22,29 @@ def page_of(folder, result, config=None):
     return content
 
 
-def test_fit(tmp_path):
-    content = page_of(tmp_path / "fit", fit_result())
+def test_fit(invoke, tmp_path):
+    content = page_of(invoke, tmp_path / "fit", fit_result())
     assert "as sure as it should be, as far as 100 held-out cases can tell" in content
     assert "town=&lt;script&gt;" in content
     assert "data:image/png" in content
     seen = {"expected": [0.5], "observed": [0.2], "count": [100]}
-    assert "Verdict: too sure" in page_of(tmp_path / "sure", fit_result(reliability=seen))
+    assert "Verdict: too sure" in page_of(invoke, tmp_path / "sure", fit_result(reliability=seen))
     seen["observed"] = [0.8]
-    content = page_of(tmp_path / "unsure", fit_result(reliability=seen))
+    content = page_of(invoke, tmp_path / "unsure", fit_result(reliability=seen))
     assert "Verdict: not sure enough" in content
 
 
-def test_fit_ratings(tmp_path):
+def test_fit_ratings(invoke, tmp_path):
     config = {"ratings": SCRIPT, "rank": 20}
-    content = page_of(tmp_path / "good", ratings_result(0.9), config)
+    content = page_of(invoke, tmp_path / "good", ratings_result(0.9), config)
     assert "as sure as it should be" in content
     assert "&lt;script&gt;" in content
-    assert "Verdict: too sure" in page_of(tmp_path / "sure", ratings_result(0.8), config)
+    assert "Verdict: too sure" in page_of(invoke, tmp_path / "sure", ratings_result(0.8), config)
     unjudged = {k: v for k, v in ratings_result(0.9).items() if k != "held_out"}
-    assert "were not judged" in page_of(tmp_path / "unjudged", unjudged, config)
+    assert "were not judged" in page_of(invoke, tmp_path / "unjudged", unjudged, config)
+
+
+NO_ROWS = {"expected": [0.5], "observed": [0.5], "count": [0]}
 
 
 def folder_of(tmp_path, **files):
@@ -71,12 +62,18 @@ def folder_of(tmp_path, **files):
         ({"result": "[1]"}, "result.json is broken: it does not hold named results"),
         ({"result": '{"what": 1}'}, r"none of ours: no command here writes \['what'\]"),
         ({"result": '{"reliability": 1}'}, "broken, or of another version"),
-        ({"result": '{"sd_ratios": []}'}, "broken, or of another version"),
+        ({"result": '{"auto_is_close": true}'}, "broken, or of another version"),
         ({"result": "{}", "config": '{"experiment": "figure1"}'}, "or of another version"),
         ({"result": "{}", "config": "{"}, "config.json is broken"),
+        ({"result": "[" * 100_000}, "nested too deeply"),
+        ({"result": "{}", "config": '{"experiment": []}'}, "none of ours"),
+        ({"result": json.dumps(fit_result(reliability=NO_ROWS))}, "or of another version"),
+        ({"result": json.dumps(fit_result(rmse=10**400))}, "or of another version"),
+        ({"result": json.dumps(fit_result(reliability=None))}, "or of another version"),
+        ({"result": json.dumps(fit_result(num_test="many"))}, "or of another version"),
     ],
 )
-def test_a_folder_that_is_none_of_ours(tmp_path, files, message):
+def test_a_folder_that_is_none_of_ours(invoke, tmp_path, files, message):
     result = invoke("report", folder_of(tmp_path, **files))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("sghmc: ")
@@ -84,13 +81,34 @@ def test_a_folder_that_is_none_of_ours(tmp_path, files, message):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_no_folder_at_all(tmp_path):
+def test_a_planted_link_is_not_followed(invoke, tmp_path):
+    """A folder of results that somebody else packed: its report.html leads to a folder of ours."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "report.html").write_text("precious")
+    folder = folder_of(tmp_path, result=json.dumps(fit_result()))
+    (folder / "report.html").symlink_to(precious)
+    result = invoke("report", folder)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "report.html is a link" in result.stderr
+    assert (precious / "report.html").read_text() == "precious"
+
+
+def test_contents_of_broken_results(invoke, tmp_path):
+    (tmp_path / "figure2").mkdir()
+    folder_of(tmp_path / "figure2", result="{}", config="{}")
+    result = invoke("report", tmp_path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "is broken, or of another version (KeyError" in result.stderr
+
+
+def test_no_folder_at_all(invoke, tmp_path):
     (tmp_path / "file").touch()
     assert "does not exist" in invoke("report", tmp_path / "nowhere").stderr
     assert "is a file" in invoke("report", tmp_path / "file").stderr
 
 
-def test_experiments_and_their_contents(tmp_path):
+def test_experiments_and_their_contents(invoke, tmp_path):
     experiments.reproduce(
         "figure2", tmp_path, quick=True, progress=False, num_steps=100, num_chains=2
     )
@@ -105,22 +123,3 @@ def test_experiments_and_their_contents(tmp_path):
     contents = (tmp_path / "report.html").read_text("utf-8")
     assert 'href="figure2/report.html"' in contents
     assert contents.count("it was not run. The command is: sghmc reproduce") == 5
-
-
-@pytest.mark.parametrize(
-    ("dataset", "sghmc", "told"),
-    [("ml-1m", 0.8411, [True] * 5), ("ml-1m", 0.86, [True] * 3 + [False] * 2),
-     ("synthetic", 0.8411, [None] * 4 + [True])],
-)  # fmt: skip
-def test_the_papers_numbers_bind_on_its_own_ratings(dataset, sghmc, told):
-    means = {"sgd": 0.8538, "momentum": 0.8539, "sgld": 0.8412, "sghmc": sghmc}
-    rows = {n: {"rmse": {"mean": mean, "standard_error": 0.001}} for n, mean in means.items()}
-    claims = table1.claims({"dataset": dataset}, {"methods": rows})
-    assert [claim.agrees for claim in claims] == told
-
-
-def test_our_own_recipe_may_be_better_than_the_papers():
-    for mean, agrees in ((0.83, True), (0.8411, True), (0.86, False)):
-        row = {"rmse": {"mean": mean, "standard_error": 0.001}}
-        (claim,) = table1.claims({"dataset": "ml-1m"}, {"methods": {"best": row}})
-        assert (claim.paper, claim.agrees) == ("SGHMC: RMSE 0.8411 ± 0.0011", agrees)

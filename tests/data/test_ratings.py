@@ -220,7 +220,7 @@ def test_missing_files_are_refused(tmp_path):
 
 def test_pickled_arrays_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", user=np.array([1, "a"], object), item=[1, 2], rating=[1, 2])
-    with pytest.raises(ValueError, match=r"user.npy in .*a.npz cannot be read"):
+    with pytest.raises(ValueError, match=r"user.npy in .*a.npz holds Python objects"):
         load_ratings(tmp_path / "a.npz")
 
 
@@ -272,7 +272,7 @@ def test_npz_arrays_larger_than_their_bytes_are_refused(tmp_path):
     header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
     np.lib.format.write_array_header_1_0(stream, header)
     path = packed(tmp_path / "a.npz", {"user.npy": stream.getvalue()})
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match=r"128 bytes where its header, .* needs 8796093022336"):
         load_ratings(path)
 
 

@@ -184,7 +184,10 @@ def test_draws_predictions_and_arviz():
     assert 0.5 < np.sqrt(np.mean(((new["y"] - mean) / draws["scale"][..., None]) ** 2)) < 1.6
 
     data = target.to_arviz(samples, coords={"group": list("abcd")}, dims={"weights": ["column"]})
-    from arviz.data.io_numpyro import infer_dims  # arviz warns when this is its first import
+    try:
+        from arviz.data.io_numpyro import infer_dims  # arviz warns when this is its first import
+    except ImportError:  # ArviZ 1
+        from arviz_base.io_numpyro import infer_dims  # pyright: ignore[reportMissingImports]
 
     inferred = infer_dims(model, args, kwargs)
     for name, variable in data["posterior"].data_vars.items():

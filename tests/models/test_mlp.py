@@ -79,7 +79,7 @@ def test_learns_a_line():
     ("x", "y", "error"),
     [
         (X[:, :3], LABELS, r"x must have shape \(rows, 4\)"),
-        (X, LABELS + 2, "Labels must be 0 to 1 for 2 classes, but range from 2 to 3"),
+        (X, LABELS + 2, "y must be codes from 0 to 1, but they range from 2 to 3"),
         (X, LABELS.astype(float), "whole numbers"),
         (X[:10], LABELS, "different lengths"),
     ],

@@ -95,29 +95,3 @@ def test_updates_at_the_end_of_a_step_are_seen(monkeypatch):
 def test_untempered_conditional_is_seen():
     errors = first_order_errors(0.2, temperature=0.6, prior_temperature=1.0)
     assert np.abs(errors).max() > 8
-
-
-def test_one_precision_for_a_group_of_leaves():
-    params = {"a": jnp.full(3, 2.0), "b": jnp.full(4, 1.0), "c": jnp.full(2, 5.0)}
-    prior = GaussianPrior(group=lambda name: "both" if name in "ab" else name)
-    precisions = prior.start(params)
-    assert set(precisions) == {"both", "c"}
-    precisions = {"both": jnp.asarray(2.0), "c": jnp.asarray(3.0)}
-    expected = 3.5 * np.log(2) - 16.0 + 1 * np.log(3) - 1.5 * 50
-    np.testing.assert_allclose(prior.log_density(params, precisions), expected, rtol=1e-6)
-
-
-def test_precisions_follow_their_conditional():
-    params = {"w": jnp.full(10, 2.0)}
-    keys = jax.random.split(jax.random.key(0), 20_000)
-    drawn = jax.vmap(lambda key: GaussianPrior(2.0, 3.0).update(key, params)["w"])(keys)
-    shape, rate = 2 + 10 / 2, 3 + 40 / 2
-    # The mean's standard error is √shape / rate / √20,000; |z| < 5: one false alarm in a million.
-    z = (np.mean(drawn) - shape / rate) / (np.sqrt(shape) / rate / np.sqrt(len(keys)))
-    assert abs(z) < 5
-    np.testing.assert_allclose(np.var(drawn), shape / rate**2, rtol=0.06)
-
-
-def test_impossible_prior_is_refused():
-    with pytest.raises(ValueError, match="rate must be positive, but is -1"):
-        GaussianPrior(rate=-1.0)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.display import page
 from sghmc.results import diagnostics, report
 from sghmc.results.info import Info
 from sghmc.results.samples import Samples
@@ -155,11 +154,3 @@ def test_predictive_checks_that_are_none(pair, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         many_parameters(1).report(tmp_path, predictive={"a": pair})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    path = page.write(tmp_path / "run.html", "old")
-    with pytest.raises(UnicodeEncodeError):
-        page.write(path, "\ud800")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]

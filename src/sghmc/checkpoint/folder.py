@@ -34,6 +34,8 @@ from sghmc.checkpoint.lock import locked
 from sghmc.checkpoint.manifest import Manifest, Progress
 from sghmc.checkpoint.memory import Store
 from sghmc.checkpoint.store import Files
+from sghmc.core import atomic_file
+from sghmc.core.optional import require
 from sghmc.types import PyTree
 
 T = TypeVar("T")
@@ -42,12 +44,15 @@ MARKER = "sghmc-checkpoint"
 """The file that says what the folder is."""
 _NAMES = {MARKER, "draws", "saves", "tuning", "report.html"}
 _UNFINISHED = "unfinished"
+_COMPUTED = "what the run computes"
+"""How a run's steps are called among its arguments: functions, and the values that they use."""
 """The name of a save that is still being written."""
 
 
 @contextlib.contextmanager
 def open_folder(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> Iterator["Folder"]:
     """The folder, for this process alone, to be used by a run of this identity."""
+    require("orbax.checkpoint", extra="checkpoint")  # before the work, not at its first save
     folder = Folder(checkpoint, fingerprint.describe(identity))
     try:
         folder.enter()
@@ -72,6 +77,8 @@ class RunFolder(Protocol):
     """What a run asks of its folder, which one process has or several share."""
 
     def check(self) -> None: ...
+
+    def identify(self, computed: dict[str, Any]) -> None: ...
 
     @property
     def has_saves(self) -> bool: ...
@@ -102,7 +109,8 @@ class Folder:
             raise CheckpointError(f"{self.path} is a file: a checkpoint needs a folder.")
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        names = set(os.listdir(self.path))
+        # A report that is just being written, or whose writer was killed, is no other's file.
+        names = {name for name in os.listdir(self.path) if not atomic_file.is_draft(name)}
         if names and (MARKER not in names or names - _NAMES):
             other = sorted(names - _NAMES or names)[0]
             raise CheckpointError(
@@ -135,6 +143,12 @@ class Folder:
         for place in reversed(self._places()):
             with contextlib.suppress(DamagedError):
                 return self._check_arguments(manifest.read(place).arguments)
+
+    def identify(self, computed: dict[str, Any]) -> None:
+        """Add what the run computes to what it is known by, and check that, too."""
+        described = fingerprint.describe({_COMPUTED: computed})
+        self.arguments |= described
+        self.check()
 
     @property
     def has_saves(self) -> bool:
@@ -254,6 +268,8 @@ class Folder:
         return saves_in(self.path)
 
     def _check_arguments(self, then: Mapping[str, str]) -> None:
+        if _COMPUTED not in self.arguments:  # not yet known
+            then = {name: said for name, said in then.items() if not name.startswith(_COMPUTED)}
         found = fingerprint.differences(then, self.arguments)
         if found:
             raise CheckpointError(

@@ -12,21 +12,21 @@ import numpy as np
 from sghmc.checkpoint import manifest
 from sghmc.checkpoint.errors import DamagedError
 from sghmc.checkpoint.manifest import Manifest
+from sghmc.core.optional import require
 
 _FOLDER = "state"
 
 
 def _checkpointer() -> Any:
-    import orbax.checkpoint
-
-    options = orbax.checkpoint.options.MultiprocessingOptions()
+    orbax = require("orbax.checkpoint", extra="checkpoint")
+    options = orbax.options.MultiprocessingOptions()
     if jax.process_count() > 1:  # of which only this one writes or reads: it waits for no other
-        options = orbax.checkpoint.options.MultiprocessingOptions(
+        options = orbax.options.MultiprocessingOptions(
             primary_host=jax.process_index(),
             active_processes={jax.process_index()},
             barrier_sync_key_prefix="sghmc",
         )
-    return orbax.checkpoint.StandardCheckpointer(multiprocessing_options=options)
+    return orbax.StandardCheckpointer(multiprocessing_options=options)
 
 
 def write(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -26,6 +26,7 @@ from sghmc.checkpoint.errors import DamagedError, writing
 from sghmc.checkpoint.manifest import GROUPS, Stored
 from sghmc.checkpoint.memory import length
 from sghmc.checkpoint.zarr_format import GrowingArray
+from sghmc.core import atomic_file
 from sghmc.results.diagnostics import path_name
 from sghmc.types import PyTree
 
@@ -39,8 +40,7 @@ _NEGATED = "info.is_finite"
 """ArviZ asks for the opposite."""
 _FIRST_AXES = {"clock": "host"}
 """What the first axis is where it is not that of chains."""
-_UNFINISHED = ".unfinished"
-_TAKEN = (zarr_format.METADATA, zarr_format.METADATA + _UNFINISHED, "chain", "draw", "host")
+_TAKEN = (zarr_format.METADATA, "chain", "draw", "host")
 """Names in a group that arrays cannot have."""
 
 
@@ -114,6 +114,7 @@ class Files:
         self.num_kept = num_kept
         self.publish()  # before draws go that a reader might look for
         with writing(self.folder):
+            atomic_file.remove_drafts(self.folder)
             for _, _, array, column in self._members:
                 column.go_on(num_kept, array.index, array.whole_chunks(num_kept))
 
@@ -146,8 +147,9 @@ class Files:
         nodes |= {member.path: _metadata(member, self.num_kept) for member in self._members}
         with writing(self.folder):
             for path, node in nodes.items():
-                _replace(self.folder / path / zarr_format.METADATA, node)
-            _replace(self.folder / zarr_format.METADATA, zarr_format.group(nodes))
+                atomic_file.write(self.folder / path / zarr_format.METADATA, json.dumps(node))
+            whole = json.dumps(zarr_format.group(nodes))
+            atomic_file.write(self.folder / zarr_format.METADATA, whole)
 
     def draws(self) -> PyTree:
         self._wait()
@@ -206,14 +208,3 @@ def _metadata(member: _Member, num_kept: int) -> dict[str, Any]:
     others = [f"{variable}_dim_{i}" for i in range(len(member.array.row) - 1)]
     dimensions = [_FIRST_AXES.get(member.name, "chain"), "draw", *others]
     return member.array.metadata(num_kept, dimensions)
-
-
-def _replace(path: pathlib.Path, content: dict[str, Any]) -> None:
-    """Write JSON so that readers find all of it, or what was there before."""
-    unfinished = path.with_name(f"{path.name}{_UNFINISHED}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(os.open(unfinished, flags, 0o666), "w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)

@@ -1,5 +1,9 @@
 """The command line: parses, calls, saves. No science. One file a group of commands."""
 
+from sghmc.core.optional import require
+
+require("typer", extra="cli")
+
 from sghmc.cli import demo, fit, ratings, report, reproduce
 from sghmc.cli.session import app
 

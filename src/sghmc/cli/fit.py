@@ -1,23 +1,15 @@
 """`sghmc fit` and `sghmc predict`: a table, a model, predictions."""
 
+import contextlib
 import pathlib
 import sys
 from typing import Annotated
 
 import typer
 
-from sghmc.cli.session import (
-    MODEL,
-    AsJson,
-    Debug,
-    Quiet,
-    Seed,
-    app,
-    is_watched,
-    print_json,
-    print_table,
-    session,
-)
+from sghmc.cli import session
+from sghmc.cli.session import MODEL, AsJson, Debug, Out, Quiet, Seed, app, show
+from sghmc.core import atomic_file
 from sghmc.display.page import write
 from sghmc.experiments import files
 
@@ -26,9 +18,7 @@ from sghmc.experiments import files
 def fit(
     table: Annotated[pathlib.Path, typer.Argument(help="A csv or parquet file.")],
     target: Annotated[str, typer.Option(help="The column to predict.")],
-    out: Annotated[pathlib.Path, typer.Option(help="Folder for the results.")] = pathlib.Path(
-        "results/fit"
-    ),
+    out: Out = pathlib.Path("results/fit"),
     task: Annotated[
         str | None, typer.Option(help="classification or regression; else by the target.")
     ] = None,
@@ -48,7 +38,7 @@ def fit(
     held-out rows in too. Writes result.json, predictions.csv,
     reliability.png, report.html and model.sghmc.
     """
-    with session(debug):
+    with session.work(debug), atomic_file.drafts(out) as stage:
         from sghmc.data.tables.features import read_table
         from sghmc.estimators import pages, tabular
 
@@ -60,19 +50,18 @@ def fit(
             test_fraction=test_fraction,
             ignored=ignore,
             seed=seed,
-            progress=not (quiet or as_json) and is_watched(),
+            progress=session.has_bars(quiet, as_json),
         )
-        with files.staged(out) as stage:
-            files.write_json(stage / "result.json", fitted.result)
-            (stage / "predictions.csv").write_text(fitted.predictions, encoding="utf-8")
-            tabular.plot_reliability(fitted.result).savefig(stage / "reliability.png", dpi=150)
-            fitted.model.save(stage / MODEL)
-            write(stage / "report.html", pages.table_page(fitted.result))
-        if as_json:
-            print_json(fitted.result)
-        elif not quiet:
-            print("\n".join(tabular.summary(fitted.result)))
-            print(f"The model is {out / MODEL}.")
+        files.write_json(stage / "result.json", fitted.result)
+        (stage / "predictions.csv").write_text(fitted.predictions, encoding="utf-8")
+        tabular.plot_reliability(fitted.result).savefig(stage / "reliability.png", dpi=150)
+        fitted.model.save(stage / MODEL)
+        write(stage, pages.table_page(fitted.result))
+    if as_json:
+        session.print_json(fitted.result)
+    elif not quiet:
+        show("\n".join(tabular.summary(fitted.result)))
+        show(f"The model is {out / MODEL}.")
 
 
 @app.command()
@@ -88,27 +77,29 @@ def predict(
 ) -> None:
     """Predict new rows with a fitted model, with uncertainty.
 
-    In a terminal a table, in a pipe or a file csv.
+    In a terminal a table, in a pipe or a file csv, where a label that a
+    spreadsheet would take for a formula begins with an apostrophe.
     """
-    with session(debug):
+    with session.work(debug):
         if quiet and out is None:
             raise ValueError("--quiet without --out would predict for nobody: name a file.")
         from sghmc import estimators
         from sghmc.data.tables.features import read_table
         from sghmc.estimators import tabular
 
-        loaded = estimators.load(model / MODEL if model.is_dir() else model)
-        columns = tabular.predict_table(loaded, read_table(table))
-        if out is not None:
-            with files.staged(out.absolute().parent) as stage:
-                (stage / out.name).write_text(tabular.as_csv(columns), encoding="utf-8")
+        # Before the work: a place that cannot be written to is seen at once.
+        with contextlib.nullcontext() if out is None else atomic_file.draft(out) as draft:
+            loaded = estimators.load(model / MODEL if model.is_dir() else model)
+            columns = tabular.predict_table(loaded, read_table(table))
+            if draft is not None:
+                draft.write_text(tabular.as_csv(columns), encoding="utf-8")
         if as_json:
-            print_json(columns)
-        elif out is None and is_watched():
+            session.print_json(columns)
+        elif out is not None and not quiet:
+            show(f"Predictions of {len(columns['row'])} rows are in {out}.")
+        elif out is None and session.is_watched():
             # The probabilities of all classes are for files: there may be very many.
             shown = {name: cells for name, cells in columns.items() if not name.startswith("p(")}
-            print_table(list(shown), zip(*shown.values(), strict=True))
+            session.print_table(list(shown), zip(*shown.values(), strict=True))
         elif out is None:
             sys.stdout.write(tabular.as_csv(columns))
-        elif not quiet:
-            print(f"Predictions of {len(columns['row'])} rows are in {out}.")

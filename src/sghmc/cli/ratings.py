@@ -5,18 +5,9 @@ from typing import Annotated
 
 import typer
 
-from sghmc.cli.session import (
-    MODEL,
-    AsJson,
-    Debug,
-    Quiet,
-    Seed,
-    app,
-    is_watched,
-    print_json,
-    print_table,
-    session,
-)
+from sghmc.cli import session
+from sghmc.cli.session import MODEL, AsJson, Debug, Out, Quiet, Seed, app, show
+from sghmc.core import atomic_file
 from sghmc.display.page import write
 from sghmc.experiments import files
 
@@ -33,9 +24,7 @@ Duplicates = Annotated[
 @app.command()
 def fit_ratings(
     ratings: RatingsFile,
-    out: Annotated[pathlib.Path, typer.Option(help="Folder for the model.")] = pathlib.Path(
-        "results/ratings"
-    ),
+    out: Out = pathlib.Path("results/ratings"),
     rank: Rank = 20,
     holdout: Annotated[
         float, typer.Option(help="Share of ratings held out to judge the model.", min=0, max=0.5)
@@ -51,31 +40,30 @@ def fit_ratings(
     The model then takes those in too. Writes config.json,
     result.json, report.html and model.sghmc.
     """
-    with session(debug):
+    with session.work(debug), atomic_file.drafts(out) as stage:
         from sghmc.data.ratings import load_ratings
         from sghmc.estimators import pages
-        from sghmc.estimators.recommender import fit_and_judge
+        from sghmc.estimators.ratings import fit_and_judge
 
-        progress = not (quiet or as_json) and is_watched()
+        progress = session.has_bars(quiet, as_json)
         table = load_ratings(ratings, duplicates=duplicates)
         model, result = fit_and_judge(
             table, holdout, rank=rank, random_state=seed, progress=progress
         )
         config = {"ratings": str(ratings), "holdout": holdout, "duplicates": duplicates}
         config |= model.get_params()
-        with files.staged(out) as stage:
-            files.write_json(stage / "config.json", config)
-            files.write_json(stage / "result.json", result)
-            model.save(stage / MODEL)
-            write(stage / "report.html", pages.ratings_page(config, result))
-        if as_json:
-            print_json(result)
-        elif not quiet:
-            if judged := result.get("held_out"):
-                print(f"{judged['num_ratings']:,} held-out ratings: RMSE {judged['rmse']:.4f}.")
-                for level, share in judged["coverage"].items():
-                    print(f"The {level} predictive intervals cover {share:.1%} of them.")
-            print(f"The model is {out / MODEL}.")
+        files.write_json(stage / "config.json", config)
+        files.write_json(stage / "result.json", result)
+        model.save(stage / MODEL)
+        write(stage, pages.ratings_page(config, result))
+    if as_json:
+        session.print_json(result)
+    elif not quiet:
+        if judged := result.get("held_out"):
+            print(f"{judged['num_ratings']:,} held-out ratings: RMSE {judged['rmse']:.4f}.")
+            for level, share in judged["coverage"].items():
+                print(f"The {level} predictive intervals cover {share:.1%} of them.")
+        show(f"The model is {out / MODEL}.")
 
 
 @app.command()
@@ -102,16 +90,17 @@ def recommend(
 
     For a user who is not among the ratings: what people like.
     """
-    with session(debug):
+    with session.work(debug):
         from sghmc.data.ratings import id_of, load_ratings
-        from sghmc.estimators.recommender import MatrixFactorization, is_model
+        from sghmc.estimators.ratings import is_model
+        from sghmc.estimators.recommender import MatrixFactorization
 
         source = source / MODEL if (source / MODEL).exists() else source
         if is_model(source):
             model = MatrixFactorization.load(source)
         else:
             table = load_ratings(source, duplicates=duplicates)
-            progress = not as_json and is_watched()
+            progress = session.has_bars(False, as_json)
             model = MatrixFactorization(rank, random_state=seed, progress=progress).fit(table)
         known = id_of(user, model.ratings_.users)
         best = model.recommend(
@@ -120,14 +109,14 @@ def recommend(
         is_known = known in model.ratings_.users
         if as_json:
             columns = {name: column.tolist() for name, column in best._asdict().items()}
-            print_json({"user": known, "is_known": is_known, **columns})
+            session.print_json({"user": known, "is_known": is_known, **columns})
             return
         if not is_known:
-            print(f"User {user} has rated nothing here: this is what people like.")
+            show(f"User {user} has rated nothing here: this is what people like.")
         rows = [
             (item, f"{rating:.2f} ± {std:.2f}") for item, rating, std in zip(*best, strict=True)
         ]
-        if is_watched():
-            print_table(("item", "rating"), rows)
+        if session.is_watched():
+            session.print_table(("item", "rating"), rows)
         else:
             print("\n".join("\t".join(map(str, row)) for row in rows))

@@ -7,9 +7,13 @@ import typer
 
 from sghmc import experiments
 from sghmc.checkpoint import reader
-from sghmc.cli.session import AsJson, Debug, Quiet, app, print_json, session
+from sghmc.cli import session
+from sghmc.cli.session import AsJson, Debug, Quiet, app, show
 from sghmc.display.page import write
 from sghmc.experiments import demo, files
+
+_BROKEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError)
+"""What numbers and words that no command here wrote can lead to."""
 
 
 @app.command()
@@ -30,18 +34,18 @@ def report(
     what demo, fit, fit-ratings or reproduce have written. The page needs
     no network and nothing beside it.
     """
-    with session(debug):
+    with session.work(debug):
         kind = _kind(folder)
-        target = folder / "report.html" if out is None else out
+        target = folder if out is None else out
         if kind == "run":
             samples = reader.read_run(folder)
             path = samples.report(target, title=f"Run in {folder.absolute().name}")
         else:
             path = write(target, _page(kind, folder))
         if as_json:
-            print_json({"report": str(path), "kind": kind})
+            session.print_json({"report": str(path), "kind": kind})
         elif not quiet:
-            print(f"The report is {path}.")
+            show(f"The report is {path}.")
 
 
 def _kind(folder: pathlib.Path) -> str:
@@ -65,9 +69,9 @@ def _kind(folder: pathlib.Path) -> str:
 
 def _command(folder: pathlib.Path) -> str:
     config, result = _config(folder), files.read_json(folder / "result.json")
-    if config.get("experiment") in experiments.EXPERIMENTS:
+    if config.get("experiment") in list(experiments.EXPERIMENTS):  # by equality: it may be a list
         return "experiment"
-    marks = {"demo": "sd_ratios", "fit": "reliability", "fit-ratings": "num_ratings"}
+    marks = {"demo": "auto_is_close", "fit": "reliability", "fit-ratings": "num_ratings"}
     for kind, mark in marks.items():
         if mark in result:
             return kind
@@ -79,18 +83,19 @@ def _command(folder: pathlib.Path) -> str:
 def _page(kind: str, folder: pathlib.Path) -> str:
     from sghmc.estimators import pages
 
-    if kind == "contents":
-        return experiments.contents(folder)
-    config, result = _config(folder), files.read_json(folder / "result.json")
+    where = folder if kind == "contents" else folder / "result.json"
     try:
+        if kind == "contents":
+            return experiments.contents(folder)
+        config, result = _config(folder), files.read_json(where)
         if kind == "experiment":
             return experiments.page(config["experiment"], config, result)
         if kind == "demo":
             return demo.page(config, result)
         return pages.table_page(result) if kind == "fit" else pages.ratings_page(config, result)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except _BROKEN as error:
         raise ValueError(
-            f"{folder / 'result.json'} is broken, or of another version "
+            f"{where} is broken, or of another version "
             f"({type(error).__name__}: {error}): run the command again."
         ) from error
 

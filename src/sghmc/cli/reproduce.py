@@ -7,19 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from sghmc import experiments
-from sghmc.cli.session import (
-    AsJson,
-    Debug,
-    Quiet,
-    Seed,
-    app,
-    console,
-    is_watched,
-    print_json,
-    session,
-)
-from sghmc.display.page import write
-from sghmc.experiments import pages
+from sghmc.cli import session
+from sghmc.cli.session import AsJson, Debug, Out, Quiet, Seed, app, show
+from sghmc.display.page import FILE, write
 
 _EVERYTHING = "all"
 
@@ -36,6 +26,10 @@ def _known_names(names: list[str]) -> list[str]:
     return known if _EVERYTHING in names else list(dict.fromkeys(names))
 
 
+def _flag(name: str, words: str) -> Any:
+    return typer.Option(f"--{name}", help=words)
+
+
 @app.command()
 def reproduce(
     names: Annotated[
@@ -46,18 +40,12 @@ def reproduce(
             help=f"Any of {', '.join(experiments.EXPERIMENTS)}; or {_EVERYTHING}.",
         ),
     ],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A small version: seconds, rough.")
-    ] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="figure4, table1: all of it without a GPU, too.")
-    ] = False,
+    quick: Annotated[bool, _flag("quick", "A small version: seconds, rough.")] = False,
+    full: Annotated[bool, _flag("full", "figure4, table1: all of it without a GPU, too.")] = False,
     search: Annotated[
-        bool, typer.Option("--search", help="figure4, table1: choose settings as the paper did.")
+        bool, _flag("search", "figure4, table1: choose settings as the paper did.")
     ] = False,
-    best: Annotated[
-        bool, typer.Option("--best", help="table1: our own recipe instead of the paper's.")
-    ] = False,
+    best: Annotated[bool, _flag("best", "table1: our own recipe instead of the paper's.")] = False,
     data: Annotated[
         str | None,
         typer.Option(help="MNIST's folder (figure4; else $SGHMC_DATA) or ratings (table1)."),
@@ -71,9 +59,7 @@ def reproduce(
         typer.Option(min=1, help="table1: steps between predictions that are averaged."),
     ] = None,
     seed: Seed = 0,
-    out: Annotated[
-        pathlib.Path, typer.Option(help="Folder for the results, one folder in it a NAME.")
-    ] = pathlib.Path("results"),
+    out: Out = pathlib.Path("results"),
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -81,8 +67,8 @@ def reproduce(
     """Reproduce figures and theorems of the paper (Chen, Fox & Guestrin, 2014).
 
     Prints what was measured against what was expected. Writes config.json,
-    result.json, a picture and report.html for each NAME; for several a
-    report.html that leads to them. Where data are missing the others are
+    result.json, a picture and report.html for each NAME, in a folder of
+    its own; for several a report.html that leads to them. Where data are missing the others are
     made, and the exit status is 1.
     """
     results: dict[str, Any] = {}
@@ -96,9 +82,9 @@ def reproduce(
     }
     options = {option: value for option, value in given.items() if value}
     missing: dict[str, str] = {}
-    with session(debug):
+    with session.work(debug):
         for name in names:
-            progress = not (quiet or as_json) and is_watched()
+            progress = session.has_bars(quiet, as_json)
             chosen = options if len(names) == 1 else experiments.known_options(name, options)
             try:
                 results[name] = experiments.reproduce(
@@ -108,16 +94,16 @@ def reproduce(
                 if len(names) == 1:
                     raise
                 missing[name] = str(error)
-                print(f"sghmc: {name}: {error}\n", file=sys.stderr)
+                show(f"sghmc: {name}: {error}\n", file=sys.stderr)
                 continue
             if not (quiet or as_json):
-                console().print(experiments.table(name, results[name]))
-                print(f"Written to {out / name}.\n")
+                session.console().print(experiments.table(name, results[name]))
+                show(f"Written to {out / name}.\n")
         if len(names) > 1:
-            contents = write(out / pages.FILE, experiments.contents(out, missing))
+            contents = write(out / FILE, experiments.contents(out, missing))
             if not (quiet or as_json):
-                print(f"All of it: {contents}")
+                show(f"All of it: {contents}")
         if as_json:
-            print_json(results | {name: {"missing": why} for name, why in missing.items()})
+            session.print_json(results | {name: {"missing": why} for name, why in missing.items()})
         if missing:
             raise typer.Exit(1)

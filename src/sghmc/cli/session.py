@@ -5,8 +5,9 @@ import json
 import os
 import pathlib
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import jax
 import typer
@@ -15,12 +16,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import sghmc
 from sghmc.checkpoint.errors import CheckpointError
+from sghmc.core.cache_folder import cache_folder
+from sghmc.core.version import __version__
+from sghmc.results.errors import DivergenceError
 
 MODEL = "model.sghmc"
 """The file of a fitted model in the folder of its results."""
 _WIDTH = 80
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's categories of characters that steer a terminal or hide in text."""
 
 app = typer.Typer(
     name="sghmc",
@@ -32,6 +37,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_OF_THE_USER = (ValueError, TypeError, OSError, ImportError, CheckpointError, DivergenceError)
+"""Errors whose message is enough; others are mistakes of the library, and keep their traceback."""
+
+Out = Annotated[pathlib.Path, typer.Option(help="Folder for the results.")]
 Seed = Annotated[int, typer.Option(help="Seed of all randomness.", min=0)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
@@ -40,7 +49,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        print(f"sghmc {sghmc.__version__}")
+        print(f"sghmc {__version__}")
         raise typer.Exit
 
 
@@ -57,16 +66,16 @@ def options(
 
 
 @contextlib.contextmanager
-def session(debug: bool) -> Iterator[None]:
+def work(debug: bool) -> Iterator[None]:
     """A command's work: compiled programs are kept, errors come out as one message."""
     keep_compiled_programs()
     try:
         yield
-    except (ValueError, TypeError, OSError, CheckpointError, sghmc.DivergenceError) as error:
+    except _OF_THE_USER as error:
         if debug:
             raise
         message = str(error) or type(error).__name__
-        print(f"sghmc: {message}", file=sys.stderr)
+        show(f"sghmc: {message}", file=sys.stderr)
         raise typer.Exit(1) from None
 
 
@@ -75,7 +84,7 @@ def keep_compiled_programs() -> None:
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     try:
-        folder = _cache_folder()
+        folder = cache_folder() / f"jax-{jax.__version__}"
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: there is no home
         return
@@ -84,42 +93,53 @@ def keep_compiled_programs() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
-def _cache_folder() -> pathlib.Path:
-    """Where the platform wants caches; XDG_CACHE_HOME, where it is set, decides."""
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        base = pathlib.Path(chosen)
-    elif sys.platform == "darwin":
-        base = pathlib.Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = pathlib.Path(os.environ.get("LOCALAPPDATA") or pathlib.Path.home())
-    else:
-        base = pathlib.Path.home() / ".cache"
-    return base / "sghmc" / f"jax-{jax.__version__}"
-
-
 def console() -> Console:
     screen = Console()
     screen.width = min(screen.width, _WIDTH)
     return screen
 
 
+def show(text: str, file: TextIO | None = None) -> None:
+    """Print for a reader: names and cells of somebody's table do not command the terminal."""
+    print(harmless(text), file=file)
+
+
+def harmless(text: str) -> str:
+    r"""Control and formatting characters as the escapes that a program would write for them.
+
+    >>> harmless("red: \x1b[31m, and on\n")
+    'red: \\x1b[31m, and on\n'
+    """
+    return "".join(
+        ascii(letter)[1:-1]
+        if unicodedata.category(letter) in _UNSEEN and letter != "\n"
+        else letter
+        for letter in text
+    )
+
+
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table for a reader, who sees as much of long cells as fits."""
     table = Table(box=box.SIMPLE)
     for heading in headings:
-        table.add_column(Text(heading), overflow="ellipsis", no_wrap=True)
+        table.add_column(Text(harmless(heading)), overflow="ellipsis", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(_short(cell)) for cell in row))
     console().print(table)
 
 
 def _short(cell: object) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.4g}" if isinstance(cell, float) else harmless(str(cell))
 
 
 def is_watched() -> bool:
-    """Whether somebody reads along, who wants progress bars and tables: not a file or a pipe."""
+    """Whether somebody reads along, who wants tables: not a file or a pipe."""
     return sys.stdout.isatty()
+
+
+def has_bars(quiet: bool, as_json: bool) -> bool:
+    """Whether runs show how far they are."""
+    return is_watched() and not quiet and not as_json
 
 
 def print_json(result: dict[str, Any]) -> None:

@@ -2,9 +2,9 @@
 
 import gzip
 import hashlib
+import io
 import os
 import pathlib
-import tempfile
 import urllib.error
 import urllib.request
 import zlib
@@ -12,12 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sghmc.core import atomic_file
+from sghmc.core.cache_folder import cache_folder
 from sghmc.data.tables.idx import read_idx
 
 _MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
+_MOST_BYTES = 1 << 26
+"""Of a file: the largest has 47 million, unpacked. A mirror may send anything."""
 # MD5 of the unpacked files: mirrors may pack them differently.
 _FILES = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -77,12 +81,10 @@ def _path(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _download() -> pathlib.Path:
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
-    folder = cache / "sghmc" / "mnist"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = cache_folder() / "mnist"
     for name, checksum in _FILES.items():
         if not (folder / f"{name}.gz").exists():
-            _write_whole(folder / f"{name}.gz", _fetch(f"{name}.gz", checksum))
+            atomic_file.write(folder / f"{name}.gz", _fetch(f"{name}.gz", checksum))
     return folder
 
 
@@ -91,12 +93,13 @@ def _fetch(name: str, checksum: str) -> bytes:
     for mirror in _MIRRORS:
         try:
             with urllib.request.urlopen(mirror + name, timeout=30) as answer:
-                content = answer.read()
+                content = answer.read(_MOST_BYTES)
         except (urllib.error.URLError, OSError) as error:
             failures.append(f"{mirror}: {error}")
             continue
         try:
-            unpacked = gzip.decompress(content)
+            with gzip.open(io.BytesIO(content)) as file:
+                unpacked = file.read(_MOST_BYTES)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             failures.append(f"{mirror}: {error}")
             continue
@@ -108,10 +111,3 @@ def _fetch(name: str, checksum: str) -> bytes:
         f"(each may end in .gz) into a folder and name it with --data or $SGHMC_DATA; or use "
         f"--dataset digits, which needs no files."
     )
-
-
-def _write_whole(path: pathlib.Path, content: bytes) -> None:
-    """Write so that the file is there whole or not at all."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)

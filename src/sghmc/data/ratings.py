@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from sghmc.data.tables import columns, table_files
+from sghmc.core.checking import check_count
+from sghmc.data.tables import columns
+from sghmc.data.tables.table_files import read_columns
+from sghmc.data.tables.text import Style
 
 DUPLICATES = ("error", "last", "mean")
 
@@ -21,6 +23,12 @@ _COLUMNS = {
     "item": ("item", "items", "itemid", "iid", "movie", "movies", "movieid"),
     "rating": ("rating", "ratings"),
 }
+_NUMERIC = (*_COLUMNS["rating"], "timestamp")
+"""Columns of text that are numbers in any case."""
+
+_HEADERLESS = ("user", "item", "rating", "timestamp")
+_FILES = ("ratings.dat", "u.data", "ratings.csv", "ratings.parquet", "ratings.npz")
+"""Those of the ratings in a folder or an archive of MovieLens, or like it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +103,10 @@ def load_ratings(
     has user, item, rating first. `duplicates` says what becomes of a pair (user, item) that is
     rated twice: "error", "last" or "mean".
     """
-    table = table_files.read_columns(pathlib.Path(path))
+    # Ids stay text until all are seen: 007 is not 7.
+    style = Style(lambda name: _plain(name) not in _NUMERIC, headerless=_HEADERLESS)
+    found = read_columns(pathlib.Path(path), style, _FILES)
+    table = {name: columns.whole_numbers(column) for name, column in found.items()}
     return _from_columns(table, (user, item, rating), duplicates, str(path))
 
 
@@ -158,8 +169,7 @@ def synthetic_ratings(
 
 def folds(ratings: Ratings, num_folds: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     """(train, test) rows of each fold of a random partition: every row is tested once."""
-    if not isinstance(num_folds, int | np.integer) or num_folds < 2:
-        raise ValueError(f"num_folds must be a whole number from 2, but is {num_folds!r}.")
+    check_count(num_folds, "num_folds", 2)
     if len(ratings) < num_folds:
         raise ValueError(
             f"{len(ratings)} ratings do not fill {num_folds} folds: one of them would be empty."
@@ -252,10 +262,10 @@ def _plain(name: Any) -> str:
 
 
 def _columns_of(table: Any) -> Mapping[str, Any]:
-    if isinstance(table, pa.Table | pa.RecordBatch):
-        return dict(zip(table.column_names, table.columns, strict=True))
     if isinstance(table, Mapping):
         return table
+    if hasattr(table, "column_names") and hasattr(table, "columns"):  # pyarrow
+        return dict(zip(table.column_names, table.columns, strict=True))
     if hasattr(table, "columns") and hasattr(table, "__getitem__"):  # pandas, polars
         return {name: table[name] for name in table.columns}
     if isinstance(table, tuple | list) and len(table) == 3:

@@ -4,11 +4,14 @@ import html
 import math
 import os
 import pathlib
-import tempfile
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
+from sghmc.core import atomic_file
+
+FILE = "report.html"
+"""The name of a page in a folder of results."""
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """The page asks nothing of any network."""
 
@@ -133,18 +136,11 @@ def card(address: str, words: str) -> str:
 
 
 def write(path: str | os.PathLike[str], content: str) -> pathlib.Path:
-    """The page in its place, whole or not at all."""
+    """The page in a file, or as report.html in a folder; where that is."""
     path = pathlib.Path(path)
     if path.is_dir():
-        path = path / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".report-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.chmod(draft, 0o644)
-        os.replace(draft, path)
-    except BaseException:
-        pathlib.Path(draft).unlink(missing_ok=True)
-        raise
+        path = path / FILE
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, which a report does not follow: remove it first.")
+    atomic_file.write(path, content)
     return path

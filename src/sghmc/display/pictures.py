@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sghmc.core.optional import require
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -37,12 +39,11 @@ def _both(title: str, draw: Callable[[Any], None]) -> Pair:
 
 
 def _drawn(title: str, draw: Callable[[Any], None], ink: str) -> str:
-    import matplotlib
-    from matplotlib.figure import Figure
-
+    matplotlib = require("matplotlib", extra="plots")
+    figures = require("matplotlib.figure", extra="plots")
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     with matplotlib.rc_context({**dict.fromkeys(names, ink), "font.size": 9}):
-        figure = Figure(figsize=_SIZE, layout="constrained")
+        figure = figures.Figure(figsize=_SIZE, layout="constrained")
         axes = figure.subplots()
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(title)
@@ -79,9 +80,7 @@ def ranks(values: np.ndarray) -> Pair:
 
 def autocorrelation(values: np.ndarray) -> Pair:
     """Of each chain, by lag; axes (chain, draw)."""
-    import arviz
-
-    lagged = [np.asarray(arviz.autocorr(chain))[:_NUM_LAGS] for chain in values[:_MOST_CHAINS]]
+    lagged = [correlations(chain)[:_NUM_LAGS] for chain in values[:_MOST_CHAINS]]
 
     def draw(axes) -> None:
         for chain in lagged:
@@ -89,6 +88,18 @@ def autocorrelation(values: np.ndarray) -> Pair:
         axes.axhline(0, linewidth=0.5, color=_GRAY)
 
     return _both("autocorrelation by lag", draw)
+
+
+def correlations(chain: np.ndarray) -> np.ndarray:
+    """The autocorrelation of a chain at lags 0, 1, …; NaN where it never moved.
+
+    >>> correlations(np.array([1.0, -1.0, 1.0, -1.0])).round(9).tolist()
+    [1.0, -0.75, 0.5, -0.25]
+    """
+    spectrum = np.abs(np.fft.rfft(chain - chain.mean(), 2 * len(chain))) ** 2
+    covariance = np.fft.irfft(spectrum)[: len(chain)]
+    with np.errstate(invalid="ignore"):
+        return covariance / covariance[0]
 
 
 def replicates(observed: float, replicated: np.ndarray) -> Pair:

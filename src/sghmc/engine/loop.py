@@ -115,7 +115,7 @@ def make_draws(
 
 def observe(program: Program, t, carry: Carry) -> tuple[Carry, DrawRecord]:
     """What is kept of all chains after step t."""
-    return _each_carry(program, carry, lambda chain, carry: chain.observe(t, carry))
+    return each_carry(program, carry, lambda chain, carry: chain.observe(t, carry))
 
 
 def _empty_records(program: Program, carry: Carry, capacity: int) -> DrawRecord | None:
@@ -176,7 +176,7 @@ def _steps_of_draw(program: Program, plan: LoopPlan, carry: Carry, t, block, off
             carry = _steps_in_blocks(program, plan, carry, t + done)
         else:
             carry = _steps(program, plan, carry, t + done, block, offset + done, plan.period)
-        return _updates(program, plan, t + done + plan.period - 1, carry)
+        return make_updates(program, t + done + plan.period - 1, carry, is_burnin=plan.is_burnin)
 
     carry = _repeat(program.thinning // plan.period, one_period, carry)
     return carry if plan.is_watched else _watch(program, t + program.thinning - 1, carry)
@@ -242,7 +242,7 @@ def _watch(program: Program, t, carry: Carry) -> Carry:
             info = StepInfo(seen)
         return carry._replace(info=info, failed_at=_first_failure(carry.failed_at, t, seen))
 
-    return _each_carry(program, carry, of_chain)
+    return each_carry(program, carry, of_chain)
 
 
 def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array, ""]:
@@ -252,7 +252,7 @@ def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array,
 # Between steps
 
 
-def _updates(program: Program, plan: LoopPlan, t, carry: Carry) -> Carry:
+def make_updates(program: Program, t, carry: Carry, *, is_burnin: bool) -> Carry:
     """What may be due after step t: Gibbs, the estimator's memory, adaptation, V̂."""
     gibbs, adapt, fisher = program.gibbs, program.adapt, program.kernel.fisher
     renew_every = program.estimator.renew_every
@@ -262,7 +262,7 @@ def _updates(program: Program, plan: LoopPlan, t, carry: Carry) -> Carry:
         due.append((is_due, lambda chain, carry: chain.update_hyper(t, carry)))
     if renew_every is not None:
         due.append(((t + 1) % renew_every == 0, Program.follow))
-    if adapt is not None and plan.is_burnin:
+    if adapt is not None and is_burnin:
         due.append((adapt.is_due(t), lambda chain, carry: chain.update_kernel(t, carry)))
     if fisher is not None:
         is_due = (t + 1) % fisher.every == 0
@@ -270,7 +270,7 @@ def _updates(program: Program, plan: LoopPlan, t, carry: Carry) -> Carry:
     for is_due, update in due:
         carry = lax.cond(
             is_due,
-            lambda carry, update=update: _each_carry(program, carry, update),
+            lambda carry, update=update: each_carry(program, carry, update),
             lambda carry: carry,
             carry,
         )
@@ -298,7 +298,8 @@ def each_chain(program: Program, function: Callable, kernel: Kernel | None, *arg
     return layout.over_chains(of_chain, leading=(0,))(own, keys, kernel, *args)
 
 
-def _each_carry(program: Program, carry: Carry, function: Callable[[Program, Carry], Any]) -> Any:
+def each_carry(program: Program, carry: Carry, function: Callable[[Program, Carry], Any]) -> Any:
+    """`function(chain, carry)` for every chain, with its own kernel where it has one."""
     return each_chain(program, function, carry.kernel, carry)
 
 

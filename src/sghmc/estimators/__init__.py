@@ -6,6 +6,10 @@ Import from here only: scikit-learn is loaded with this package, not with `sghmc
 import pathlib
 from typing import Any
 
+from sghmc.core.optional import require
+
+require("sklearn", extra="sklearn")
+
 from sghmc.estimators import storage
 from sghmc.estimators.base import BayesianEstimator
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression

@@ -5,8 +5,10 @@ from typing import Any, Self
 import numpy as np
 
 from sghmc.data.tables.features import Columns
+from sghmc.data.tables.text import is_number
 
 _MOST_CATEGORIES = 100
+"""Each is an input of its own: a column with more is a name rather than a kind."""
 
 
 class Encoding:
@@ -17,6 +19,19 @@ class Encoding:
 
     def __init__(self, target: str, columns: list[dict[str, Any]]):
         self.target, self.columns = target, columns
+
+    @classmethod
+    def restored(cls, plain: Any) -> Self:
+        """What `plain` gave, from a file that anybody may have written."""
+        columns = plain.get("columns") if isinstance(plain, dict) else None
+        if (
+            not isinstance(columns, list)
+            or set(plain) != {"target", "columns"}
+            or not columns
+            or not all(_is_described(column) for column in columns)
+        ):
+            raise ValueError("The model does not know its columns: it was not made by `sghmc fit`.")
+        return cls(str(plain["target"]), columns)
 
     @classmethod
     def of(cls, table: Columns, target: str, ignored: list[str]) -> Self:
@@ -53,6 +68,19 @@ class Encoding:
         return {"target": self.target, "columns": self.columns}
 
 
+def _is_described(column: Any) -> bool:
+    """Whether this could be what `_described` gave."""
+    if not isinstance(column, dict) or set(column) - {"name", "categories"}:
+        return False
+    categories = column.get("categories", [""])
+    return (
+        isinstance(column.get("name"), str)
+        and isinstance(categories, list)
+        and 0 < len(categories) <= _MOST_CATEGORIES
+        and all(isinstance(category, str) for category in categories)
+    )
+
+
 def _described(name: str, values: np.ndarray) -> dict[str, Any]:
     if values.dtype != object:
         _check_finite(name, values)
@@ -71,7 +99,7 @@ def _encoded(column: dict[str, Any], values: np.ndarray) -> np.ndarray:
     name, categories = column["name"], column.get("categories")
     if categories is None:
         if values.dtype == object:
-            odd = next((value for value in values if not _is_number(value)), values[0])
+            odd = next((value for value in values if not is_number(value)), values[0])
             raise ValueError(
                 f"The column {name!r} held numbers when the model was fitted, but now holds text "
                 f"such as {odd!r}."
@@ -96,11 +124,3 @@ def _check_finite(name: str, values: np.ndarray) -> None:
         raise ValueError(
             f"The column {name!r} has {count:,} infinite values: inputs must be finite."
         )
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True

@@ -19,22 +19,36 @@ from sghmc.data.ratings import Ratings
 from sghmc.estimators.rows import padded, padded_size
 from sghmc.gradients.exact import FullBatch
 from sghmc.gradients.minibatch import Minibatch
-from sghmc.models.factorization import SIDES, MatrixFactorization
+from sghmc.models.factor_gibbs import NOISE_SHAPE, SIDES
+from sghmc.models.factorization import FactorizationModel
 from sghmc.posterior.posterior import Posterior
 from sghmc.results.errors import DivergenceError
+from sghmc.results.samples import Samples
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.sampling import sample
 from sghmc.types import PyTree
 
-_ADAPT_EVERY = 10
-_GIBBS_EVERY = 50
-_MOST_ATTEMPTS = 8
-_SMALLEST_BATCH = 40_000
-_MOST_BATCHES = 10
+_RESOLUTION = 0.01
+"""In standard deviations of the ratings: so exactly is a rating known at best. Far below the noise
+of ratings by people, and enough that ratings without noise have a proper posterior."""
+
+_ADAPT_EVERY, _GIBBS_EVERY = 10, 50
+"""Steps. Masses are cheap and follow quickly; a Gibbs update is a pass over all ratings."""
+
+_NUM_ATTEMPTS, _SHORTENED = 8, 0.7
+"""A chain that diverges is tried again with a step shorter by this factor, down to a twelfth."""
+
+_SMALLEST_BATCH, _MOST_BATCHES = 40_000, 10
+"""A batch is a part of the data that does not shrink as they grow: its curvature, N/n times that of
+its ratings, would shake a step of this size too much."""
+
+_START_PRODUCTS, _START_BIASES, _START_NOISE = 0.25, 0.2, 0.5
+"""Variances that a chain starts from, of ratings whose variance is 1: of the factors' products, of
+either bias, and of the noise."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class ChainSettings:
     """How a chain runs; counts are in steps, `num_draws` are kept, `thinning` steps apart."""
 
     rank: int
@@ -45,6 +59,10 @@ class Settings:
     step_size: float
     momentum_decay: float
     progress: bool
+
+    @property
+    def num_burnin_draws(self) -> int:
+        return -(-self.num_burnin // self.thinning)
 
 
 class Chain(NamedTuple):
@@ -60,37 +78,39 @@ class Chain(NamedTuple):
     def last(self) -> "Chain":
         return jax.tree.map(lambda leaf: leaf[-1], self)
 
+    def by_name(self) -> dict[str, np.ndarray]:
+        """All draws in one flat dict: "user", "user.mean", "noise", …"""
+        named = {**self.position, **{name: self.hyper[name] for name in _NOISE}}
+        for side in SIDES:
+            named |= {f"{side}.{part}": self.hyper[side][part] for part in _PRIOR}
+        return named
 
-def run(key: jax.Array, ratings: Ratings, settings: Settings, start: Chain | None) -> Chain:
+    @classmethod
+    def of(cls, named: dict[str, np.ndarray]) -> "Chain":
+        """The chain whose `by_name` this is."""
+        hyper: dict[str, PyTree] = {name: named[name] for name in _NOISE}
+        hyper |= {side: {part: named[f"{side}.{part}"] for part in _PRIOR} for side in SIDES}
+        return cls({side: named[side] for side in SIDES}, hyper)
+
+
+_NOISE, _PRIOR = ("noise", "noise_rate"), ("mean", "precision")
+
+
+def run(key: jax.Array, ratings: Ratings, settings: ChainSettings, start: Chain | None) -> Chain:
     """Draw from the posterior given ratings (centered, of order 1).
 
     From `start`, a single state, the chain goes on; users and items that it does not know yet come
-    in from the prior. A chain that diverges starts over with a smaller step.
+    in from the prior. A chain that diverges starts over with a smaller step. Ctrl-C raises
+    KeyboardInterrupt: a few draws would not be the posterior that was asked for.
     """
     sizes = tuple(padded_size(count, 8) for count in (ratings.num_users, ratings.num_items))
-    model, adapt = _model(*sizes, settings.rank, _burnin(settings) * settings.thinning)
+    model, adapt = _model(*sizes, settings.rank, settings.num_burnin_draws * settings.thinning)
     of_start, of_run = jax.random.split(key)
     begin = _begin(of_start, model, start)
     posterior = _posterior(model, ratings).with_hyper(
         {**jax.tree.map(jnp.asarray, begin.hyper), "counts": _counts(model, ratings)}
     )
-    step_size = settings.step_size
-    for attempt in range(_MOST_ATTEMPTS):
-        try:
-            samples = _sample(
-                jax.random.fold_in(of_run, attempt),
-                posterior,
-                model,
-                adapt,
-                begin,
-                settings,
-                step_size,
-            )
-            break
-        except DivergenceError:
-            if attempt == _MOST_ATTEMPTS - 1:
-                raise
-            step_size *= 0.7
+    samples = _sample(of_run, posterior, model, adapt, begin, settings)
     rows = samples.positions[0]
     position = {
         "user": rows[:, : ratings.num_users],
@@ -105,18 +125,13 @@ def run(key: jax.Array, ratings: Ratings, settings: Settings, start: Chain | Non
 @functools.lru_cache(maxsize=8)
 def _model(
     num_users: int, num_items: int, rank: int, until: int
-) -> tuple[MatrixFactorization, Adapt]:
+) -> tuple[FactorizationModel, Adapt]:
     """Model and adaptation: the same objects for the same shapes, so that programs are found."""
-    model = MatrixFactorization(num_users, num_items, rank, prior="dimension", noise="user")
+    model = FactorizationModel(num_users, num_items, rank, "dimension", "user", _RESOLUTION)
     return model, model.adapt(lambda hyper: hyper["counts"], _ADAPT_EVERY, until)
 
 
-def _burnin(settings: Settings) -> int:
-    """Draws of burn-in."""
-    return -(-settings.num_burnin // settings.thinning)
-
-
-def _posterior(model: MatrixFactorization, ratings: Ratings) -> Posterior:
+def _posterior(model: FactorizationModel, ratings: Ratings) -> Posterior:
     length = padded_size(len(ratings), 4)
     columns = (padded(column, length) for column in (ratings.user, ratings.item, ratings.rating))
     posterior = model.posterior(*columns)
@@ -124,7 +139,7 @@ def _posterior(model: MatrixFactorization, ratings: Ratings) -> Posterior:
     return eqx.tree_at(lambda p: p.num_real, posterior, count, is_leaf=lambda leaf: leaf is None)
 
 
-def _counts(model: MatrixFactorization, ratings: Ratings) -> PyTree:
+def _counts(model: FactorizationModel, ratings: Ratings) -> PyTree:
     """The number of ratings of each user and item."""
     sizes = {"user": model.num_users, "item": model.num_items}
     return {
@@ -133,14 +148,17 @@ def _counts(model: MatrixFactorization, ratings: Ratings) -> PyTree:
     }
 
 
-def _begin(key: jax.Array, model: MatrixFactorization, start: Chain | None) -> Chain:
-    """Parameters to start from: factors whose products have variance ¼, or `start` and new rows."""
+def _begin(key: jax.Array, model: FactorizationModel, start: Chain | None) -> Chain:
+    """Where a chain starts: from rough variances, or from `start` and new rows of the prior."""
     if start is None:
-        scale = (0.25 / model.rank) ** 0.25
-        precision = np.append(np.full(model.rank, scale**-2), 5.0).astype(np.float32)
+        scale = (_START_PRODUCTS / model.rank) ** 0.25
+        variances = np.append(np.full(model.rank, scale**2), _START_BIASES)
+        precision = (1 / variances).astype(np.float32)
         prior = {"mean": np.zeros_like(precision), "precision": precision}
-        noise = {"noise": np.full(model.num_users, 2.0, np.float32), "noise_rate": np.float32(1.5)}
-        return Chain(model.init(key, scale), {**noise, "user": prior, "item": prior})
+        noise = np.full(model.num_users, 1 / _START_NOISE, np.float32)
+        rate = np.float32(NOISE_SHAPE * _START_NOISE)
+        hyper = {"noise": noise, "noise_rate": rate, "user": prior, "item": prior}
+        return Chain(model.init(key, scale), hyper)
     sizes = (model.num_users, model.num_items)
     rows = [
         _extended(of_side, start.position[side], start.hyper[side], size)
@@ -158,37 +176,62 @@ def _extended(key: jax.Array, rows: np.ndarray, prior: PyTree, length: int) -> j
     return jnp.concatenate([jnp.asarray(rows), new.astype(jnp.float32)])
 
 
-def _batch_size(settings: Settings, posterior: Posterior) -> int | None:
-    """Ratings a step looks at, or None for all of them.
-
-    A batch is a part of the data that does not shrink as they grow: its curvature, N/n times that
-    of its ratings, would shake a step of this size too much.
-    """
+def _batch_size(settings: ChainSettings, posterior: Posterior) -> int | None:
+    """Ratings a step looks at, or None for all of them."""
     size = max(_SMALLEST_BATCH, posterior.num_rows // _MOST_BATCHES)
     size = settings.batch_size or size
     return None if size >= int(posterior.num_examples) else size
 
 
-def _sample(key, posterior, model, adapt, begin: Chain, settings: Settings, step_size: float):
-    # Until its first adaptation every row has the mass of the stiffest: slow, but safe.
+def _safe_mass(posterior: Posterior, model: FactorizationModel, begin: Chain) -> float:
+    """The mass of the stiffest row, for all rows until their first adaptation: slow, but safe."""
     counts = posterior.hyper["counts"]
     sides = model.sides(begin.position)
     squares = max(float(jnp.max(jnp.mean(rows**2, axis=0))) for rows in sides.values())
     most = max(float(jnp.max(count)) for count in counts.values())
     precision = max(float(np.max(begin.hyper[name]["precision"])) for name in counts)
-    mass = float(np.max(begin.hyper["noise"])) * most * max(squares, 1.0) + precision
-    friction = settings.momentum_decay * mass / step_size
+    return float(np.max(begin.hyper["noise"])) * most * max(squares, 1.0) + precision
+
+
+def _sample(
+    key: jax.Array,
+    posterior: Posterior,
+    model: FactorizationModel,
+    adapt: Adapt,
+    begin: Chain,
+    settings: ChainSettings,
+) -> Samples:
+    """A run that did not diverge, with as long a step as that took."""
     batch_size = _batch_size(settings, posterior)
-    return sample(
-        key,
-        posterior,
-        SGHMC(step_size, friction, mass),
-        begin.position,
-        gradient=FullBatch() if batch_size is None else Minibatch(batch_size, replacement="epochs"),
-        num_samples=settings.num_draws,
-        num_burnin=_burnin(settings),
-        thinning=settings.thinning,
-        gibbs=model.gibbs(_GIBBS_EVERY),
-        adapt=adapt,
-        progress=settings.progress,
-    )
+    gradient = FullBatch() if batch_size is None else Minibatch(batch_size, replacement="epochs")
+    mass = _safe_mass(posterior, model, begin)
+    failure: DivergenceError | None = None
+    for attempt in range(_NUM_ATTEMPTS):
+        step_size = settings.step_size * _SHORTENED**attempt
+        try:
+            samples = sample(
+                jax.random.fold_in(key, attempt),
+                posterior,
+                SGHMC(step_size, settings.momentum_decay * mass / step_size, mass),
+                begin.position,
+                gradient=gradient,
+                num_samples=settings.num_draws,
+                num_burnin=settings.num_burnin_draws,
+                thinning=settings.thinning,
+                gibbs=model.gibbs(_GIBBS_EVERY),
+                adapt=adapt,
+                progress=settings.progress,
+            )
+        except DivergenceError as error:
+            failure = error
+            continue
+        if samples.num_draws < settings.num_draws:
+            raise KeyboardInterrupt
+        return samples
+    assert failure is not None
+    raise DivergenceError(
+        f"The chain diverged {_NUM_ATTEMPTS} times, from step_size={settings.step_size:g} down to "
+        f"{step_size:.3g}. Give the estimator a smaller step_size, or a longer num_burnin so that "
+        f"it can settle, or a smaller rank.",
+        failure.samples,
+    ) from failure

@@ -64,8 +64,9 @@ class FactorDraws:
             variance[is_new] += self._prior_variance(users[is_new], items[is_new])
         return mean, variance
 
-    def one_draw(self, draw: int, user: int, generator: np.random.Generator) -> np.ndarray:
-        """One posterior draw of a user's ratings of all known items; an unknown user's own draw."""
+    def one_draw(self, user: int, generator: np.random.Generator) -> np.ndarray:
+        """A user's ratings of all known items under a random draw; an unknown user is drawn too."""
+        draw = int(generator.integers(len(self.noise)))
         (row,), items = self.user.of(draw, np.array([user])), self.item.rows[draw]
         if user < 0:
             row = row + generator.normal(size=row.shape) * self.user.spread[draw] ** 0.5

@@ -3,8 +3,7 @@
 import copy
 import dataclasses
 import pathlib
-import time
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -14,25 +13,16 @@ from sklearn.utils.validation import check_is_fitted
 from sghmc.data import ratings as tables
 from sghmc.data.ratings import DUPLICATES, Ratings
 from sghmc.estimators import factor_chain, storage
-from sghmc.estimators.factor_chain import Chain, Settings
+from sghmc.estimators.factor_chain import Chain, ChainSettings
 from sghmc.estimators.factor_draws import FactorDraws
-from sghmc.models.factorization import SIDES
+from sghmc.estimators.predictor import Predictor, Recommendations
+from sghmc.results.scores import interval_coverage
 
 _RATINGS = "ratings."
 """Begins the names of the ratings' arrays in a file, where draws have names without a dot first."""
 
-_NOISE = ("noise", "noise_rate")
-
-_QUANTILES = {0.5: 0.674490, 0.8: 1.281552, 0.95: 1.959964}
-"""Of the standard normal: half-widths of central intervals."""
-
-
-class Recommendations(NamedTuple):
-    """Items, best first, with the predicted rating and the standard deviation of a new one."""
-
-    items: np.ndarray
-    ratings: np.ndarray
-    stds: np.ndarray
+_SAME = 1e-6
+"""Ratings that spread less than this, relative to their size, are equal: float32 tells no more."""
 
 
 class MatrixFactorization(BaseEstimator):
@@ -52,10 +42,12 @@ class MatrixFactorization(BaseEstimator):
     | `clip` | keep predicted means (never their spread) within the ratings seen |
     | `random_state` | seed: the same data and seed give the same model |
 
-    Every user has a precision τ_i of their own: some rate more consistently than others. Precisions
-    and the factors' means are drawn by Gibbs steps; masses are matched to how often a row was rated
-    and frozen after burn-in. Unknown users and items have the prior as their law:
-    predictions then rest on what is known of the other side, and are as uncertain as they should.
+    Every user has a precision τ_i of their own: some rate more consistently than others. A rating
+    counts as known to a hundredth of the ratings' spread at best, so that ratings without noise
+    have a posterior, too. Precisions and the factors' means are drawn by Gibbs steps; masses are
+    matched to how often a row was rated and frozen after burn-in. Unknown users and items have the
+    prior as their law: predictions then rest on what is known of the other side, and are as
+    uncertain as they should be. Ctrl-C raises KeyboardInterrupt and leaves the model as it was.
 
     >>> from sghmc.data.ratings import synthetic_ratings
     >>> model = MatrixFactorization(rank=2, num_draws=10, thinning=2, num_burnin=20)
@@ -105,13 +97,11 @@ class MatrixFactorization(BaseEstimator):
         rating, three arrays, or what `sghmc.data.ratings.load_ratings` gave. Ids may be numbers or
         text.
         """
-        self._check_settings()
+        _check_settings(self)
         table = tables.from_table(ratings, duplicates=self.duplicates)
         if len(table) == 0:
             raise ValueError("There are no ratings to fit: the table has 0 rows.")
-        center, spread = float(table.rating.mean(dtype=np.float64)), float(table.rating.std())
-        self.num_fits_ = 0
-        self._learn(table, np.array([center, spread or 1.0]), None, self.thinning)
+        self._learn(table, _scale(table.rating), None, self.thinning, num_fits=0)
         return self
 
     def partial_fit(self, ratings: Any, y: None = None) -> Self:
@@ -122,10 +112,11 @@ class MatrixFactorization(BaseEstimator):
         """
         if not hasattr(self, "draws_"):
             return self.fit(ratings)
-        self._check_settings()
+        _check_settings(self)
         table = self.ratings_.joined(tables.from_table(ratings, duplicates=self.duplicates))
         thinning = -(-self.num_update_steps // self.num_draws)
-        self._learn(table, self.scale_, self._chain().last, thinning)
+        start = Chain.of(self.draws_).last
+        self._learn(table, self.scale_, start, thinning, self.num_fits_)
         return self
 
     def predict(self, users: Any, items: Any, return_std: bool = False) -> Any:
@@ -134,16 +125,7 @@ class MatrixFactorization(BaseEstimator):
         The standard deviation is that of a new rating: the posterior's spread and the noise of
         ratings. An unknown id has the prior as its law.
         """
-        check_is_fitted(self, "draws_")
-        user, item = (
-            tables.codes_of(np.ravel(ids).tolist() if np.ndim(ids) == 0 else ids, known)
-            for ids, known in ((users, self.ratings_.users), (items, self.ratings_.items))
-        )
-        if len(user) != len(item):
-            raise ValueError(
-                f"users and items are pairs, but there are {len(user)} and {len(item)} of them."
-            )
-        mean, std = self._predicted(user, item)
+        mean, std = self._predictor().predict(users, items)
         return (mean, std) if return_std else mean
 
     def recommend(
@@ -161,41 +143,18 @@ class MatrixFactorization(BaseEstimator):
         Every call takes another draw; `random_state` fixes it. An unknown user is somebody of whom
         only the prior is known: what most people like comes first.
         """
-        check_is_fitted(self, "draws_")
+        predictor = self._predictor()
         _check_whole("k", k)
         if not np.isfinite(explore) or explore < 0:
             raise ValueError(f"explore must be zero or more, but is {explore!r}.")
-        (code,) = tables.codes_of([user], self.ratings_.users)
-        candidates = np.arange(self.ratings_.num_items)
-        if exclude_seen and code >= 0:
-            candidates = np.setdiff1d(candidates, self.ratings_.item[self.ratings_.user == code])
-        center, spread = self.scale_
-        factors = self._factors
-        mean, variance = factors.moments(np.full(len(candidates), code), candidates)
-        score = mean
-        if explore > 0:
-            generator = np.random.default_rng(random_state)
-            draw = int(generator.integers(len(factors.noise)))
-            drawn = factors.one_draw(draw, int(code), generator)[candidates]
-            score = mean + explore * (drawn - mean)
-        best = np.argsort(-score, kind="stable")[:k]
-        return Recommendations(
-            self.ratings_.items[candidates[best]],
-            self._clipped(center + spread * mean[best]),
-            spread * np.sqrt(variance[best]),
-        )
+        generator = np.random.default_rng(random_state)
+        return predictor.recommend(user, k, exclude_seen, explore, generator)
 
     def similar_items(self, item: Any, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
         """The `k` items whose lovers are most like this one's, and their correlations with it."""
-        check_is_fitted(self, "draws_")
+        predictor = self._predictor()
         _check_whole("k", k)
-        (code,) = tables.codes_of([item], self.ratings_.items)
-        if code < 0:
-            raise ValueError(f"There is no item {item!r} among the ratings: nothing is like it.")
-        similarity = self._factors.similarity(int(code))
-        order = np.argsort(-similarity, kind="stable")
-        best = order[order != code][:k]
-        return self.ratings_.items[best], similarity[best]
+        return predictor.similar_items(item, k)
 
     def evaluate(self, ratings: Any) -> dict[str, Any]:
         """How well held-out ratings are predicted: error, and coverage of predictive intervals."""
@@ -206,10 +165,7 @@ class MatrixFactorization(BaseEstimator):
         return {
             "num_ratings": len(table),
             "rmse": float(np.sqrt(np.mean(error**2))),
-            "coverage": {
-                f"{level:.0%}": float(np.mean(np.abs(error) <= quantile * std))
-                for level, quantile in _QUANTILES.items()
-            },
+            "coverage": interval_coverage(error, std),
         }
 
     def save(self, path: str | pathlib.Path) -> None:
@@ -230,27 +186,25 @@ class MatrixFactorization(BaseEstimator):
             for name in list(model.draws_)
             if name.startswith(_RATINGS)
         }
-        model.scale_, model.num_fits_ = parts.pop("scale"), int(parts.pop("num_fits"))
-        model.ratings_ = Ratings(**parts)
+        try:
+            model.scale_, model.num_fits_ = parts.pop("scale"), int(parts.pop("num_fits"))
+            model.ratings_ = Ratings(**parts)
+        except (KeyError, TypeError) as error:
+            raise storage.ModelFileError(f"{path} is none that sghmc wrote: {error}.") from error
         return model
 
-    def _check_settings(self) -> None:
-        for name in ("rank", "num_draws", "thinning", "num_burnin", "num_update_steps"):
-            _check_whole(name, getattr(self, name))
-        if self.batch_size is not None:
-            _check_whole("batch_size", self.batch_size)
-        _check_whole("random_state", self.random_state, least=0)
-        for name in ("step_size", "momentum_decay"):
-            value = getattr(self, name)
-            if not 0 < value < 2:
-                raise ValueError(f"{name} must be between 0 and 2, but is {value!r}.")
-        if self.duplicates not in DUPLICATES:
-            raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {self.duplicates!r}.")
-
-    def _learn(self, table: Ratings, scale: np.ndarray, start: Chain | None, thinning: int) -> None:
+    def _learn(
+        self,
+        table: Ratings,
+        scale: np.ndarray,
+        start: Chain | None,
+        thinning: int,
+        num_fits: int,
+    ) -> None:
+        """Run the chain. Nothing of the model changes unless it comes to its end."""
         center, spread = scale
         standardized = ((table.rating - center) / spread).astype(np.float32)
-        settings = Settings(
+        settings = ChainSettings(
             self.rank,
             self.num_draws,
             thinning,
@@ -260,76 +214,40 @@ class MatrixFactorization(BaseEstimator):
             self.momentum_decay,
             self.progress,
         )
-        key = jax.random.fold_in(jax.random.key(self.random_state), self.num_fits_)
+        key = jax.random.fold_in(jax.random.key(self.random_state), num_fits)
         chain = factor_chain.run(
             key, dataclasses.replace(table, rating=standardized), settings, start
         )
-        self.ratings_, self.scale_ = table, scale
-        self.num_fits_ += 1
-        self.draws_ = {**chain.position, **{name: chain.hyper[name] for name in _NOISE}}
-        for side in SIDES:
-            for part, values in chain.hyper[side].items():
-                self.draws_[f"{side}.{part}"] = values
+        self.ratings_, self.scale_, self.num_fits_ = table, scale, num_fits + 1
+        self.draws_ = chain.by_name()
 
-    @property
-    def _factors(self) -> FactorDraws:
-        return FactorDraws.of(self.draws_)
-
-    def _chain(self) -> Chain:
-        draws = self.draws_
-        hyper: dict[str, Any] = {name: draws[name] for name in _NOISE}
-        for side in SIDES:
-            hyper[side] = {part: draws[f"{side}.{part}"] for part in ("mean", "precision")}
-        return Chain({side: draws[side] for side in SIDES}, hyper)
-
-    def _predicted(self, user: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _predictor(self) -> Predictor:
+        check_is_fitted(self, "draws_")
         center, spread = self.scale_
-        mean, variance = self._factors.moments(user, item)
-        return self._clipped(center + spread * mean), spread * np.sqrt(variance)
+        draws = FactorDraws.of(self.draws_)
+        return Predictor(self.ratings_, center, spread, draws, self.clip)
 
-    def _clipped(self, mean: np.ndarray) -> np.ndarray:
-        rating = self.ratings_.rating
-        return np.clip(mean, float(rating.min()), float(rating.max())) if self.clip else mean
+
+def _check_settings(model: MatrixFactorization) -> None:
+    for name in ("rank", "num_draws", "thinning", "num_burnin", "num_update_steps"):
+        _check_whole(name, getattr(model, name))
+    if model.batch_size is not None:
+        _check_whole("batch_size", model.batch_size)
+    _check_whole("random_state", model.random_state, least=0)
+    for name in ("step_size", "momentum_decay"):
+        value = getattr(model, name)
+        if not 0 < value < 2:
+            raise ValueError(f"{name} must be between 0 and 2, but is {value!r}.")
+    if model.duplicates not in DUPLICATES:
+        raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {model.duplicates!r}.")
+
+
+def _scale(rating: np.ndarray) -> np.ndarray:
+    """Center and spread of ratings; what does not vary keeps its scale."""
+    center, spread = float(rating.mean(dtype=np.float64)), float(rating.std(dtype=np.float64))
+    return np.array([center, spread if spread > _SAME * abs(center) else 1.0])
 
 
 def _check_whole(name: str, value: Any, least: int = 1) -> None:
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be a whole number from {least}, but is {value!r}.")
-
-
-def is_model(path: str | pathlib.Path) -> bool:
-    """Whether a file is one that `save` writes."""
-    path, first = pathlib.Path(path), b"sghmc model"
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(first)) == first
-
-
-def fit_and_judge(
-    ratings: Ratings, holdout: float, **settings: Any
-) -> tuple[MatrixFactorization, dict[str, Any]]:
-    """A model of all ratings, and how well it predicted a random share of them before it saw them.
-
-    It is fitted without them first, and takes them in by `partial_fit`.
-    """
-    order = np.random.default_rng(settings.get("random_state", 0)).permutation(len(ratings))
-    count = round(holdout * len(ratings))
-    if holdout > 0 and not 0 < count < len(ratings):
-        raise ValueError(
-            f"{holdout:.0%} of {len(ratings)} ratings are {count}: too few to hold out and learn "
-            f"from the rest. Give more ratings, or hold nothing out."
-        )
-    start = time.perf_counter()
-    model = MatrixFactorization(**settings).fit(ratings.take(np.sort(order[count:])))
-    result: dict[str, Any] = {
-        "num_users": ratings.num_users,
-        "num_items": ratings.num_items,
-        "num_ratings": len(ratings),
-        "seconds": time.perf_counter() - start,
-    }
-    if count:
-        held_out = ratings.take(np.sort(order[:count]))
-        result |= {"held_out": model.evaluate(held_out)}
-        model.partial_fit(held_out)
-    return model, result

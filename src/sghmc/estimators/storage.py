@@ -3,14 +3,14 @@
 import hashlib
 import io
 import json
-import os
 import pathlib
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import sghmc
+from sghmc.core import atomic_file
+from sghmc.core.version import __version__
+from sghmc.data.tables.npy import read_npz
 from sghmc.estimators.rows import Scaling
 
 if TYPE_CHECKING:
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 _MAGIC = b"sghmc model, format "
 _VERSION = 2
 _ATTRIBUTES = ("n_features_in_", "likelihood_power_", "sharpness_", "table_")
+_SCALINGS = ("input_scaling_", "target_scaling_")
+_ARRAYS = ("classes_", "feature_names_in_")
 _PLAIN = (str, bool, int, float)
+_LONGEST_LINE = 100
+"""Bytes: the first two lines have fewer."""
 
 
 class ModelFileError(ValueError):
@@ -30,14 +34,7 @@ def write(model: "BayesianEstimator", path: pathlib.Path) -> None:
     content = _packed(model)
     digest = hashlib.sha256(content).hexdigest().encode()
     whole = _MAGIC + str(_VERSION).encode() + b"\n" + digest + b"\n" + content
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(whole)
-        os.replace(name, path)
-    except BaseException:
-        pathlib.Path(name).unlink(missing_ok=True)
-        raise
+    atomic_file.write(path, whole)
 
 
 def read(path: pathlib.Path, wanted: type) -> Any:
@@ -50,16 +47,18 @@ def read(path: pathlib.Path, wanted: type) -> Any:
             f"{header['class']}.load or sghmc.estimators.load."
         )
     params = {name: _tuple(value) for name, value in header["params"].items()}
-    model = kinds[header["class"]](**params)
-    for name, value in header["attributes"].items():
+    try:
+        model = kinds[header["class"]](**params)
+    except TypeError as error:
+        raise ModelFileError(f"{path} is none that sghmc wrote: {error}.") from error
+    fitted: dict[str, Any] = {**header["attributes"], **_part(arrays, "array")}
+    fitted |= {name: np.array(values, object) for name, values in header["lists"].items()}
+    for name in _SCALINGS:
+        if parts := _part(arrays, name):
+            fitted[name] = Scaling(parts["center"], parts["scale"])
+    for name, value in fitted.items():
         setattr(model, name, value)
     model.draws_ = _part(arrays, "draw")
-    for name, parts in _scalings(arrays).items():
-        setattr(model, name, Scaling(parts["center"], parts["scale"]))
-    for name, values in _part(arrays, "array").items():
-        setattr(model, name, values)
-    for name, values in header["lists"].items():
-        setattr(model, name, np.array(values, dtype=object))
     return model
 
 
@@ -67,16 +66,16 @@ def _packed(model: "BayesianEstimator") -> bytes:
     arrays = {f"draw/{name}": values for name, values in model.draws_.items()}
     header: dict[str, Any] = {
         "class": type(model).__name__,
-        "sghmc": sghmc.__version__,
+        "sghmc": __version__,
         "params": {name: _plain(name, value) for name, value in model.get_params().items()},
         "attributes": {name: getattr(model, name) for name in _ATTRIBUTES if hasattr(model, name)},
         "lists": {},
     }
-    for name in ("input_scaling_", "target_scaling_"):
+    for name in _SCALINGS:
         if hasattr(model, name):
             for part, values in getattr(model, name)._asdict().items():
                 arrays[f"{name}/{part}"] = np.asarray(values)
-    for name in ("classes_", "feature_names_in_"):
+    for name in _ARRAYS:
         if hasattr(model, name):
             values = getattr(model, name)
             if values.dtype == object:
@@ -110,22 +109,51 @@ def _tuple(value: Any) -> Any:
 
 
 def _unpacked(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    whole = path.read_bytes()
-    first, _, rest = whole.partition(b"\n")
-    if not first.startswith(_MAGIC):
-        raise ModelFileError(f"{path} is not a model file of sghmc.")
-    version = first.removeprefix(_MAGIC).decode(errors="replace")
-    if version != str(_VERSION):
-        raise ModelFileError(
-            f"{path} has format {version!r}, but this version of sghmc ({sghmc.__version__}) reads "
-            f"format {_VERSION}: fit and save the model again."
-        )
-    digest, _, content = rest.partition(b"\n")
+    """The header and the arrays in a file, if they could be a model's."""
+    with open(path, "rb") as file:
+        first = file.readline(_LONGEST_LINE)
+        if not first.startswith(_MAGIC):
+            raise ModelFileError(f"{path} is not a model file of sghmc.")
+        version = first.removeprefix(_MAGIC).decode(errors="replace").rstrip("\n")
+        if version != str(_VERSION):
+            raise ModelFileError(
+                f"{path} has format {version!r}, but this version of sghmc ({__version__}) reads "
+                f"format {_VERSION}: fit and save the model again."
+            )
+        digest, content = file.readline(_LONGEST_LINE).rstrip(b"\n"), file.read()
     if hashlib.sha256(content).hexdigest().encode() != digest:
         raise ModelFileError(f"{path} is damaged or cut short: its checksum does not match.")
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    return json.loads(arrays.pop("header").tobytes()), arrays
+    try:
+        # What is written here is not packed: neither is what is read.
+        arrays = read_npz(content, str(path), most_ratio=1)
+        header = json.loads(arrays.pop("header").tobytes())
+    except (ValueError, KeyError, RecursionError) as error:
+        raise ModelFileError(f"{path} is none that sghmc wrote: {error}.") from error
+    _check(header, arrays, path)
+    return header, arrays
+
+
+def _check(header: Any, arrays: dict[str, np.ndarray], path: pathlib.Path) -> None:
+    """Refuse what `_packed` does not write: names that a model lacks, values of other types."""
+    kinds = {"class": str, "sghmc": str, "params": dict, "attributes": dict, "lists": dict}
+    is_header = (
+        isinstance(header, dict)
+        and {name: type(value) for name, value in header.items()} == kinds
+        and set(header["attributes"]) <= set(_ATTRIBUTES)
+        and set(header["lists"]) <= set(_ARRAYS)
+        and all(isinstance(values, list) for values in header["lists"].values())
+        and all(isinstance(v, _PLAIN) for values in header["lists"].values() for v in values)
+    )
+    if not is_header:
+        raise ModelFileError(f"{path} is none that sghmc wrote: its header is not a model's.")
+    known = {f"array/{name}" for name in _ARRAYS}
+    known |= {f"{name}/{part}" for name in _SCALINGS for part in Scaling._fields}
+    for name in arrays:
+        if name not in known and not name.startswith("draw/"):
+            raise ModelFileError(f"{path} is none that sghmc wrote: it holds an array {name!r}.")
+    for name in _SCALINGS:
+        if len(_part(arrays, name)) not in (0, len(Scaling._fields)):
+            raise ModelFileError(f"{path} is none that sghmc wrote: it holds half of {name!r}.")
 
 
 def _part(arrays: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
@@ -135,11 +163,6 @@ def _part(arrays: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
         for name, values in arrays.items()
         if name.startswith(prefix)
     }
-
-
-def _scalings(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-    found = {name: _part(arrays, name) for name in ("input_scaling_", "target_scaling_")}
-    return {name: parts for name, parts in found.items() if parts}
 
 
 def _leaves(kind: type) -> list[type]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sghmc.core.optional import require
 from sghmc.data.tables.features import Columns
 from sghmc.estimators.encoding import Encoding
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression
@@ -22,8 +23,13 @@ KINDS = {
     ("regression", "linear"): BayesianLinearRegression,
 }
 _MOST_CLASSES = 20
+"""Of whole numbers: more different ones are taken for a quantity."""
 _NUM_BINS = 10
+"""Of confidence, and levels of intervals: as in the literature on calibration."""
 _NORMAL_90 = 1.6448536269514722
+"""The quantile of the standard normal that has 5 % above it."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula, and runs."""
 _BLUE, _GRAY = "#0072b2", "#888888"
 
 
@@ -39,7 +45,7 @@ def detect_task(target: np.ndarray) -> str:
     """Text, booleans and few whole numbers are classes."""
     if target.dtype.kind in "Ob":
         return "classification"
-    is_whole = target.dtype.kind == "i"
+    is_whole = target.dtype.kind in "iu"
     return TASKS[0] if is_whole and len(np.unique(target)) <= _MOST_CLASSES else TASKS[1]
 
 
@@ -94,7 +100,7 @@ def predict_table(model: Any, table: Columns) -> dict[str, list]:
         raise ValueError(
             "The model was not fitted to a table by `sghmc fit`: it does not know its columns."
         )
-    x = Encoding(**model.table_).matrix(table)
+    x = Encoding.restored(model.table_).matrix(table)
     return predicted(model, x, rows=np.arange(len(x)))
 
 
@@ -115,11 +121,27 @@ def predicted(model: Any, x: np.ndarray, *, rows: np.ndarray, truth=None) -> dic
 
 
 def as_csv(columns: dict[str, list]) -> str:
+    """Columns as a spreadsheet or any other program reads them.
+
+    A label that begins like a formula gets an apostrophe before it: labels come from tables that
+    somebody else may have written.
+
+    >>> as_csv({"row": [1, 2], "prediction": ["=1+1", -3.5]})
+    "row,prediction\\n1,'=1+1\\n2,-3.5\\n"
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
+    writer.writerow(map(_harmless, columns))
+    writer.writerows(map(_harmless, row) for row in zip(*columns.values(), strict=True))
     return text.getvalue()
+
+
+def _harmless(cell: object) -> object:
+    if not isinstance(cell, str):
+        return cell
+    # A carriage return by itself is not quoted, and ends a row for those who read it.
+    text = f"'{cell}" if cell.startswith(_FORMULA) else cell
+    return text.replace("\r", "\n")
 
 
 def _split(y: np.ndarray, task: str, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -195,9 +217,8 @@ def _judge_numbers(model: Any, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 def plot_reliability(result: dict[str, Any]) -> "Figure":
     """What was promised against what was seen: on the diagonal the model is calibrated."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 5), layout="constrained")
+    figures = require("matplotlib.figure", extra="plots")
+    figure = figures.Figure(figsize=(5, 5), layout="constrained")
     axis = figure.subplots()
     axis.plot([0, 1], [0, 1], color=_GRAY, linewidth=1)
     reliability = result["reliability"]

@@ -1,9 +1,15 @@
 """The paper's figures and theorems, reproduced: one file each, the paper's settings the defaults.
 
-Every experiment is a module with `Config` (and `Config.quick()`, a run of seconds), `run(config,
-key, progress=…)` → plain numbers, `plot(result)` → a matplotlib Figure, `table(result)` → a rich
-Table of what was measured against what was expected, `claims(config, result)` → what the paper says
-beside what came out.
+Every experiment is a module with
+
+| name | what |
+| --- | --- |
+| `Config` | its settings, a frozen dataclass |
+| `QUICK` | those that a run of seconds replaces |
+| `run(config, key, progress=…)` | plain numbers |
+| `plot(result)` | a matplotlib Figure |
+| `table(result)` | a rich Table: what was measured against what was expected |
+| `claims(config, result)` | what the paper says beside what came out |
 """
 
 import dataclasses
@@ -18,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from sghmc.core import atomic_file
 from sghmc.display.page import write
 from sghmc.experiments import files, pages
 
@@ -57,24 +64,24 @@ def reproduce(
     """
     experiment = load(name)
     config = _configure(name, experiment, quick, options)
-    started = time.perf_counter()
-    result = experiment.run(config, jax.random.key(seed), progress=progress)
-    settings = {
-        "experiment": name,
-        "quick": quick,
-        "seed": seed,
-        "seconds": round(time.perf_counter() - started, 2),
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "device": jax.devices()[0].device_kind,
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        **dataclasses.asdict(config),
-    }
-    with files.staged(pathlib.Path(out) / name) as stage:
+    with atomic_file.drafts(pathlib.Path(out) / name) as stage:
+        started = time.perf_counter()
+        result = experiment.run(config, jax.random.key(seed), progress=progress)
+        settings = {
+            "experiment": name,
+            "quick": quick,
+            "seed": seed,
+            "seconds": round(time.perf_counter() - started, 2),
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+            "device": jax.devices()[0].device_kind,
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            **dataclasses.asdict(config),
+        }
         files.write_json(stage / "config.json", settings)
         files.write_json(stage / "result.json", result)
         experiment.plot(result).savefig(stage / f"{name}.png", dpi=150)
-        write(stage / pages.FILE, page(name, settings, result))
+        write(stage, page(name, settings, result))
     return result
 
 
@@ -117,7 +124,7 @@ def known_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _configure(name: str, experiment: ModuleType, quick: bool, options: dict[str, Any]) -> Any:
-    config = experiment.Config.quick() if quick else experiment.Config()
+    config = experiment.Config(**(experiment.QUICK if quick else {}))
     known = [field.name for field in dataclasses.fields(config)]
     for option in options:
         if option not in known:

@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.experiments import pictures
+from sghmc.experiments import pictures, tables
 from sghmc.experiments.claims import Claim
+from sghmc.experiments.runs import draw
 from sghmc.gradients.base import Gradient
 from sghmc.gradients.exact import FullBatch, NoisyGradient
 from sghmc.posterior.potential import Potential
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.sghmc import SGHMC
-from sghmc.sampling import sample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +31,10 @@ TARGETS = {
     "double_well": lambda theta: -2 * theta**2 + theta**4,
     "gaussian": lambda theta: theta**2 / 2,
 }
+_FARTHEST = 10.0
+"""Bins reach from −10 to 10: the naive sampler's Gaussian has a standard deviation of 1.5."""
+_NUM_NODES = 8
+"""Of Gauss–Legendre quadrature in a bin: exact to rounding for densities as smooth as these."""
 LIMITS = {
     "hmc": 0.02,
     "hmc_no_mh": 0.02,
@@ -48,7 +52,6 @@ LABELS = {
     "sghmc": "SGHMC",
     "sghmc_repaired": "SGHMC, repaired resampling",
 }
-_FARTHEST = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +63,11 @@ class Config:
     num_draws: int = 80_000
     friction: float = 3.0
     gradient_noise: float = 4.0
+    """V, the variance of the noisy gradient."""
     bin_width: float = 0.1
 
-    @classmethod
-    def quick(cls) -> "Config":
-        return cls(num_draws=8_000)
+
+QUICK = {"num_draws": 8_000}
 
 
 def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
@@ -104,17 +107,14 @@ def _settings(config: Config) -> dict[str, tuple[Sampler, Gradient, int]]:
         resampling="literal",
     )
     settings["sghmc"] = (literal, noisy, steps)
-    settings["sghmc_repaired"] = (
-        dataclasses.replace(literal, resampling="repaired"),
-        noisy,
-        steps,
-    )
+    repaired = dataclasses.replace(literal, resampling="repaired")
+    settings["sghmc_repaired"] = (repaired, noisy, steps)
     return settings
 
 
 def _draw(config, potential, sampler, gradient, thinning, key, progress):
     """The draws of one chain, and the mean acceptance probability: 1 where nothing is refused."""
-    samples = sample(
+    samples = draw(
         key,
         Potential(potential),
         sampler,
@@ -133,7 +133,7 @@ def true_bins(potential, width: float) -> tuple[np.ndarray, np.ndarray]:
     """Bin edges, and the bins' probabilities under exp(−U) by Gauss–Legendre quadrature."""
     count = round(_FARTHEST / width)
     edges = width * np.arange(-count, count + 1)
-    nodes, weights = np.polynomial.legendre.leggauss(8)
+    nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
     points = edges[:-1, None] + width * (nodes + 1) / 2
     mass = np.exp(-potential(points)) @ weights
     return edges, mass / mass.sum()
@@ -200,18 +200,19 @@ def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
 
 
 def table(result: dict[str, Any]) -> "Table":
-    from rich.table import Table
-
-    shown = Table(title="Fig. 1: distance from the true distribution (total variation)")
-    for heading in ("sampler", "double well", "limit", "gaussian", "accepted"):
-        shown.add_column(heading, justify="left" if heading == "sampler" else "right")
+    rows = []
     for name, limit in LIMITS.items():
         double_well, gaussian = result["double_well"][name], result["gaussian"][name]
-        shown.add_row(
-            LABELS[name].replace("stochastic gradient", "SG"),
-            f"{double_well['total_variation']:.4f}",
-            f"{'≥' if name == 'naive_no_mh' else '≤'} {limit:g}",
-            f"{gaussian['total_variation']:.4f}",
-            f"{double_well['acceptance']:.1%}",
+        rows.append(
+            (
+                LABELS[name].replace("stochastic gradient", "SG"),
+                f"{double_well['total_variation']:.4f}",
+                f"{'≥' if name == 'naive_no_mh' else '≤'} {limit:g}",
+                f"{gaussian['total_variation']:.4f}",
+                f"{double_well['acceptance']:.1%}",
+            )
         )
-    return shown
+    headings = ("sampler", "double well", "limit", "gaussian", "accepted")
+    return tables.table(
+        "Fig. 1: distance from the true distribution (total variation)", headings, rows
+    )

@@ -1,29 +1,23 @@
-"""Results on disk: whole or not at all."""
+"""Results on disk, as JSON."""
 
-import contextlib
 import json
-import os
 import pathlib
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
-
-@contextlib.contextmanager
-def staged(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A scratch folder whose files move into `folder` once all of them are written."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-        stage = pathlib.Path(scratch)
-        yield stage
-        folder.mkdir(exist_ok=True)
-        for file in sorted(stage.iterdir()):
-            os.replace(file, folder / file.name)
+_MOST_BYTES = 1 << 28
+"""Of a file of results: the largest, of a figure with all its points, has a few megabytes."""
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise ValueError(
+            f"{path} is broken: it has {size:,} bytes, where results have at most {_MOST_BYTES:,}."
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path} is broken: it is nested too deeply.") from None
     except ValueError as error:  # neither JSON nor text
         raise ValueError(f"{path} is broken: {error}") from None
     if not isinstance(content, dict):

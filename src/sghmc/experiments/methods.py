@@ -1,8 +1,9 @@
-"""What Fig. 4 and Table 1 share: the paper's four methods, the search for settings, the table."""
+"""What Fig. 4 and Table 1 share: the paper's four methods, what is kept of them, their settings."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,9 @@ from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 LABELS = {"sgd": "SGD", "momentum": "SGD with momentum", "sgld": "SGLD", "sghmc": "SGHMC"}
+SHORT = LABELS | {"momentum": "momentum"}
+"""For tables of 80 columns."""
 OPTIMIZERS = ("sgd", "momentum")
 COLORS = {
     "sgd": pictures.SKY,
@@ -27,6 +27,40 @@ COLORS = {
 }
 OURS = pictures.PURPLE
 """The color of a recipe of our own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodSettings:
+    """Step sizes, factors before the gradient of the whole potential as in the supplement.
+
+    SGHMC and momentum share `momentum_decay`, the optimizers `regularizer`.
+    """
+
+    sgd: float
+    momentum: float
+    sgld: float
+    sghmc: float
+    momentum_decay: float
+    regularizer: float
+
+    def sampler(self, name: str, num_quiet_steps: int) -> Sampler:
+        """One of the four; the samplers without noise in their first steps."""
+        warm, decay = warm_after(num_quiet_steps), self.momentum_decay
+        return {
+            "sgd": lambda: SGD(self.sgd),
+            "momentum": lambda: Momentum(self.momentum, decay),
+            "sgld": lambda: SGLD(self.sgld, temperature=warm),
+            "sghmc": lambda: SGHMC.from_learning_rate(self.sghmc, decay, temperature=warm),
+        }[name]()
+
+    def of(self, name: str) -> dict[str, float]:
+        """What one of the four uses of these."""
+        used = {"step": getattr(self, name)}
+        if name in ("momentum", "sghmc"):
+            used["momentum_decay"] = self.momentum_decay
+        if name in OPTIMIZERS:
+            used["regularizer"] = self.regularizer
+        return used
 
 
 def is_cut(config: Any) -> bool:
@@ -39,62 +73,56 @@ def warm_after(num_quiet_steps: int, temperature: float = 1.0) -> Callable:
     return lambda t: jnp.where(t < num_quiet_steps, 0.0, temperature)
 
 
-def sampler(config: Any, name: str, num_quiet_steps: int) -> Sampler:
-    """One of the four with the steps and the momentum decay of `config`."""
-    warm, decay = warm_after(num_quiet_steps), config.momentum_decay
+def kept(
+    name: str,
+    score_draw: Callable,
+    averages: Mapping[str, Callable],
+    score_average: Callable,
+) -> dict[str, Any]:
+    """Arguments of `sample`: an optimizer's scores are its last iterate's, a sampler's those of
+    the average prediction."""
+    if name in OPTIMIZERS:
+        return {"keep": score_draw}
     return {
-        "sgd": lambda: SGD(config.sgd_step),
-        "momentum": lambda: Momentum(config.momentum_step, decay),
-        "sgld": lambda: SGLD(config.sgld_step, temperature=warm),
-        "sghmc": lambda: SGHMC.from_learning_rate(config.sghmc_step, decay, temperature=warm),
-    }[name]()
+        "keep": lambda params, hyper: (),
+        "averages": dict(averages),
+        "trace": score_average,
+    }
 
 
 def over_time(name: str, samples: Samples) -> Any:
-    """The scores at each draw: an optimizer's last iterate's, a sampler's average's."""
+    """The scores at each draw, of a run that was `kept`."""
     return samples.positions if name in OPTIMIZERS else samples.trace
 
 
 def search(
-    config: Any, grids: dict[str, list[dict[str, float]]], score: Callable[[Any, str], float]
-) -> tuple[Any, dict[str, Any]]:
-    """`config` with each method's best setting, the lowest score; and all that was tried."""
+    settings: MethodSettings,
+    grids: Mapping[str, Sequence[Mapping[str, float]]],
+    score: Callable[[MethodSettings, str], float],
+) -> tuple[MethodSettings, dict[str, Any]]:
+    """`settings` with each method's best, the lowest score, one after another; and all tries."""
     found: dict[str, Any] = {}
-    for name, settings in grids.items():
+    for name, tries in grids.items():
         rows = [
-            {**setting, "score": score(dataclasses.replace(config, **setting), name)}
-            for setting in settings
+            {**each, "score": score(dataclasses.replace(settings, **each), name)} for each in tries
         ]
         best = min(range(len(rows)), key=lambda i: rows[i]["score"])
         found[name] = {"tried": rows, "best": rows[best]}
-        config = dataclasses.replace(config, **settings[best])
-    return config, found
+        settings = dataclasses.replace(settings, **tries[best])
+    return settings, found
 
 
-def grid(**values: list[float]) -> list[dict[str, float]]:
+def grid(**values: Sequence[float]) -> list[dict[str, float]]:
     """Every combination of the values of each field.
 
-    >>> grid(step=[1.0, 2.0], regularizer=[4.0])
-    [{'step': 1.0, 'regularizer': 4.0}, {'step': 2.0, 'regularizer': 4.0}]
+    >>> grid(sgd=[1.0, 2.0], regularizer=[4.0])
+    [{'sgd': 1.0, 'regularizer': 4.0}, {'sgd': 2.0, 'regularizer': 4.0}]
     """
-    combinations: list[dict[str, float]] = [{}]
-    for field, choices in values.items():
-        combinations = [{**each, field: choice} for each in combinations for choice in choices]
-    return combinations
+    return [
+        dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
+    ]
 
 
 def scaled(unit: float, *factors: float) -> list[float]:
     """Step sizes as the paper writes them: some factors of a power of ten."""
     return [unit * factor for factor in factors]
-
-
-def table(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> "Table":
-    """A row a method, numbers to the right."""
-    from rich.table import Table
-
-    shown = Table(title=title)
-    for i, heading in enumerate(headings):
-        shown.add_column(heading, justify="right" if i else "left")
-    for row in rows:
-        shown.add_row(*row)
-    return shown

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-FILE = "report.html"
 _MOST_CLAIMS = 6
 """More than these are on the experiment's own page alone."""
 _OF_THE_RUN = ("seed", "quick", "seconds", "machine", "device", "jax", "python")
@@ -85,7 +84,7 @@ def entry(
         drawing(figure, title),
         page.paragraph(f"{config.get('seconds', '?')} seconds on {config.get('device', '?')}."),
     )
-    return Entry(title, words, f"{name}/{FILE}", summary)
+    return Entry(title, words, f"{name}/{page.FILE}", summary)
 
 
 def missing_entry(name: str, title: str, reason: str) -> Entry:

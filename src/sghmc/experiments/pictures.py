@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from sghmc.core.optional import require
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -12,9 +14,8 @@ SKY, PURPLE = "#56b4e9", "#cc79a7"
 
 def panels(columns: int, size: tuple[float, float], *, rows: int = 1) -> tuple["Figure", Any]:
     """Axes, row by row, on a figure of its own: nothing is shared with the caller's pyplot."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
+    figures = require("matplotlib.figure", extra="plots")
+    figure = figures.Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.data.ratings import Ratings, folds, load_ratings, synthetic_ratings
-from sghmc.models.factorization import SIDES, MatrixFactorization
+from sghmc.models.factor_gibbs import SIDES
+from sghmc.models.factorization import FactorizationModel
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.stacked import StackedPosterior
+from sghmc.results.scores import interval_coverage
 from sghmc.types import PyTree
-
-COVERAGES = (0.5, 0.8, 0.95)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Problem:
         scaled = dataclasses.replace(ratings, rating=scaled - scaled.mean(dtype=np.float64))
         return cls(scaled, spread, folds(scaled, num_folds))
 
-    def model(self, rank: int, **settings: Any) -> MatrixFactorization:
-        return MatrixFactorization(self.ratings.num_users, self.ratings.num_items, rank, **settings)
+    def model(self, rank: int, **settings: Any) -> FactorizationModel:
+        return FactorizationModel(self.ratings.num_users, self.ratings.num_items, rank, **settings)
 
-    def posterior(self, model: MatrixFactorization) -> StackedPosterior:
+    def posterior(self, model: FactorizationModel) -> StackedPosterior:
         """A posterior for each fold; its number is among the hyperparameters."""
         posteriors = []
         for fold, (train, _) in enumerate(self.splits):
@@ -69,7 +69,7 @@ class TestSets(eqx.Module):
     of the clipped prediction, `unclipped` that of the mean as it is. All in scaled units.
     """
 
-    model: MatrixFactorization
+    model: FactorizationModel
     user: jax.Array
     item: jax.Array
     rating: jax.Array
@@ -79,7 +79,7 @@ class TestSets(eqx.Module):
     __test__ = False  # pytest would look for tests in it
 
     @classmethod
-    def of(cls, model: MatrixFactorization, problem: Problem) -> "TestSets":
+    def of(cls, model: FactorizationModel, problem: Problem) -> "TestSets":
         tests = [test for _, test in problem.splits]
         longest = max(len(test) for test in tests)
         rows = np.stack([np.resize(test, longest) for test in tests])
@@ -133,18 +133,14 @@ class TestSets(eqx.Module):
 
 def coverage(averages: dict[str, np.ndarray], problem: Problem) -> dict[str, float]:
     """The share of test ratings inside the central predictive intervals, over all folds."""
-    from scipy import stats
-
-    inside = {level: [] for level in COVERAGES}
+    errors, stds = [], []
     for fold, (_, test) in enumerate(problem.splits):
         mean, square = (
             averages[name][fold][: len(test)].astype(np.float64) for name in ("mean", "square")
         )
-        deviation = np.sqrt(square - mean**2 + averages["noise"][fold])
-        distance = np.abs(mean - problem.ratings.rating[test]) / deviation
-        for level in COVERAGES:
-            inside[level].append(np.mean(distance <= stats.norm.ppf(0.5 + level / 2)))
-    return {f"{level:.0%}": float(np.mean(shares)) for level, shares in inside.items()}
+        errors.append(mean - problem.ratings.rating[test])
+        stds.append(np.sqrt(square - mean**2 + averages["noise"][fold]))
+    return interval_coverage(np.concatenate(errors), np.concatenate(stds))
 
 
 def load(dataset: str, path: str | None) -> Ratings:

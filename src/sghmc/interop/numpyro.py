@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+
+from sghmc.core.optional import require
+
+require("numpyro", extra="numpyro")
+
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
@@ -19,6 +23,7 @@ from sghmc.interop.arguments import Given, Rows, Whole
 from sghmc.interop.model import Examples, Model
 from sghmc.interop.sites import INFER, Plates, Site, Structure
 from sghmc.posterior.posterior import Posterior
+from sghmc.results import diagnostics
 from sghmc.results.samples import Samples
 
 if TYPE_CHECKING:
@@ -195,22 +200,20 @@ class NumPyroPosterior(Posterior):
         """
         draws = self.draws(samples)
         plain = dataclasses.replace(samples, positions=draws).to_arviz()
-        import arviz
-
         observed = [name for name, site in self.sites.items() if site.has_data]
         named = {name: site.dims for name, site in self.sites.items() if site.dims}
         anywhere = {name: jnp.zeros(shape) for name, shape in self.shapes.items()}
         sites, _ = self.model.run(anywhere, self.data)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="More chains", category=UserWarning)
-            data = arviz.from_dict(
-                posterior=draws,
-                observed_data={name: np.asarray(sites[name]["value"]) for name in observed},
-                coords=coords,
-                dims={**named, **(dims or {})},
-            )
-        data.add_groups(sample_stats=plain["sample_stats"])
-        return data
+        statistics = plain["sample_stats"].data_vars
+        return diagnostics.from_groups(
+            {
+                "posterior": draws,
+                "sample_stats": {str(name): array.values for name, array in statistics.items()},
+                "observed_data": {name: np.asarray(sites[name]["value"]) for name in observed},
+            },
+            coords=coords,
+            dims={**named, **(dims or {})},
+        )
 
     def check_rows(self) -> None:
         """Refuse a model whose rows, run alone, are not what they are among all others."""

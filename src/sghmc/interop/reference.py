@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from sghmc.core.optional import require
 from sghmc.engine import checks
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.potential import Potential
@@ -97,13 +98,10 @@ def _check_target(target) -> None:
 def _numpyro(
     key, potential: Callable, positions: PyTree, num_samples: int, num_burnin: int, acceptance
 ) -> _Draws:
-    try:
-        from numpyro.infer import MCMC, NUTS
-    except ImportError as error:
-        raise _missing("numpyro") from error
+    infer = require("numpyro.infer", extra="numpyro")
     num_chains = len(jax.tree.leaves(positions)[0])
-    mcmc = MCMC(
-        NUTS(potential_fn=potential, target_accept_prob=acceptance),
+    mcmc = infer.MCMC(
+        infer.NUTS(potential_fn=potential, target_accept_prob=acceptance),
         num_warmup=num_burnin,
         num_samples=num_samples,
         num_chains=num_chains,
@@ -120,10 +118,7 @@ def _numpyro(
 def _blackjax(
     key, potential: Callable, positions: PyTree, num_samples: int, num_burnin: int, acceptance
 ) -> _Draws:
-    try:
-        import blackjax  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise _missing("blackjax") from error
+    blackjax = require("blackjax", extra="blackjax")
 
     def log_density(position):
         return -potential(position)
@@ -145,10 +140,6 @@ def _blackjax(
 
     num_chains = len(jax.tree.leaves(positions)[0])
     return jax.jit(jax.vmap(chain))(jax.random.split(key, num_chains), positions)
-
-
-def _missing(name: str) -> ImportError:
-    return ImportError(f"nuts(backend={name!r}) runs {name}, which is missing: pip install {name}.")
 
 
 _BACKENDS = {"numpyro": _numpyro, "blackjax": _blackjax}

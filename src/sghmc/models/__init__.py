@@ -1,6 +1,10 @@
-"""Ready models: each makes its posterior, its Gibbs updates and its predictions."""
+"""Ready models: each makes its posterior, its Gibbs updates and its predictions.
 
-from sghmc.models.factorization import MatrixFactorization
+`MatrixFactorization` is the class `FactorizationModel`, so that it is not taken for the estimator
+`sghmc.estimators.MatrixFactorization`, which runs it.
+"""
+
+from sghmc.models.factorization import FactorizationModel as MatrixFactorization
 from sghmc.models.mlp import MLP
 
 __all__ = ["MLP", "MatrixFactorization"]

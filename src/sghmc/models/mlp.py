@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc.models.codes import checked_codes
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.priors import GaussianPrior, draw_precision
@@ -88,7 +89,7 @@ class MLP(eqx.Module):
                 f"has {x.shape}."
             )
         if self.likelihood == "categorical":
-            _check_labels(y, self.sizes[-1])
+            checked_codes(y, self.sizes[-1], "y")
         elif y.shape[1:] != (self.sizes[-1],):
             raise ValueError(
                 f"y must have shape (rows, {self.sizes[-1]}) for an MLP of sizes {self.sizes}, but "
@@ -125,13 +126,3 @@ class MLP(eqx.Module):
 
 def _as_row(bias: jax.Array, x: jax.Array) -> jax.Array:
     return bias.reshape((1,) * (x.ndim - 1) + bias.shape)
-
-
-def _check_labels(y: np.ndarray, num_classes: int) -> None:
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise TypeError(f"y must be a vector of whole numbers, but is {y.dtype} of {y.shape}.")
-    if y.size and (y.min() < 0 or y.max() >= num_classes):
-        raise ValueError(
-            f"Labels must be 0 to {num_classes - 1} for {num_classes} classes, but range from "
-            f"{y.min()} to {y.max()}."
-        )

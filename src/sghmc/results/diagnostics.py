@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from sghmc.core.optional import require
 from sghmc.types import PyTree
 
 if TYPE_CHECKING:
@@ -106,20 +107,32 @@ def slowest_time(draws: np.ndarray) -> float:
 
 
 def to_arviz(variables: dict[str, np.ndarray], statistics: dict[str, np.ndarray]):
-    """An `arviz.InferenceData` with the groups posterior and sample_stats."""
+    """Draws and their statistics as arviz has them: groups posterior and sample_stats."""
     if not variables:
         raise ValueError(_NOTHING)
-    arviz = _import_arviz()
     # numpy has no name for bfloat16 and its like, and xarray no use.
     variables = {
         name: leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
         for name, leaf in variables.items()
     }
+    return from_groups({"posterior": variables, "sample_stats": statistics})
+
+
+def from_groups(groups: dict[str, dict[str, np.ndarray]], **names: Any) -> Any:
+    """What arviz makes of groups of arrays: an `InferenceData`, from ArviZ 1 on a `DataTree`.
+
+    `names` are `coords` and `dims`, as arviz takes them.
+    """
+    arviz, groups = _import_arviz(), {name: group for name, group in groups.items() if group}
     # arviz takes every array with more draws than chains for granted, and warns about the others;
     # short pilot runs of many chains are no mistake here.
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="More chains", category=UserWarning)
-        return arviz.from_dict(posterior=variables, sample_stats=statistics)
+        warnings.filterwarnings(
+            "ignore", message="More chains|Found chain dimension", category=UserWarning
+        )
+        if arviz.__version__.startswith("0."):
+            return arviz.from_dict(**groups, **names)
+        return arviz.from_dict(groups, **names)
 
 
 def summary(data: "arviz.InferenceData", names: Sequence[str] | None = None) -> "pandas.DataFrame":
@@ -152,7 +165,7 @@ _PLOTS = {
 
 
 def plot(data: "arviz.InferenceData", kind: str, names: Sequence[str] | None, **options):
-    """One of arviz's plots of the draws; its axes."""
+    """One of arviz's plots of the draws; its axes, from ArviZ 1 on its `PlotCollection`."""
     if kind not in _PLOTS:
         raise ValueError(f"There is no plot {kind!r}: there are {list(_PLOTS)}.")
     _check_names(data, names)
@@ -172,13 +185,12 @@ def _import_arviz():
         # Once a day arviz announces its next major version.
         warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning)
         try:
-            import arviz
+            return require("arviz", extra="arviz")
         except OSError:
             # It notes the day in the user's cache folder, and cannot be imported where that is not
             # writable or where two processes do so at once: it gets a folder of its own.
             with tempfile.TemporaryDirectory() as folder, _environment("XDG_CACHE_HOME", folder):
-                import arviz
-    return arviz
+                return require("arviz", extra="arviz")
 
 
 @contextlib.contextmanager

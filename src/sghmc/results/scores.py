@@ -1,12 +1,16 @@
-"""How good predictions are: scores that can be computed inside the loop."""
+"""How good predictions are: of classes, inside the loop, and of predictive intervals."""
 
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _SMALLEST = 1e-12
-"""What a smaller probability of the label is taken for, so that one row does not decide."""
+"""A probability of 0 for what happened would make the log-likelihood infinite."""
+
+_LEVELS = (0.5, 0.8, 0.95)
 
 
 class ClassScores(NamedTuple):
@@ -36,3 +40,14 @@ def class_scores(probabilities: jax.Array, labels: jax.Array, num_bins: int = 15
         brier=jnp.mean(jnp.sum((probabilities - truth) ** 2, axis=1)),
         ece=jnp.sum(jnp.abs(gaps)) / len(labels),
     )
+
+
+def interval_coverage(errors: np.ndarray, stds: np.ndarray) -> dict[str, float]:
+    """The share of errors inside central normal intervals, by the share that is promised.
+
+    >>> interval_coverage(np.array([0.5, -1.0, 1.5, -2.5]), np.ones(4))
+    {'50%': 0.25, '80%': 0.5, '95%': 0.75}
+    """
+    distance = np.abs(errors) / stds
+    reaches = {level: NormalDist().inv_cdf((1 + level) / 2) for level in _LEVELS}
+    return {f"{level:.0%}": float(np.mean(distance <= reach)) for level, reach in reaches.items()}

@@ -11,7 +11,7 @@ import pytest
 
 import sghmc
 from sghmc.data import MemoryMapped
-from sghmc.data.sources import mapped, mapping, scattered
+from sghmc.data.sources import mapped
 
 N = 1_000
 
@@ -39,17 +39,11 @@ def check_rows(source, arrays):
             np.testing.assert_array_equal(taken[name], array[numbers])
 
 
-@pytest.fixture(params=["at once", "in spans", "scattered"])
+@pytest.fixture(params=["at once", "in spans"])
 def way(request, monkeypatch):
-    """How rows are read: a matter of the file's size, and of how far apart they are."""
+    """How rows are read: a matter of the file's size."""
     if request.param == "in spans":
         monkeypatch.setattr(mapped, "_SPAN_BYTES", 1_000)
-    if request.param == "scattered":
-        monkeypatch.setattr(mapped, "_FAR_APART", -1)
-        always = property(lambda ways: mapping.Column.read_scattered)
-        monkeypatch.setattr(mapping.Ways, "quickest", always)
-        if scattered.available() is None:
-            pytest.skip("the system has no asynchronous input")
 
 
 def test_rows_of_a_directory(folder, arrays, way):
@@ -76,18 +70,6 @@ def test_rows_that_their_highest_bits_do_not_tell_apart(tmp_path, way, num_files
     places = numbers[source.order(numbers)] >> 2
     assert np.all(np.diff(places) >= 0)
     assert source.take(np.arange(count - 2_000, count))["y"].tolist()[-1] == count - 1
-
-
-def test_the_quickest_way_to_read_is_taken_and_the_other_tried_again():
-    quick, slow = mapping.Column.read, mapping.Column.read_scattered
-    ways, taken = mapping.Ways(quick, slow), []
-    for _ in range(1_000):
-        taken.append(ways.quickest)
-        ways.note(taken[-1], {quick: 1e-7, slow: 1e-6}[taken[-1]])
-    assert taken[:2] == [quick, slow]
-    assert 1 < taken.count(slow) < 10
-    ways.note(quick, 1e-5)  # the system's cache has changed
-    assert ways.quickest is slow
 
 
 def test_any_pytree_of_paths_and_one_path(folder, arrays):
@@ -120,26 +102,6 @@ def test_rows_of_arrow_files(tmp_path, arrays, opens, way):
     write_arrow(tmp_path / "a.arrow", table.slice(0, 650), opens=opens)
     write_arrow(tmp_path / "b.arrow", table.slice(650), opens=opens)
     check_rows(MemoryMapped(tmp_path), arrays)
-
-
-def test_arrow_files_that_cannot_be_mapped(tmp_path, arrays):
-    path, table = tmp_path / "a.arrow", table_of(arrays)
-    write_arrow(path, table, options=pa.ipc.IpcWriteOptions(compression="zstd"))
-    with pytest.raises(sghmc.DataError, match=r"a\.arrow: column 'x' is compressed"):
-        MemoryMapped(path)
-    write_arrow(path, table.append_column("z", pa.array([None] + [1.0] * (N - 1))))
-    with pytest.raises(sghmc.DataError, match=r"a\.arrow: column 'z' has 1 nulls"):
-        MemoryMapped(path)
-    write_arrow(path, table.append_column("z", pa.array(["one"] * N)))
-    with pytest.raises(sghmc.DataError, match="'z' is of type string"):
-        MemoryMapped(path)
-    write_arrow(path, table)
-    write_arrow(tmp_path / "b.arrow", table.rename_columns(["x", "label"]))
-    with pytest.raises(sghmc.DataError, match=r"b\.arrow has columns .*label.*but .*a\.arrow has"):
-        MemoryMapped(tmp_path)
-    path.write_bytes(path.read_bytes()[:2_000])
-    with pytest.raises(sghmc.DataError, match=r"a\.arrow is not an Arrow file, or is damaged"):
-        MemoryMapped(path)
 
 
 def damage(folder, name):
@@ -182,7 +144,7 @@ def damage(folder, name):
         ("header of a petabyte", "header is damaged"),
         ("huge shape", "truncated or damaged"),
         ("not npy", r"not an \.npy file"),
-        ("objects", "must hold numbers, but holds object"),
+        ("objects", "holds Python objects"),
         ("fortran", "Fortran order"),
         ("scalar", "leading axis"),
         ("no rows", "has no rows"),
@@ -202,6 +164,45 @@ def test_files_that_do_not_fit_together(folder):
         MemoryMapped(folder.parent)
     with pytest.raises(TypeError, match="paths of files, not 3"):
         MemoryMapped([3])
+    with pytest.raises(sghmc.DataError, match="was given none"):
+        MemoryMapped([])
+
+
+def test_whole_numbers_do_not_wrap(tmp_path, way):
+    ids = np.arange(N) + 2**31 - N // 2  # the upper half of them does not fit
+    np.save(tmp_path / "id.npy", ids)
+    source = MemoryMapped({"id": tmp_path / "id.npy"})
+    np.testing.assert_array_equal(source.take(np.array([3, 7]))["id"], ids[[3, 7]])
+    with pytest.raises(sghmc.DataError, match=rf"id\.npy: rows hold {2**31 + 7}, which int32"):
+        source.take(np.array([3, N // 2 + 7]))
+
+
+FORKED = """
+import multiprocessing, sys, warnings
+import numpy as np, sghmc
+
+source = sghmc.data.MemoryMapped(sys.argv[1])
+source.take(np.array([1]))
+warnings.simplefilter("ignore")  # jax's own, about forks
+
+def take():
+    try:
+        source.take(np.array([2]))
+    except sghmc.DataError as error:
+        print(error)
+
+process = multiprocessing.get_context("fork").Process(target=take)
+process.start()
+process.join(60)
+sys.exit(process.is_alive())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_forked_process_is_told_instead_of_hanging(folder):
+    command = [sys.executable, "-c", FORKED, folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "was opened in another process" in done.stdout
 
 
 def test_a_file_that_changes(folder):
@@ -228,22 +229,6 @@ def test_rows_with_nan_are_named(folder, arrays):
 def test_large_numbers_are_no_fault(tmp_path):
     np.save(tmp_path / "x.npy", np.full(4, 3e38, np.float32))  # whose sum is not finite
     assert MemoryMapped(tmp_path / "x.npy").take(np.arange(4)).sum(dtype=float) > 1e39
-
-
-def test_scattered_reads_say_what_cannot_be_read(tmp_path):
-    reads = scattered.available()
-    if reads is None:
-        pytest.skip("the system has no asynchronous input")
-    (tmp_path / "x").write_bytes(bytes(range(100)))
-    into = np.zeros((3_000, 4), np.uint8)  # more than go into one call
-    offsets, addresses = np.arange(3_000) % 97, into.ctypes.data + 4 * np.arange(3_000)
-    with open(tmp_path / "x", "rb") as file:
-        reads.read(file.fileno(), offsets, addresses, 4)
-        np.testing.assert_array_equal(into[:, 1], offsets + 1)
-        with pytest.raises(OSError, match="short"):
-            reads.read(file.fileno(), offsets + 1, addresses, 4)
-    with pytest.raises(OSError, match="asynchronous input failed"):
-        reads.read(10_000, offsets, addresses, 4)  # no such file is open
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory otherwise")

@@ -1,12 +1,15 @@
 """Parquet files: the rows of all of them, and what does not fit refused by name."""
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 import sghmc
 from sghmc.data import Parquet
+from sghmc.data.sources import parquet
 
 N = 1_000
 
@@ -34,6 +37,54 @@ def test_rows_of_many_files_in_order_of_name(tmp_path, table):
     np.testing.assert_array_equal(taken["x"], x[numbers])
     assert taken["../z"].all()  # a name from inside the file, followed nowhere
     assert {path.name for path in source.folder.iterdir()} == {"0.npy", "1.npy", "2.npy"}
+
+
+def by_pandas(path):
+    pd.DataFrame(
+        {"half": np.arange(N, dtype=np.float32) / 2, "y": np.arange(N), "few": np.arange(N) % 7}
+    ).to_parquet(path)
+
+
+def by_polars(path):
+    y = np.arange(N)
+    pl.DataFrame({"half": (y / 2).astype(np.float32), "y": y, "few": y % 7}).write_parquet(path)
+
+
+@pytest.mark.parametrize("writes", [by_pandas, by_polars])
+def test_files_of_those_who_write_them(tmp_path, writes):
+    writes(tmp_path / "a.parquet")
+    source = Parquet(tmp_path / "a.parquet", columns=["few", "half"])
+    assert source.num_rows == N
+    assert {name: leaf.dtype.name for name, leaf in source.example.items()} == {
+        "few": "int32",
+        "half": "float32",
+    }
+    numbers = np.array([0, 501, N - 1])
+    found = source.take(numbers)
+    np.testing.assert_array_equal(found["few"], numbers % 7)
+    np.testing.assert_array_equal(found["half"], numbers / 2)
+
+
+def test_lists_of_one_length_are_rows(tmp_path, monkeypatch):
+    """Of polars, whose lists have no fixed length, over more batches than one."""
+    monkeypatch.setattr(parquet, "_BATCH_ROWS", 300)
+    x = np.arange(2.0 * N).reshape(N, 2)
+    pl.DataFrame({"x": x.tolist()}).write_parquet(tmp_path / "a.parquet", row_group_size=250)
+    numbers = np.array([N - 1, 0, 299, 300])
+    np.testing.assert_array_equal(Parquet(tmp_path / "a.parquet").take(numbers)["x"], x[numbers])
+    pl.DataFrame({"x": [[1.0]] * 300 + [[1.0, 2.0]] * 300}).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(
+        sghmc.DataError, match=r"lists of \(2,\) numbers, but of \(1,\) in rows before"
+    ):
+        Parquet(tmp_path / "a.parquet")
+
+
+def test_whole_numbers_do_not_wrap(tmp_path):
+    path = write(tmp_path / "a.parquet", pa.table({"id": pa.array([7, 2**63], pa.uint64())}))
+    source = Parquet(path)
+    assert source.take(np.array([0]))["id"] == [7]
+    with pytest.raises(sghmc.DataError, match="rows hold 9223372036854775808, which uint32"):
+        source.take(np.array([1]))
 
 
 def test_the_unpacked_columns_go_with_the_source(tmp_path, table):

@@ -2,6 +2,9 @@
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from sghmc.data.tables.features import read_table
@@ -20,11 +23,18 @@ CONTENT = pd.DataFrame(
 def folder(tmp_path):
     CONTENT.to_csv(tmp_path / "table.csv", index=False)
     CONTENT.to_csv(tmp_path / "semicolon.csv", index=False, sep=";")
+    packing = {"method": "zip", "archive_name": "table.csv"}
+    CONTENT.to_csv(tmp_path / "packed.zip", index=False, compression=packing)
     CONTENT.astype({"color": "category"}).to_parquet(tmp_path / "table.parquet")
+    pl.from_pandas(CONTENT).write_parquet(tmp_path / "polars.parquet")
+    np.savez(tmp_path / "table.npz", **{str(n): np.array(c.tolist()) for n, c in CONTENT.items()})  # pyright: ignore
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["table.csv", "semicolon.csv", "table.parquet"])
+NAMES = ["table.csv", "semicolon.csv", "packed.zip", "table.parquet", "polars.parquet", "table.npz"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_columns_have_their_types(folder, name):
     table = read_table(folder / name)
     assert list(table) == list(CONTENT)
@@ -50,6 +60,37 @@ def test_what_cannot_be_used_is_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_table(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (pa.int8(), np.int64),
+        (pa.uint32(), np.int64),
+        (pa.uint64(), np.uint64),
+        (pa.float32(), np.float64),
+        (pa.decimal128(25, 2), np.float64),
+    ],
+)
+def test_numbers_of_every_width(tmp_path, kind, expected):
+    pyarrow.parquet.write_table(
+        pa.table({"x": pa.array([3, 100], pa.int64()).cast(kind)}), tmp_path / "a.parquet"
+    )
+    values = read_table(tmp_path / "a.parquet")["x"]
+    assert (values.dtype, values.tolist()) == (expected, [3, 100])
+
+
+def test_whole_numbers_do_not_wrap(tmp_path):
+    """Identifiers of 64 bits, as hashes are: above half of them are negative where they wrap."""
+    large = [2**63 + 5, 2**64 - 1, 3]
+    pl.DataFrame({"id": large}, schema={"id": pl.UInt64}).write_parquet(tmp_path / "a.parquet")
+    assert read_table(tmp_path / "a.parquet")["id"].tolist() == large
+
+
+def test_columns_of_different_lengths(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones(2), y=np.ones(3))
+    with pytest.raises(ValueError, match=r"different lengths: \{'x': 2, 'y': 3\}"):
+        read_table(tmp_path / "a.npz")
 
 
 def test_a_parquet_file_cut_short_and_no_file_at_all(folder):

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sghmc.data.sources.mapping import Column, File, check_dtype
+from sghmc.core.optional import require
+from sghmc.data.sources.mapping import File, MappedArray, check_dtype
 from sghmc.posterior.source import DataError
 
 SUFFIXES = (".arrow", ".feather", ".ipc")
 
 
-def columns(paths: Sequence[pathlib.Path]) -> dict[str, Column]:
+def columns(paths: Sequence[pathlib.Path]) -> dict[str, MappedArray]:
+    """By name, the rows of all files one after another."""
     files = [File(path) for path in paths]
     pieces: dict[str, list[tuple[File, np.ndarray]]] = {}
     schema = None
@@ -29,13 +31,12 @@ def columns(paths: Sequence[pathlib.Path]) -> dict[str, Column]:
                 pieces.setdefault(name, []).append((file, _array(file, name, array)))
     if not pieces:
         raise DataError(f"{files[0].path} has no rows: give at least one.")
-    return {name: Column(f"{files[0].path}: {name}", each) for name, each in pieces.items()}
+    return {name: MappedArray(f"{files[0].path}: {name}", each) for name, each in pieces.items()}
 
 
 def _batches(file: File):
     """Schema and non-empty record batches of an Arrow file, in its file or its stream format."""
-    import pyarrow as pa
-
+    pa = require("pyarrow", extra="data")
     buffer = pa.py_buffer(file.map)
     try:
         if file.map[:6] == b"ARROW1":
@@ -53,8 +54,7 @@ def _batches(file: File):
 
 def _array(file: File, name: str, array) -> np.ndarray:
     """A column of a record batch as a view of the file."""
-    import pyarrow as pa
-
+    pa = require("pyarrow", extra="data")
     where = f"{file.path}: column {name!r}"
     if array.null_count:
         raise DataError(f"{where} has {array.null_count} nulls: fill them or leave such rows out.")

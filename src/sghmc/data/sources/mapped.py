@@ -1,24 +1,24 @@
 """Files of rows that need not fit into memory: `.npy` and Arrow IPC, mapped and read at random."""
 
 import concurrent.futures
-import math
 import os
 import pathlib
-import time
 
 import jax
 import numpy as np
 
-from sghmc.data.sources import arrow, scattered
-from sghmc.data.sources.mapping import Column, File, Ways, available_memory, check_dtype
+from sghmc.data.sources import arrow
+from sghmc.data.sources.mapping import File, MappedArray, available_memory, check_dtype
+from sghmc.data.tables.npy import read_header
 from sghmc.posterior.source import DataError, NotFinite, Source, check_finite, check_num_rows
 from sghmc.types import PyTree
 
 _SPAN_BYTES = 1 << 27
 """Of the files, how much a thread may have resident: a page that was read counts until released."""
 _NUM_THREADS = min(4, os.cpu_count() or 1)
-_FAR_APART = 1 << 13
-"""Bytes from row to row below which most pages are needed anyway, and mapped."""
+"""Rows are copied at the speed of memory, which a few cores use up."""
+_NUM_HIGH_BITS = 16
+"""Of a row's number, those that rows are ordered by: so many numpy sorts by counting."""
 
 
 class MemoryMapped(Source):
@@ -64,55 +64,56 @@ class MemoryMapped(Source):
         self._num_rows = next(iter(lengths.values()))
         check_num_rows(self._num_rows, self._name)
         size = sum(file.size for file in self._files)
-        self._row_size = size / self._num_rows
         # What is read around a row stays where all of it fits, and is mapped by large pages.
         advice = "MADV_RANDOM" if size > available_memory() else "MADV_HUGEPAGE"
         for file in self._files:
             file.advise(advice)
         self.example = jax.tree.unflatten(self._treedef, [c.example for c in self._columns])
-        has_scattered = scattered.available() is not None
         for column in self._columns:
             column.gives_back = size > _SPAN_BYTES
         self._threads = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS, "sghmc-spans")
-        self._num_low_bits = max(0, (self._num_rows - 1).bit_length() - 16)
+        self._process = os.getpid()
+        self._num_low_bits = max(0, (self._num_rows - 1).bit_length() - _NUM_HIGH_BITS)
         block = 1 << self._num_low_bits  # rows that `order` does not tell apart
-        rows_per_span = max(1, int(_SPAN_BYTES / self._row_size / block)) * block
+        rows_per_span = max(1, int(_SPAN_BYTES * self._num_rows / size / block)) * block
         self._edges = np.arange(rows_per_span, self._num_rows, rows_per_span)
-        ways = (Column.read, *[Column.read_scattered] * has_scattered)
-        # A part of a file may be in the cache in large pages, and the next in small ones.
-        self._ways = [Ways(*ways) for _ in range(len(self._edges) + 1)]
 
     @property
     def num_rows(self):
         return self._num_rows
 
+    def identity(self):
+        """Where not all rows are looked at, also the files' sizes and times of change."""
+        files = [] if self.is_all_hashed else self._files
+        return super().identity() | {file.path.name: file.seen[:2] for file in files}
+
     def order(self, numbers):
-        """By the highest 16 bits: rows nearer than that lie on the same pages, or almost."""
+        """By the highest bits: what they do not tell apart lies on the same pages, or almost."""
         if any(len(column.pieces) > 1 for column in self._columns):
             return super().order(numbers)
         return np.argsort((numbers >> self._num_low_bits).astype(np.uint16), kind="stable")
 
     def read(self, numbers, rows):
+        if os.getpid() != self._process:
+            raise DataError(
+                f"{self._name} was opened in another process, whose threads a fork does not have: "
+                f"open it anew in this one. Processes that use jax are started by spawn, not fork."
+            )
         for file in self._files:
             file.check()
         leaves = jax.tree.leaves(rows)
         cuts = [0, *np.searchsorted(numbers, self._edges), len(numbers)]
 
-        def read_span(ways: Ways, start: int, stop: int) -> None:
+        def read_span(start: int, stop: int) -> None:
             if start < stop:
-                self._read_span(ways, numbers[start:stop], [leaf[start:stop] for leaf in leaves])
+                self._read_span(numbers[start:stop], [leaf[start:stop] for leaf in leaves])
 
-        for _ in self._threads.map(read_span, self._ways, cuts, cuts[1:]):
+        for _ in self._threads.map(read_span, cuts, cuts[1:]):
             pass
 
-    def _read_span(self, ways: Ways, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
-        extent = (int(numbers.max()) - int(numbers.min())) * self._row_size
-        is_near = extent < _FAR_APART * len(numbers)
-        way, began = Column.read if is_near else ways.quickest, time.perf_counter()
+    def _read_span(self, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
         for column, leaf in zip(self._columns, leaves, strict=True):
-            way(column, numbers, leaf)
-        if not is_near:
-            ways.note(way, (time.perf_counter() - began) / len(numbers))
+            column.read(numbers, leaf)
         if not self._allow_nan:  # here, where they are still in the processor's cache
             self._check_finite(leaves, numbers)
 
@@ -137,7 +138,7 @@ def _open(files: PyTree) -> PyTree:
     return jax.tree.map(_npy_column, files)
 
 
-def _open_directory(folder: pathlib.Path) -> dict[str, Column]:
+def _open_directory(folder: pathlib.Path) -> dict[str, MappedArray]:
     entries = sorted(folder.iterdir())
     arrays = [path for path in entries if path.suffix == ".npy"]
     tables = [path for path in entries if path.suffix in arrow.SUFFIXES]
@@ -147,33 +148,19 @@ def _open_directory(folder: pathlib.Path) -> dict[str, Column]:
     return arrow.columns(tables) if tables else {path.stem: _npy_column(path) for path in arrays}
 
 
-def _npy_column(path: str | os.PathLike) -> Column:
+def _npy_column(path: str | os.PathLike) -> MappedArray:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"MemoryMapped needs paths of files, not {path!r}.")
     file = File(path)
     try:
-        version = np.lib.format.read_magic(file.map)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, is_fortran, dtype = read_header(file.map)
-    except (ValueError, KeyError, EOFError, SyntaxError, TypeError) as error:
-        raise DataError(
-            f"{path} is not an .npy file, or its header is damaged: {error}."
-        ) from error
+        shape, is_fortran, dtype, start = read_header(file.map, file.size, str(path))
+    except ValueError as error:
+        raise DataError(str(error)) from error
     check_dtype(path, dtype)
     if len(shape) == 0 or (is_fortran and len(shape) > 1):
         raise DataError(
             f"{path} holds an array of shape {shape}{' in Fortran order' * is_fortran}: save it "
             f"with a leading axis, one row an example, and in C order (np.ascontiguousarray)."
         )
-    start = file.map.tell()
-    needed = start + math.prod(shape) * dtype.itemsize
-    if file.size != needed:
-        raise DataError(
-            f"{path} has {file.size} bytes where its header, for an array of shape {shape}, needs "
-            f"{needed}: it is truncated or damaged."
-        )
     array = np.frombuffer(file.map, dtype, offset=start).reshape(shape)
-    return Column(str(path), [(file, array)])
+    return MappedArray(str(path), [(file, array)])

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from sghmc.core.optional import require
 from sghmc.data.sources.mapped import MemoryMapped
 from sghmc.posterior.source import DataError, check_num_rows
 
@@ -80,8 +81,7 @@ def _is_remote(path: str | os.PathLike) -> bool:
 
 
 def _listed_remote(path: str) -> list[str]:
-    import fsspec
-
+    fsspec = require("fsspec", extra="data")
     try:
         filesystem, place = fsspec.core.url_to_fs(path)
         if not filesystem.isdir(place):
@@ -134,8 +134,7 @@ def _write_header(file: IO[bytes], rows: np.ndarray, num_rows: int) -> None:
 
 def _checked(paths: list[str], columns: Sequence[str] | None):
     """The schema that all files share, and the number of rows of all."""
-    import pyarrow as pa
-
+    pa = require("pyarrow", extra="data")
     schema, num_rows = pa.schema([]), 0
     for i, path in enumerate(paths):
         with _opened(path) as file:
@@ -166,23 +165,19 @@ def _check_same(schema, found, first: str, path: str) -> None:
 
 def _opened(path: Any):
     """A Parquet file, from the local disk or through fsspec."""
-    import pyarrow as pa
-    import pyarrow.parquet
-
+    pa, parquet = require("pyarrow", extra="data"), require("pyarrow.parquet", extra="data")
     try:
         if _is_remote(path):
-            import fsspec
-
+            fsspec = require("fsspec", extra="data")
             filesystem, place = fsspec.core.url_to_fs(path)
             path = filesystem.open(place, "rb")
-        return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+        return parquet.ParquetFile(path, page_checksum_verification=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def _batches(path: str, columns: list[str]):
-    import pyarrow as pa
-
+    pa = require("pyarrow", extra="data")
     with _opened(path) as file:
         try:
             yield from file.iter_batches(_BATCH_ROWS, columns=columns)
@@ -192,16 +187,16 @@ def _batches(path: str, columns: list[str]):
 
 def _numbers(where: str, column) -> np.ndarray:
     """A column of a batch as an array."""
-    import pyarrow as pa
-
+    pa = require("pyarrow", extra="data")
     if column.null_count:
         raise DataError(f"{where} has {column.null_count} nulls: fill them or leave them out.")
     shape: tuple[int, ...] = (len(column),)
-    if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+    has_offsets = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    if has_offsets or pa.types.is_fixed_size_list(column.type):
         values = column.flatten()
         if values.null_count:
             raise DataError(f"{where} has nulls inside its lists: fill them.")
-        lengths = np.diff(column.offsets) if pa.types.is_list(column.type) else ()
+        lengths = np.diff(column.offsets) if has_offsets else ()
         if len(set(np.asarray(lengths))) > 1:
             raise DataError(f"{where} has lists of unequal lengths: all must have one length.")
         shape, column = (len(column), len(values) // len(column)), values

@@ -1,12 +1,13 @@
 """Batches that come by one after another, from anything that yields them."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
 
-from sghmc.posterior.source import DataError, NotFinite, Source, check_finite, check_num_rows
+from sghmc.core.checking import check_count
+from sghmc.data.sources.batches import Batches
+from sghmc.posterior.source import Source, check_num_rows
 from sghmc.types import PyTree
 
 _READ_AHEAD_BYTES = 1 << 25
@@ -70,29 +71,18 @@ class Stream(Source):
         independent: bool = False,
         allow_nan: bool = False,
     ):
-        if not callable(batches) and not isinstance(batches, Iterable):
-            raise TypeError(f"Stream needs an iterator of batches, or a function, not {batches!r}.")
-        for name, number, lowest in (("buffer", buffer, 0), ("read_ahead", read_ahead or 1, 1)):
-            if not isinstance(number, int | np.integer) or number < lowest:
-                raise ValueError(f"{name} must be a whole number from {lowest}, not {number!r}.")
+        check_count(buffer, "buffer", 0)
+        check_count(read_ahead, "read_ahead", or_none="")
         self.size = size
         self.buffer_rows = buffer
         self.is_independent = independent
         self.num_taken = 0
         """Rows that left the stream since it was last started."""
-        self._batches, self._allow_nan = batches, allow_nan
-        self._iterator: Iterator = iter(())
-        self._rest: list[PyTree] = []
-        self._buffer: list[np.ndarray] | None = None
-        self._treedef: Any = None
         check_num_rows(self.num_rows, "The stream")
-        self._begin()
-        first = self._next_batch()
-        self.example = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), first
-        )
+        self._batches = Batches(batches, allow_nan=allow_nan)
+        self._buffer: list[np.ndarray] | None = None
+        self.example = self._batches.example
         self.read_ahead = read_ahead or max(1, _READ_AHEAD_BYTES // max(1, self.row_bytes))
-        self._rest = [first]
 
     @property
     def num_rows(self):
@@ -106,15 +96,11 @@ class Stream(Source):
     def is_at_start(self):
         return self.num_taken == 0
 
-    @property
-    def _is_restartable(self) -> bool:
-        return callable(self._batches) or iter(self._batches) is not self._batches
-
     def start(self):
         """Begin anew for a run, where that is possible and anything was taken."""
-        if self._is_restartable and self.num_taken:
-            self._begin()
-            self._rest, self._buffer, self.num_taken = [], None, 0
+        if self._batches.is_restartable and self.num_taken:
+            self._batches.start()
+            self._buffer, self.num_taken = None, 0
 
     def identity(self):
         shapes = {
@@ -135,100 +121,14 @@ class Stream(Source):
         """The next rows, as many as there are numbers: these are places in the buffer."""
         count = len(numbers)
         if self.buffer_rows == 0:
-            leaves = self._pull(count)
+            leaves = self._batches.take(count)
         else:
             if self._buffer is None:
-                self._buffer = self._pull(self.buffer_rows)
+                self._buffer = self._batches.take(self.buffer_rows)
             slots = np.asarray(numbers, np.int64)
-            leaves, self._buffer = _exchange(self._buffer, self._pull(count), slots)
+            leaves, self._buffer = _exchange(self._buffer, self._batches.take(count), slots)
         self.num_taken += count
-        return jax.tree.unflatten(self._treedef, leaves)
-
-    def _pull(self, count: int) -> list[np.ndarray]:
-        """The next rows of the stream, leaf by leaf."""
-        parts, missing = [], count
-        while missing:
-            batch = self._rest.pop() if self._rest else self._next_batch()
-            leaves = jax.tree.leaves(batch)
-            if len(leaves[0]) > missing:
-                rest = [leaf[missing:] for leaf in leaves]
-                self._rest = [jax.tree.unflatten(self._treedef, rest)]
-                leaves = [leaf[:missing] for leaf in leaves]
-            parts.append(leaves)
-            missing -= len(leaves[0])
-        return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
-
-    def _begin(self) -> None:
-        try:
-            source = self._batches() if callable(self._batches) else self._batches
-            self._iterator = iter(source)
-        except Exception as error:
-            raise DataError(f"The stream could not be started: {_told(error)}.") from error
-
-    def _next_batch(self) -> PyTree:
-        for attempt in range(2):
-            try:
-                return self._checked(next(self._iterator))
-            except StopIteration:
-                if not self._is_restartable:
-                    break
-                if attempt == 1:
-                    raise DataError("The stream was started anew and yielded nothing.") from None
-                self._begin()
-            except DataError:
-                raise
-            except Exception as error:
-                raise DataError(
-                    f"The stream raised after {self.num_taken} rows: {_told(error)}."
-                ) from error
-        raise DataError(
-            f"The stream ended early, after {self.num_taken} rows and what was read ahead: give an "
-            f"iterator that goes on, a function that starts it anew, or make fewer steps."
-        )
-
-    def _checked(self, batch: PyTree) -> PyTree:
-        batch = jax.tree.map(_array, batch, is_leaf=_is_column)
-        self._check_rows(batch)
-        if self._treedef is None:
-            self._treedef = jax.tree.structure(batch)
-        else:
-            self._check_like_first(batch)
-        if not self._allow_nan:
-            try:
-                check_finite(batch, "")
-            except NotFinite as bad:
-                raise DataError(
-                    f"A batch of the stream has {bad.number} in row {bad.row}, "
-                    f"{bad.field or 'its array'}: leave such rows out, or take allow_nan=True."
-                ) from None
-        return batch
-
-    def _check_rows(self, batch: PyTree) -> None:
-        lengths = {
-            jax.tree_util.keystr(path) or "the array": leaf.shape[0] if leaf.ndim else None
-            for path, leaf in jax.tree.leaves_with_path(batch)
-        }
-        if not lengths or None in lengths.values() or len(set(lengths.values())) > 1:
-            raise DataError(
-                f"A batch of the stream must be arrays with one shared leading axis, but its rows "
-                f"are {lengths}."
-            )
-        if set(lengths.values()) == {0}:
-            raise DataError(f"The stream yielded an empty batch after {self.num_taken} rows.")
-
-    def _check_like_first(self, batch: PyTree) -> None:
-        structure = jax.tree.structure(batch)
-        if structure != self._treedef:
-            raise DataError(f"A batch of the stream is {structure}, but the first {self._treedef}.")
-        for (path, leaf), like in zip(
-            jax.tree.leaves_with_path(batch), jax.tree.leaves(self.example), strict=True
-        ):
-            if (leaf.shape[1:], leaf.dtype) != (like.shape, like.dtype):
-                raise DataError(
-                    f"A batch of the stream has rows of {leaf.dtype}{list(leaf.shape[1:])} in "
-                    f"{jax.tree_util.keystr(path) or 'its array'}, but the first had "
-                    f"{like.dtype}{list(like.shape)}."
-                )
+        return jax.tree.unflatten(self._batches.treedef, leaves)
 
 
 def _exchange(
@@ -245,22 +145,3 @@ def _exchange(
     final[slots] = size + np.arange(len(slots))  # of equal slots the last counts
     both = [np.concatenate(pair) for pair in zip(buffer, new, strict=True)]
     return [leaf[origin] for leaf in both], [leaf[final] for leaf in both]
-
-
-def _is_column(node) -> bool:
-    """A list of numbers is a column; one of arrays, as a DataLoader yields it, has several."""
-    return isinstance(node, list) and not any(hasattr(entry, "shape") for entry in node)
-
-
-def _array(leaf) -> np.ndarray:
-    try:
-        array = np.asarray(leaf)
-    except ValueError as error:
-        raise DataError(f"A batch of the stream is ragged: {error}.") from error
-    if array.dtype.kind not in "fiubc":
-        raise DataError(f"A batch of the stream holds {array.dtype}, but must hold numbers.")
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -1,18 +1,25 @@
 """Columns of numbers and of ids, from whatever library holds them."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+
+from sghmc.core.optional import require
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
-def _as_arrow(column: Any, role: str, source: str) -> pa.Array:
+def as_arrow(column: Any, role: str, source: str) -> "pyarrow.Array":
+    """A column of pandas, polars, pyarrow or numpy, or a list, in one piece."""
+    pa = require("pyarrow", extra="data")
     try:
         if hasattr(column, "to_arrow"):  # polars
             column = column.to_arrow()
         if isinstance(column, pa.ChunkedArray):
             column = column.unify_dictionaries().combine_chunks()
+            if isinstance(column, pa.ChunkedArray):  # of no chunks
+                column = pa.array([], column.type)
         if isinstance(column, pa.Array):
             return column
         if getattr(column, "ndim", 1) != 1:
@@ -28,11 +35,12 @@ def _as_arrow(column: Any, role: str, source: str) -> pa.Array:
 
 def numbers(column: Any, source: str) -> np.ndarray:
     """A column of finite numbers, as float32."""
-    array = _as_arrow(column, "rating", source)
+    pa, compute = require("pyarrow", extra="data"), require("pyarrow.compute", extra="data")
+    array = as_arrow(column, "rating", source)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     try:
-        numbers = pc.cast(array, pa.float64(), safe=False)
+        numbers = compute.cast(array, pa.float64(), safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         numbers = pa.array([_number(entry) for entry in array.to_pylist()], pa.float64())
     values = np.asarray(numbers.to_numpy(zero_copy_only=False), np.float32)
@@ -57,7 +65,8 @@ def _number(entry: Any) -> float | None:
 
 def encode(column: Any, role: str, source: str) -> tuple[np.ndarray, np.ndarray]:
     """The distinct ids of a column, in order, and the position of each row's id among them."""
-    array = _as_arrow(column, role, source)
+    pa = require("pyarrow", extra="data")
+    array = as_arrow(column, role, source)
     if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
         array = array.dictionary_decode()
     missing = array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
@@ -77,8 +86,9 @@ def encode(column: Any, role: str, source: str) -> tuple[np.ndarray, np.ndarray]
     return distinct[used], renumbered[codes]
 
 
-def _plain_ids(ids: pa.Array) -> np.ndarray:
+def _plain_ids(ids: "pyarrow.Array") -> np.ndarray:
     """Ids as numpy holds them without pickle: whole numbers where they are, numbers, or text."""
+    pa = require("pyarrow", extra="data")
     if pa.types.is_integer(ids.type):
         values = ids.to_numpy(zero_copy_only=False)
         return values if values.dtype == np.uint64 else values.astype(np.int64)
@@ -88,3 +98,21 @@ def _plain_ids(ids: pa.Array) -> np.ndarray:
         return values.astype(np.int64) if is_whole else values
     texts = [entry if isinstance(entry, str) else str(entry) for entry in ids.to_pylist()]
     return np.array(texts, dtype=str)
+
+
+def whole_numbers(column: Any) -> Any:
+    """Text that repeats as whole numbers, where every entry is written as one; else as it is."""
+    pa = require("pyarrow", extra="data")
+    if not isinstance(column, pa.ChunkedArray) or not pa.types.is_dictionary(column.type):
+        return column
+    encoded: Any = as_arrow(column, "", "")
+    texts = encoded.dictionary.to_pylist()
+    if not all(isinstance(text, str) and _is_whole(text) for text in texts):
+        return encoded
+    numbers = pa.array([int(text) for text in texts], pa.int64())
+    return pa.DictionaryArray.from_arrays(encoded.indices, numbers)
+
+
+def _is_whole(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) < 19 and str(int(text)) == text

@@ -1,76 +1,57 @@
-"""Tables of mixed columns on disk: numbers and text, csv or parquet."""
+"""Tables of mixed columns on disk: numbers and text, to fit and to predict."""
 
 import pathlib
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
+
+from sghmc.core.optional import require
+from sghmc.data.tables.columns import as_arrow
+from sghmc.data.tables.table_files import read_columns
+from sghmc.data.tables.text import Style
 
 Columns = dict[str, np.ndarray]
-"""By name: numbers as float64, whole numbers as int64, booleans, or text as str objects."""
+"""By name: numbers as float64, whole numbers as int64 (uint64 where they are that), booleans, or
+text as str objects."""
 
 
 def read_table(path: pathlib.Path) -> Columns:
-    """The columns of a csv or parquet file; a missing value anywhere is an error."""
-    if not path.exists():
-        raise FileNotFoundError(f"There is no file {path}.")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty.")
-    table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
-    if table.num_rows == 0:
+    """The columns of a file; a missing value anywhere is an error."""
+    table = read_columns(path, Style())
+    lengths = {name: len(column) for name, column in table.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"The columns of {path} have different lengths: {lengths}.")
+    if set(lengths.values()) <= {0}:
         raise ValueError(f"{path} has column names, but no rows.")
-    names = table.column_names
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"{path} has columns of the same name: {', '.join(repeated)}.")
-    return {name: _column(table.column(name), name, path) for name in names}
+    return {name: _column(column, name, path) for name, column in table.items()}
 
 
-def _read_csv(path: pathlib.Path) -> pa.Table:
-    from pyarrow import csv
-
-    with path.open("rb") as file:
-        first = file.readline().decode("utf-8-sig", "replace")
-    delimiter = next((each for each in ("\t", ";") if each in first), ",")
-    try:
-        return csv.read_csv(
-            path,
-            parse_options=csv.ParseOptions(delimiter=delimiter),
-            convert_options=csv.ConvertOptions(strings_can_be_null=True),
-        )
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} cannot be read as a table: {error}") from error
-
-
-def _read_parquet(path: pathlib.Path) -> pa.Table:
-    from pyarrow import parquet
-
-    try:
-        return parquet.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a complete parquet file: {error}") from error
-
-
-def _column(column: pa.ChunkedArray, name: str, path: pathlib.Path) -> np.ndarray:
-    kind = column.type
+def _column(column: Any, name: str, path: pathlib.Path) -> np.ndarray:
+    pa = require("pyarrow", extra="data")
+    array = as_arrow(column, name, str(path))
+    kind = array.type
     if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
-    missing = column.null_count
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        values = column.cast(pa.float64()).to_numpy()
+        array, kind = array.dictionary_decode(), kind.value_type
+    is_real = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if is_real:
+        values = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
         missing = int(np.isnan(values).sum())
+    else:
+        missing = array.null_count
     if missing:
         raise ValueError(
-            f"The column {name!r} of {path} has {missing:,} missing values in {len(column):,} "
+            f"The column {name!r} of {path} has {missing:,} missing values in {len(array):,} "
             f"rows: fill them or leave these rows out."
         )
+    if is_real:
+        return values
     if pa.types.is_boolean(kind):
-        return column.to_numpy()
+        return array.to_numpy(zero_copy_only=False)
     if pa.types.is_integer(kind):
-        return column.to_numpy().astype(np.int64)
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return column.cast(pa.float64()).to_numpy()
+        values = array.to_numpy(zero_copy_only=False)
+        return values if values.dtype == np.uint64 else values.astype(np.int64)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.array(column.to_pylist(), dtype=object)
+        return np.array(array.to_pylist(), dtype=object)
     raise ValueError(
         f"The column {name!r} of {path} holds {kind}: columns of numbers, text and booleans can be "
         f"learned from. Leave it out, or convert it."

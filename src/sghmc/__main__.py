@@ -1,0 +1,5 @@
+"""`python -m sghmc`: the command line."""
+
+from sghmc.cli import main
+
+main()

@@ -1,0 +1,129 @@
+"""Steps in a loop of one's own: what a run does to a chain, one step at a time."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32, UInt32
+
+from sghmc.core import tree
+from sghmc.engine import checks, keys, loop
+from sghmc.engine.layout import Layout
+from sghmc.engine.program import Carry, Program
+from sghmc.gradients.base import Gradient
+from sghmc.gradients.exact import FullBatch
+from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.target import Target
+from sghmc.samplers.base import Sampler
+from sghmc.types import PyTree
+
+
+class StepperState(NamedTuple):
+    """A chain between two steps: all that it needs to go on. A pytree of arrays."""
+
+    t: Int32[Array, ""]
+    keys: UInt32[Array, "1 stream 3"]
+    carry: Carry
+
+
+class Draw(NamedTuple):
+    """Where a chain is after a step.
+
+    `potential` is U as the step's gradient saw it; `acceptance` is None without an accept step.
+    """
+
+    position: PyTree
+    hyper: PyTree
+    potential: Float[Array, ""] | None
+    acceptance: Float[Array, ""] | None
+
+
+class Stepper(eqx.Module):
+    """`init` and `step` of one chain, for a loop of your own.
+
+    | argument | meaning |
+    | --- | --- |
+    | `target`, `sampler`, `gradient`, `gibbs` | as in `sample` |
+    | `like` | parameters, whose shapes and dtypes a chain has; `ControlVariate` starts from them |
+    | `num_steps` | how far schedules will be followed |
+
+    `init(key, position)` begins a chain, `step(state)` moves it. Both are plain functions of
+    arrays: compile them with `equinox.filter_jit`, scan them, map them over keys for several
+    chains. The same key gives the same steps as `sample` without thinning.
+
+    >>> import jax, jax.numpy as jnp, sghmc
+    >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+    >>> stepper = sghmc.Stepper(target, sghmc.SGHMC(0.1, friction=1.0), jnp.zeros(2))
+    >>> state = stepper.init(jax.random.key(0), jnp.zeros(2))
+    >>> state, draw = stepper.step(state)
+    >>> draw.position.shape
+    (2,)
+    """
+
+    program: Program
+
+    def __init__(
+        self,
+        target: Target,
+        sampler: Sampler,
+        like: PyTree,
+        *,
+        gradient: Gradient | None = None,
+        gibbs: Gibbs | None = None,
+        num_steps: int = 1,
+    ):
+        if not isinstance(sampler, Sampler):
+            raise TypeError(f"Stepper needs a sampler such as sghmc.SGHMC(…), not {sampler!r}.")
+        gradient = FullBatch() if gradient is None else gradient
+        position = jax.tree.map(jnp.asarray, like)
+        checks.check_functions(target, position)
+        checks.check_gibbs(gibbs, target, position)
+        estimator = gradient.prepare(target, position)
+        if target.source is not None and estimator.takes_rows:
+            raise TypeError(
+                "A Stepper takes data that are arrays, but these are read from a source while a "
+                "run goes on: use sample, or give the rows as arrays."
+            )
+        kernel = sampler.prepare(position, num_steps)
+        checks.check_fisher(kernel.fisher, gradient)
+        self.program = Program(
+            target=target,
+            kernel=kernel,
+            estimator=estimator,
+            gibbs=gibbs,
+            adapt=None,
+            keep=None,
+            averages={},
+            trace=None,
+            keys=jnp.zeros((1, keys.NUM_STREAMS, 3), jnp.uint32),  # each chain brings its own
+            layout=Layout.of(position, 1),
+            thinning=1,
+            is_stacked=False,
+        )
+
+    def init(self, key: jax.Array, position: PyTree) -> StepperState:
+        """A chain before its first step."""
+        checks.check_key(key)
+        chain = keys.chain_keys(key, 1)
+        one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], position)
+        begun = loop.beginning(self.program.with_keys(chain), one, 0)
+        return StepperState(jnp.zeros((), jnp.int32), chain, begun.carry)
+
+    def step(self, state: StepperState) -> tuple[StepperState, Draw]:
+        """The chain after its next step, and what is due after it: Gibbs updates, V̂ and centers."""
+        program = self.program.with_keys(state.keys)
+
+        def of_chain(chain: Program, carry: Carry) -> Carry:
+            moved, info = chain.step(state.t, chain.draw(state.t, 1), carry)
+            return carry._replace(state=moved, info=info)
+
+        carry = loop.each_carry(program, state.carry, of_chain)
+        carry = loop.make_updates(program, state.t, carry, is_burnin=False)
+        carry, record = loop.observe(program, state.t, carry)
+        draw = Draw(record.kept, record.hyper, record.info.potential, record.info.acceptance)
+        return StepperState(state.t + 1, state.keys, carry), draw
+
+    def is_finite(self, draw: Draw) -> jax.Array:
+        """Whether all numbers of a draw are: a chain that diverged never comes back."""
+        return tree.all_finite(draw)

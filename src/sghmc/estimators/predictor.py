@@ -1,0 +1,81 @@
+"""What a fitted recommender answers, in the units of the ratings."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sghmc.data.ratings import Ratings, codes_of
+from sghmc.estimators.factor_draws import FactorDraws
+
+
+class Recommendations(NamedTuple):
+    """Items, best first, with the predicted rating and the standard deviation of a new one."""
+
+    items: np.ndarray
+    ratings: np.ndarray
+    stds: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """Posterior draws of standardized ratings, and how to bring them back: center + spread · r."""
+
+    ratings: Ratings
+    center: float
+    spread: float
+    draws: FactorDraws
+    is_clipped: bool
+
+    def predict(self, users: Any, items: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of a new rating of each pair of ids."""
+        user, item = (
+            codes_of(np.ravel(ids).tolist() if np.ndim(ids) == 0 else ids, known)
+            for ids, known in ((users, self.ratings.users), (items, self.ratings.items))
+        )
+        if len(user) != len(item):
+            raise ValueError(
+                f"users and items are pairs, but there are {len(user)} and {len(item)} of them."
+            )
+        mean, variance = self.draws.moments(user, item)
+        return self._rating(mean), self.spread * np.sqrt(variance)
+
+    def recommend(
+        self,
+        user: Any,
+        k: int,
+        exclude_seen: bool,
+        explore: float,
+        generator: np.random.Generator,
+    ) -> Recommendations:
+        (code,) = codes_of([user], self.ratings.users)
+        candidates = np.arange(self.ratings.num_items)
+        if exclude_seen and code >= 0:
+            candidates = np.setdiff1d(candidates, self.ratings.item[self.ratings.user == code])
+        mean, variance = self.draws.moments(np.full(len(candidates), code), candidates)
+        score = mean
+        if explore > 0:
+            drawn = self.draws.one_draw(int(code), generator)[candidates]
+            score = mean + explore * (drawn - mean)
+        best = np.argsort(-score, kind="stable")[:k]
+        return Recommendations(
+            self.ratings.items[candidates[best]],
+            self._rating(mean[best]),
+            self.spread * np.sqrt(variance[best]),
+        )
+
+    def similar_items(self, item: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
+        (code,) = codes_of([item], self.ratings.items)
+        if code < 0:
+            raise ValueError(f"There is no item {item!r} among the ratings: nothing is like it.")
+        similarity = self.draws.similarity(int(code))
+        order = np.argsort(-similarity, kind="stable")
+        best = order[order != code][:k]
+        return self.ratings.items[best], similarity[best]
+
+    def _rating(self, mean: np.ndarray) -> np.ndarray:
+        """A standardized mean as a rating, within those that were given if it is to be clipped."""
+        rating, given = self.center + self.spread * mean, self.ratings.rating
+        if not self.is_clipped:
+            return rating
+        return np.clip(rating, float(given.min()), float(given.max()))

@@ -1,0 +1,84 @@
+"""`sghmc fit-ratings` and `sghmc recommend`."""
+
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from sghmc import cli
+from sghmc.cli import session
+from sghmc.data.ratings import synthetic_ratings
+from sghmc.estimators import factor_chain
+
+
+@pytest.fixture(autouse=True)
+def no_compiled_programs_on_disk(monkeypatch):
+    """jax's cache folder belongs to the process: one test must not choose it for the others."""
+    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
+
+
+def call(*args) -> Any:
+    return CliRunner().invoke(cli.app, [str(arg) for arg in args])
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Ratings in a file, with ids of text."""
+    ratings = synthetic_ratings(1, 24, 16, rank=2, density=0.6)
+    path = tmp_path_factory.mktemp("ratings") / "ratings.csv"
+    names = [f"user{code}" for code in ratings.user]
+    frame = pd.DataFrame({"userId": names, "movieId": ratings.item, "rating": ratings.rating})
+    frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.slow
+def test_commands_fit_and_recommend(table, tmp_path):
+    fitted = call("fit-ratings", table, "--out", tmp_path / "m", "--rank", 2, "--json")
+    assert fitted.exit_code == 0, fitted.output
+    result = json.loads(fitted.stdout)
+    assert result["held_out"]["rmse"] < 1
+    assert result == json.loads((tmp_path / "m" / "result.json").read_text())
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == [
+        "config.json",
+        "model.sghmc",
+        "report.html",
+        "result.json",
+    ]
+    answer = call("recommend", tmp_path / "m", "--user", "user3", "-k", 3, "--json")
+    best = json.loads(answer.stdout)
+    assert (best["user"], best["is_known"], len(best["items"])) == ("user3", True, 3)
+    shown = call("recommend", tmp_path / "m" / "model.sghmc", "--user", "eve", "-k", 2)
+    assert shown.stdout.startswith("User eve has rated nothing here")
+    assert len(shown.stdout.splitlines()) == 3
+
+
+def test_what_cannot_be_is_refused(table, tmp_path):
+    (tmp_path / "numbers.csv").write_text("user,item,rating\n1,2,3\n1,2,4\n")
+    cases = [
+        (("recommend", tmp_path / "nowhere.csv", "--user", 1), 1, "There is no file"),
+        (("recommend", tmp_path / "numbers.csv", "--user", 1), 1, "rates the same item twice"),
+        (("recommend", table, "--user", 1, "--rank", 0), 2, "rank"),
+        (("fit-ratings", table, "--out", tmp_path / "m", "--holdout", 0.001), 1, "too few"),
+    ]
+    for args, code, message in cases:
+        answer = call(*args)
+        assert answer.exit_code == code
+        assert message in answer.stderr
+    assert not (tmp_path / "m").exists()
+
+
+def test_ctrl_c_ends_the_command_without_a_model(table, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(factor_chain, "run", interrupted)
+    for args in (
+        ("fit-ratings", table, "--out", tmp_path / "m"),
+        ("recommend", table, "--user", 1),
+    ):
+        answer = call(*args)
+        assert answer.exit_code != 0
+        assert not (tmp_path / "m").exists()

@@ -1,0 +1,77 @@
+"""A recommender judged on ratings that it had not seen, and what makes a file a model."""
+
+import numpy as np
+import pytest
+
+from handmade_factors import handmade_draws
+from sghmc.data.ratings import Ratings
+from sghmc.estimators import MatrixFactorization, factor_chain
+from sghmc.estimators.factor_chain import Chain
+from sghmc.estimators.ratings import fit_and_judge, is_model
+
+USERS, ITEMS = (axis.ravel() for axis in np.indices((7, 6)))
+RATINGS = Ratings(
+    USERS.astype(np.int32),
+    ITEMS.astype(np.int32),
+    np.arange(42, dtype=np.float32),
+    np.arange(7),
+    np.arange(6),
+)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The ratings that each run of the chain saw; its draws are made by hand."""
+    runs: list[set[tuple[int, int]]] = []
+
+    def run(key, ratings, settings, start):
+        runs.append(set(zip(ratings.user.tolist(), ratings.item.tolist(), strict=True)))
+        return Chain.of(handmade_draws(seed=len(runs)))
+
+    monkeypatch.setattr(factor_chain, "run", run)
+    return runs
+
+
+def test_held_out_ratings_are_judged_before_they_are_seen(seen, monkeypatch):
+    judged = []
+    evaluate = MatrixFactorization.evaluate
+
+    def recorded(self, ratings):
+        judged.append((len(seen), ratings))
+        return evaluate(self, ratings)
+
+    monkeypatch.setattr(MatrixFactorization, "evaluate", recorded)
+    model, result = fit_and_judge(RATINGS, 0.25, rank=3, random_state=4)
+    ((num_runs, held_out),) = judged
+    assert num_runs == 1
+    pairs = set(zip(held_out.user.tolist(), held_out.item.tolist(), strict=True))
+    assert len(pairs) == 10 == result["held_out"]["num_ratings"]
+    assert not pairs & seen[0]
+    assert pairs | seen[0] == seen[1] == set(zip(USERS.tolist(), ITEMS.tolist(), strict=True))
+    np.testing.assert_array_equal(model.draws_["user"], handmade_draws(seed=2)["user"])
+    assert (result["num_users"], result["num_items"], result["num_ratings"]) == (7, 6, 42)
+    # The seed decides which.
+    fit_and_judge(RATINGS, 0.25, rank=3, random_state=5)
+    assert seen[2] != seen[0]
+
+
+def test_nothing_is_judged_where_nothing_is_held_out(seen):
+    _, result = fit_and_judge(RATINGS, 0.0, rank=3)
+    assert "held_out" not in result
+    assert [len(pairs) for pairs in seen] == [42]
+
+
+@pytest.mark.parametrize("holdout", [0.001, 0.999])
+def test_too_few_to_hold_out_or_to_learn_from(seen, holdout):
+    with pytest.raises(ValueError, match=r"of 42 ratings are .*: too few"):
+        fit_and_judge(RATINGS, holdout)
+    assert seen == []
+
+
+def test_a_model_is_known_by_how_its_file_begins(seen, tmp_path):
+    MatrixFactorization().fit(RATINGS).save(tmp_path / "model")
+    (tmp_path / "table.csv").write_text("user,item,rating\n1,2,3\n")
+    assert is_model(tmp_path / "model")
+    assert not is_model(tmp_path / "table.csv")
+    assert not is_model(tmp_path)
+    assert not is_model(tmp_path / "nothing")

@@ -1,0 +1,234 @@
+"""A table fitted and judged: scores against definitions, of models whose answers are known."""
+
+import csv
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from sghmc.estimators import tabular
+
+NUM_ROWS = 400
+
+
+class Classifier:
+    """Knows the probabilities."""
+
+    def __init__(self, p, classes):
+        self.p, self.classes_ = p, classes
+
+    def predict_proba(self, x):
+        return self.p[x[:, 0].astype(int)]
+
+
+class Regressor:
+    """Knows means and standard deviations."""
+
+    def __init__(self, mean, std):
+        self.mean, self.std = mean, std
+
+    def predict(self, x, return_std):
+        assert return_std
+        rows = x[:, 0].astype(int)
+        return self.mean[rows], self.std[rows]
+
+    def log_likelihood(self, x, y):
+        return stats.norm.logpdf(y, *self.predict(x, return_std=True))
+
+
+ROWS = np.arange(NUM_ROWS)[:, None].astype(float)
+
+
+def test_classes_are_judged_by_the_definitions():
+    generator = np.random.default_rng(0)
+    p = generator.dirichlet([1, 2, 3], NUM_ROWS)
+    y = np.array(["a", "b", "c"], object)[[generator.choice(3, p=each) for each in p]]
+    model = Classifier(p, np.array(["a", "b", "c"], object))
+    found = tabular._judge_classes(model, ROWS, y)
+    hit = np.stack([y == label for label in "abc"], axis=1)
+    assert found["accuracy"] == pytest.approx(np.mean(hit[np.arange(NUM_ROWS), p.argmax(1)]))
+    assert found["log_likelihood"] == pytest.approx(np.mean(np.log(p[hit])), rel=1e-5)
+    assert found["brier"] == pytest.approx(np.mean(np.sum((p - hit) ** 2, axis=1)), rel=1e-5)
+    is_right, confidence = hit[np.arange(NUM_ROWS), p.argmax(1)], p.max(1)
+    reliability = found["reliability"]
+    assert sum(reliability["count"]) == NUM_ROWS
+    for k, bin in enumerate(sorted(set((confidence * 10).astype(int)))):
+        inside = (confidence >= bin / 10) & (confidence < (bin + 1) / 10)
+        assert reliability["count"][k] == inside.sum()
+        assert reliability["expected"][k] == pytest.approx(confidence[inside].mean())
+        assert reliability["observed"][k] == pytest.approx(is_right[inside].mean())
+
+
+def test_certainty_is_in_the_last_bin():
+    found = tabular._reliability(np.array([1.0, 0.95]), np.array([True, False]))
+    assert found == {"expected": [0.975], "observed": [0.5], "count": [2]}
+
+
+def test_numbers_are_judged_by_the_definitions():
+    generator = np.random.default_rng(1)
+    mean, std = generator.normal(size=NUM_ROWS), generator.uniform(0.5, 2, NUM_ROWS)
+    y = mean + std * generator.normal(size=NUM_ROWS)
+    found = tabular._judge_numbers(Regressor(mean, std), ROWS, y)
+    assert found["rmse"] == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)))
+    assert found["r2"] == pytest.approx(1 - np.mean((y - mean) ** 2) / y.var())
+    assert found["log_likelihood"] == pytest.approx(np.mean(stats.norm.logpdf(y, mean, std)))
+    covered = found["reliability"]["observed"]
+    for level, share in zip(found["reliability"]["expected"], covered, strict=True):
+        low, high = stats.norm.interval(level, mean, std)
+        assert share == np.mean((low <= y) & (y <= high))
+    levels = np.arange(0.05, 1, 0.1)
+    np.testing.assert_allclose(found["reliability"]["expected"], levels)
+    assert found["ece"] == pytest.approx(np.mean(np.abs(np.array(covered) - levels)))
+
+
+def test_a_constant_target_has_no_r2():
+    model = Regressor(np.zeros(NUM_ROWS), np.ones(NUM_ROWS))
+    assert tabular._judge_numbers(model, ROWS, np.zeros(NUM_ROWS))["r2"] is None
+
+
+def test_predictions_of_numbers_have_their_90_percent():
+    mean, std = np.array([1.0, -2.0]), np.array([0.5, 3.0])
+    found = tabular.predicted(Regressor(mean, std), ROWS[:2], rows=np.array([4, 9]), truth=mean)
+    assert found["row"] == [5, 10]  # as in the table, without its header
+    assert found["truth"] == found["prediction"] == [1.0, -2.0]
+    assert found["std"] == [0.5, 3.0]
+    low, high = stats.norm.interval(0.9, mean, std)
+    np.testing.assert_allclose(found["low_90"], low)
+    np.testing.assert_allclose(found["high_90"], high)
+
+
+def test_predictions_of_classes_have_their_probabilities():
+    p = np.array([[0.2, 0.8], [1.0, 0.0]])
+    found = tabular.predicted(Classifier(p, np.array([3, 7])), ROWS[:2], rows=np.arange(2))
+    assert list(found) == ["row", "prediction", "confidence", "p(3)", "p(7)", "entropy"]
+    assert (found["prediction"], found["confidence"]) == ([7, 3], [0.8, 1.0])
+    assert (found["p(3)"], found["p(7)"]) == ([0.2, 1.0], [0.8, 0.0])
+    entropies = [float(stats.entropy([0.2, 0.8])), 0.0]
+    np.testing.assert_allclose(found["entropy"], entropies, atol=1e-12)
+
+
+def test_every_class_is_fitted_and_held_out_in_proportion():
+    y = np.array(["rare"] * 2 + ["common"] * 60 + ["single"], object)
+    train, held = tabular._split(y, "classification", 0.25, seed=0)
+    assert sorted([*train, *held]) == list(range(63))
+    assert {label: int((y[held] == label).sum()) for label in set(y)} == {
+        "rare": 0,  # half of one
+        "common": 15,
+        "single": 0,
+    }
+    again = tabular._split(y, "classification", 0.25, seed=0)[1]
+    np.testing.assert_array_equal(again, held)
+    assert not np.array_equal(tabular._split(y, "classification", 0.25, seed=1)[1], held)
+    _, numbers = tabular._split(np.arange(40.0), "regression", 0.2, seed=0)
+    assert len(numbers) == 8
+    with pytest.raises(ValueError, match="2 rows are too few to hold out 10%"):
+        tabular._split(np.arange(2.0), "regression", 0.1, seed=0)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        tabular._split(np.arange(2.0), "regression", 1.0, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("target", "task"),
+    [
+        (np.array(["a"], object), "classification"),
+        (np.array([True]), "classification"),
+        (np.arange(20), "classification"),
+        (np.arange(20, dtype=np.uint64), "classification"),
+        (np.arange(21), "regression"),
+        (np.array([0.0, 1.0]), "regression"),
+    ],
+)
+def test_what_is_a_class(target, task):
+    assert tabular.detect_task(target) == task
+
+
+class Recorded(Regressor):
+    """Remembers what it was given to learn from."""
+
+    fits: list[Any]
+
+    def __init__(self, random_state, progress):
+        super().__init__(np.zeros(100), np.ones(100))
+        self.fits = []
+
+    def fit(self, x, y):
+        self.fits.append((x, y))
+
+    partial_fit = fit
+
+
+def test_the_model_is_judged_on_rows_that_it_has_not_seen_and_then_takes_them_in(monkeypatch):
+    monkeypatch.setitem(tabular.KINDS, ("regression", "mlp"), Recorded)
+    table = {"row": np.arange(50.0), "y": 100 + np.arange(50.0)}
+    found = tabular.fit_table(table, "y", test_fraction=0.2, seed=3)
+    (x, y), (held_x, held_y) = found.model.fits
+    assert (
+        (len(y), len(held_y)) == (found.result["num_train"], found.result["num_test"]) == (40, 10)
+    )
+    np.testing.assert_array_equal(np.sort(np.append(x, held_x)), table["row"])
+    for inputs, targets in ((x, y), (held_x, held_y)):
+        np.testing.assert_array_equal(inputs[:, 0] + 100, targets)
+    listed = list(csv.DictReader(io.StringIO(found.predictions)))
+    assert [int(row["row"]) - 1 for row in listed] == held_x[:, 0].tolist()
+    assert [float(row["truth"]) for row in listed] == held_y.tolist()
+    assert found.result["rmse"] == pytest.approx(np.sqrt(np.mean(held_y**2)))
+    predicted = tabular.predict_table(found.model, {"row": np.array([7.0])})
+    assert (predicted["row"], predicted["prediction"]) == ([1], [0.0])
+
+
+def test_labels_are_no_formulas():
+    """Whoever opens predictions in a spreadsheet runs what begins with one of these letters."""
+    labels = ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "fine", "a=b", ""]
+    text = tabular.as_csv({"=name": labels, "number": [-1.5] * len(labels)})
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    assert rows[0] == ["'=name", "number"]
+    wanted = [f"'{each}".replace("\r", "\n") for each in labels[:6]] + labels[6:]
+    assert [row[0] for row in rows[1:]] == wanted
+    assert {row[1] for row in rows[1:]} == {"-1.5"}
+
+
+def test_a_table_that_cannot_be_fitted():
+    table = {"x": np.arange(4.0), "y": np.array(["a", "b", "a", "b"], object)}
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"task": "clustering"}, "task must be one of classification, regression"),
+        ({"kind": "forest"}, "model mlp or linear, but they are 'classification' and 'forest'"),
+        ({"task": "regression"}, "'y' holds text such as 'a', but a regression needs numbers"),
+    )
+    for options, message in refused:
+        with pytest.raises(ValueError, match=message):
+            tabular.fit_table(table, "y", **options)
+    with pytest.raises(ValueError, match="was not fitted to a table"):
+        tabular.predict_table(object(), table)
+
+
+def test_the_picture_shows_what_was_promised_against_what_was_seen():
+    result = {
+        "task": "regression",
+        "num_test": 7,
+        "ece": 0.25,
+        "reliability": {"expected": [0.1, 0.9], "observed": [0.2, 0.7], "count": [7, 7]},
+    }
+    diagonal, curve = tabular.plot_reliability(result).axes[0].lines
+    assert (
+        np.asarray(diagonal.get_xdata()).tolist(),
+        np.asarray(diagonal.get_ydata()).tolist(),
+    ) == ([0, 1], [0, 1])
+    assert (np.asarray(curve.get_xdata()).tolist(), np.asarray(curve.get_ydata()).tolist()) == (
+        [0.1, 0.9],
+        [0.2, 0.7],
+    )
+
+
+def test_words_for_people():
+    result = {"model": "M", "num_train": 8, "num_test": 2, "inputs": ["x"], "accuracy": 0.5,
+              "log_likelihood": -1.25, "ece": 0.125, "r2": None}  # fmt: skip
+    lines = tabular.summary(result)
+    assert lines[0] == "M on 8 rows, 1 inputs."
+    assert lines[1] == "On 2 held-out rows:"
+    assert [line.split() for line in lines[2:]] == [
+        ["accuracy", "0.5000"],
+        ["mean", "log-likelihood", "-1.2500"],
+        ["calibration", "error", "(ECE)", "0.1250"],
+    ]
