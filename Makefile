@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAINTS ?= --constraint constraints.txt
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all test-browser lint format docs bench bench-quick clean
+.PHONY: setup demo test test-all test-torch test-browser lint format docs bench bench-quick clean
 
 setup: .venv/ready
 
@@ -22,6 +22,13 @@ test: setup
 # Also what takes minutes: what CI runs.
 test-all: test
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m slow
+
+# sghmc.torch, its page and its example. PyTorch is no part of setup, since the registry's wheel for
+# Linux brings CUDA: whatever torch is in .venv already, a CPU wheel say, is left as it is.
+test-torch: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[torch]'
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not browser' tests/torch tests/documents/test_torch_laws.py
+	$(BIN)/pytest --numprocesses 2 -m 'not browser' -k torch tests/documents tests/test_architecture.py
 
 # Reports and the site in the system's Chromium, headless. Without the gallery, which takes minutes to
 # make: after make docs, SITE=results/site looks at that.

@@ -95,7 +95,7 @@ def seconds(step: Callable[[], None], count: int, device: str) -> float:
     for _ in range(count):
         step()
     if device != "cpu":
-        torch.accelerator.synchronize()
+        torch.get_device_module(device).synchronize()
     return (time.perf_counter() - start) / count
 
 
@@ -121,15 +121,16 @@ def times(name: str, device: str, turns: int, count: int) -> tuple[dict[str, flo
 
 def accelerator_memory(name: str, sizes: tuple[int, ...], device: str) -> float:
     """Bytes at the peak of a step."""
-    torch.accelerator.empty_cache()
-    before = torch.accelerator.memory_allocated()
+    memory = torch.get_device_module(device)
+    memory.empty_cache()
+    before = memory.memory_allocated()
     step = training_step(name, sizes, device)
     step()
-    torch.accelerator.reset_peak_memory_stats()
+    memory.reset_peak_memory_stats()
     for _ in range(3):
         step()
-    torch.accelerator.synchronize()
-    return torch.accelerator.max_memory_allocated() - before
+    memory.synchronize()
+    return memory.max_memory_allocated() - before
 
 
 def cpu_memory(name: str) -> float:

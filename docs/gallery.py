@@ -25,6 +25,8 @@ import matplotlib
 from cycler import cycler
 from matplotlib import pyplot as plt
 
+from outputs import can_run
+
 ROOT = Path(__file__).parents[1]
 ORDER = (
     "gaussian",
@@ -186,6 +188,11 @@ def write(folder: Path) -> None:
         path, mark = folder / f"{name}.md", _mark(name, quick)
         if path.exists() and path.read_text("utf-8").endswith(mark):
             continue
+        source = sized(script(name).read_text("utf-8"), quick)
+        if not can_run(source):  # without a mark, so that it is made once it can be
+            unrun = Example(name, [Shown(cell) for cell in cells(source)], {})
+            path.write_text(page(unrun), encoding="utf-8")
+            continue
         example = run(name, quick)
         for picture, figure in zip(_picture_names(example), example.figures, strict=True):
             (folder / picture).write_bytes(figure.png)
@@ -206,8 +213,9 @@ def index(pages: dict[str, str]) -> str:
     cards = []
     for name, text in pages.items():
         title = text.split("\n", 1)[0].removeprefix("# ")
-        description, picture = re.findall(r"!\[(.+?)\]\((.+?)\)", text)[-1]
-        cards.append(f"-   [![{description}]({picture})]({name}.md)\n\n    [{title}]({name}.md)")
+        pictures = re.findall(r"!\[(.+?)\]\((.+?)\)", text)[-1:]
+        shown = [f"[![{what}]({picture})]({name}.md)\n\n    " for what, picture in pictures]
+        cards.append(f"-   {''.join(shown)}[{title}]({name}.md)")
     grid = "\n\n".join(cards)
     return f'{intro}\n<div class="grid cards" markdown>\n\n{grid}\n\n</div>\n'
 

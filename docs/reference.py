@@ -3,6 +3,8 @@
 What a page says are the docstrings, so that there is one place to keep it right.
 """
 
+import importlib
+import importlib.util
 import inspect
 import re
 import shutil
@@ -14,7 +16,6 @@ from typing import Any, NamedTuple
 import sghmc
 import sghmc.interop.numpyro
 import sghmc.interop.optax
-import sghmc.torch.base
 from sghmc import estimators, models
 from sghmc.core import random, tree
 from sghmc.data import ratings
@@ -32,6 +33,14 @@ class Group(NamedTuple):
 
 def _of(module: ModuleType, *names: str) -> dict[str, Any]:
     return {f"{module.__name__}.{name}": getattr(module, name) for name in names}
+
+
+def _of_torch(*names: str) -> dict[str, Any]:
+    """Names of `sghmc.torch`; where PyTorch is missing, a word in the place of their docstrings."""
+    if importlib.util.find_spec("torch"):
+        return _of(importlib.import_module("sghmc.torch"), *names)
+    missing = property(doc="PyTorch was missing when this page was made from docstrings.")
+    return {f"sghmc.torch.{name}": missing for name in names}
 
 
 SAMPLERS = list(dict.fromkeys(type(example) for example in EXAMPLES.values()))
@@ -117,9 +126,8 @@ GROUPS = {
     "torch": Group(
         "PyTorch",
         "The samplers as optimizers, and what becomes of their draws.",
-        _of(sghmc.torch, "SGHMC", "BAOAB", "SGLD", "PSGLD", "SGNHT", "GaussianPrior")
-        | _of(sghmc.torch, "Collector", "Prediction", "Chains", "Cyclical")
-        | _of(sghmc.torch.base, "Sampler"),
+        _of_torch("SGHMC", "BAOAB", "SGLD", "PSGLD", "SGNHT", "GaussianPrior", "Collector")
+        | _of_torch("Prediction", "Chains", "Cyclical", "Sampler"),
     ),
     "extending": Group(
         "Parts of a sampler",

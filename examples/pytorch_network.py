@@ -91,6 +91,7 @@ is_wrong = prediction.probabilities.argmax(1) != test_y
 doubt = prediction.mutual_information
 errors = is_wrong.float().mean().item()
 heat = collector.samples().info.kinetic_temperature
+assert heat is not None
 print(
     f"test loss of the average {log_loss(prediction.probabilities):.3f}, of the last draw", end=""
 )
@@ -104,7 +105,7 @@ figure, axes = plt.subplots(
 )
 order = np.argsort(doubt.numpy())
 for axis, place in zip(axes.ravel(), [*order[-6:], *order[:6]], strict=True):
-    axis.imshow(test_x[place, 0], cmap="gray_r")
+    axis.imshow(test_x[place, 0].numpy(), cmap="gray_r")
     guess = prediction.probabilities[place].argmax().item()
     axis.set_title(f"{guess} for {test_y[place]}", fontsize="small")
     axis.axis("off")

@@ -1,4 +1,9 @@
-"""Silent broadcasting between ranks and reused random keys are errors in every test."""
+"""Silent broadcasting between ranks and reused random keys are errors in every test.
+
+A test that needs a package which is not installed is skipped, and says so.
+"""
+
+import importlib.util
 
 import jax
 import pytest
@@ -16,3 +21,23 @@ def pytest_collection_modifyitems(items):
         call = getattr(item, "callspec", None)
         if call and any(str(value) in SLOW_SAMPLERS for value in call.params.values()):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    return (yield from _skipped_without_packages())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    return (yield from _skipped_without_packages())
+
+
+def _skipped_without_packages():
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if not library or importlib.util.find_spec(library) is not None:
+            raise
+        pytest.skip(f"{library} is not installed")

@@ -264,7 +264,8 @@ def test_what_cannot_be_is_refused(make, message):
 
 
 @pytest.mark.parametrize(
-    "adapt", [sghmc.AdaptMass(until=60, gradients=True), sghmc.AdaptScale(until=60)]
+    "adapt",
+    [sghmc.AdaptMass(until=60, first_window=20, gradients=True), sghmc.AdaptScale(until=60)],
 )
 def test_a_whitened_sampler_adapts_in_its_own_coordinates(adapt):
     """z of θ = 1 + z/2 moves as it would on U(1 + z/2): powers of two are exact."""

@@ -459,7 +459,7 @@ def test_two_runs_cannot_write_to_one_folder(folder):
 
 
 def test_settings_that_make_no_sense():
-    with pytest.raises(ValueError, match="every must be a whole number from 1, but is 0"):
+    with pytest.raises(ValueError, match="every must be None or a whole number from 1, but is 0"):
         sghmc.Checkpoint("x", every=0)
     with pytest.raises(ValueError, match="seconds must be above 0"):
         sghmc.Checkpoint("x", seconds=0)

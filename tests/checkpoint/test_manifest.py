@@ -47,7 +47,7 @@ def whole(place):
 def craft(place, text):
     """Write a manifest with any text and a right checksum."""
     digest = hashlib.sha256(text.encode()).hexdigest()
-    (place / "manifest.json").write_text(f"sghmc checkpoint, format 2\n{digest}\n{text}")
+    (place / "manifest.json").write_text(f"sghmc checkpoint, format 3\n{digest}\n{text}")
 
 
 def changed(place, path, value):
@@ -158,8 +158,8 @@ def test_paths_of_draws_lead_to_arrays(name, folder):
 
 def test_a_save_of_another_format_is_named(folder):
     path = folder / "manifest.json"
-    path.write_text(path.read_text().replace("format 2", "format 1", 1))
-    with pytest.raises(DamagedError, match=r"another version of sghmc, .* format 1 and not 2"):
+    path.write_text(path.read_text().replace("format 3", "format 1", 1))
+    with pytest.raises(DamagedError, match=r"another version of sghmc, .* format 1 and not 3"):
         manifest.read(folder)
 
 

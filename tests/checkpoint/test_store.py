@@ -11,8 +11,6 @@ import numpy as np
 import pandas
 import pytest
 import tensorstore
-import xarray
-from zarr.storage import LocalStore
 
 import sghmc
 from sghmc.checkpoint import zarr_format
@@ -22,6 +20,8 @@ from sghmc.engine import host, pace
 from sghmc.engine.progress import Bar
 from sghmc.results import diagnostics
 
+LocalStore = pytest.importorskip("zarr.storage").LocalStore
+xarray = pytest.importorskip("xarray")
 arviz: Any = diagnostics._import_arviz()  # which keeps its daily announcement from us
 EVERY, NUM_SAMPLES = 10, 25
 WEIGHTS = np.dtype("f4").itemsize * 2 * 6  # bytes of a draw's, for two chains

@@ -96,7 +96,7 @@ def test_predict_for_machines_and_in_silence(invoke, fitted, tmp_path):
     columns = json.loads(invoke("predict", model, new, "--json").stdout)
     silent = invoke("predict", model, new, "--out", out, "--quiet")
     assert (silent.exit_code, silent.output) == (0, "")
-    assert pd.read_csv(out).to_dict("list") == columns
+    assert pd.read_csv(out, float_precision="round_trip").to_dict("list") == columns
     assert columns["row"] == [1, 2]
     nowhere = invoke("predict", model, new, "--quiet")
     assert (nowhere.exit_code, nowhere.stdout) == (1, "")

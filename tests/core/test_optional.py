@@ -14,6 +14,7 @@ def test_one_that_is_missing_names_its_extra(monkeypatch):
         with pytest.raises(ModuleNotFoundError, match=r"pip install 'sghmc-jax\[data\]'") as error:
             require(module, extra="data")
         assert error.value.name == "no_such_library"
+    monkeypatch.delitem(sys.modules, "pyarrow.csv", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # what Python calls a module that is blocked
     with pytest.raises(ModuleNotFoundError, match="This needs pyarrow"):
         require("pyarrow.csv", extra="data")

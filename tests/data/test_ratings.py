@@ -5,7 +5,6 @@ import zipfile
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -18,6 +17,8 @@ from sghmc.data.ratings import (
     load_ratings,
     synthetic_ratings,
 )
+
+pl = pytest.importorskip("polars")
 
 USERS, ITEMS, RATINGS = [1, 1, 6040, 2], [1193, 31, 1193, 3952], [5, 3.5, 4, 1]
 ROWS = list(zip(USERS, ITEMS, RATINGS, strict=True))

@@ -31,6 +31,14 @@ def test_what_a_block_prints_stands_below_it(tmp_path):
     assert "<!-- output -->" not in text
 
 
+def test_a_page_whose_library_is_missing_is_shown_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs.importlib.util, "find_spec", lambda name: None)
+    page = PAGE.replace("x = 20", "import torch\nx = 20")
+    assert outputs.with_outputs("page.md", page, tmp_path) == page
+    assert not any(tmp_path.iterdir())
+    assert outputs.can_run(PAGE)
+
+
 def test_code_runs_again_only_when_it_has_changed(tmp_path):
     outputs.with_outputs("page.md", PAGE, tmp_path)
     (kept,) = tmp_path.iterdir()

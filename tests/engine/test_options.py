@@ -4,6 +4,8 @@ import dataclasses
 import inspect
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import sghmc
 from sghmc.engine.options import RunOptions
@@ -37,13 +39,19 @@ def test_they_are_the_keyword_arguments_of_sample():
 
 
 def test_every_option_that_decides_draws_is_part_of_the_identity():
-    arguments = (jax.random.key(0), "target", "sampler", "init")
+    target = sghmc.Potential(lambda theta: jnp.sum(theta**2))
+    arguments = (jax.random.key(0), target, "sampler", np.zeros((2, 1), np.float32))
     plain = RunOptions().identity(*arguments)
-    assert set(plain) == {"key", "target", "sampler", "init", *CHANGED}
+    assert set(plain) == {"key", "target", "sampler", "init", *CHANGED, "target.potential"}
     for name, value in CHANGED.items():
         other = RunOptions(**{name: value}).identity(*arguments)
         assert other[name] is value
-        assert all(other[n] == plain[n] for n in plain if n not in (name, "key"))
+        same = (
+            set(plain)
+            - {name, "key", "init"}
+            - ({"target.potential"} if name == "init_axis" else set())
+        )
+        assert all(other[n] == plain[n] for n in same)
 
 
 def test_how_a_run_is_shown_saved_spread_or_ended_is_not():

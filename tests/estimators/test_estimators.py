@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 from sklearn.base import is_regressor
 from sklearn.datasets import make_blobs
@@ -29,6 +28,8 @@ from sghmc.estimators.curvature import activate, largest_curvatures
 from sghmc.estimators.held_out import HeldOut, clearly_likeliest, random_parts
 from sghmc.estimators.network import rescaled
 from sghmc.estimators.rows import Rows, Scaling, padded_size
+
+pl = pytest.importorskip("polars")
 
 SMALL: dict[str, Any] = {"num_draws": 20, "num_chains": 2}
 TINY: dict[str, Any] = {"hidden_layer_sizes": (8,), "num_steps": 200, **SMALL}

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 from scipy import stats
 
@@ -16,6 +15,8 @@ from sghmc.data.ratings import Ratings, from_table, synthetic_ratings
 from sghmc.estimators import MatrixFactorization, factor_chain
 from sghmc.estimators.factor_chain import Chain
 from sghmc.estimators.factor_draws import FactorDraws
+
+pl = pytest.importorskip("polars")
 
 TABLE = {
     "user": [3, 3, 0, 6, 5, 1, 2, 4],

@@ -11,7 +11,9 @@ from sghmc.samplers.table import EXAMPLES, num_gradients, state_size
 
 def test_every_sampler_has_a_row():
     public = (getattr(sghmc, name) for name in sghmc.__all__)
-    samplers = {kind for kind in public if inspect.isclass(kind) and issubclass(kind, Sampler)}
+    samplers = {kind for kind in public if inspect.isclass(kind) and issubclass(kind, Sampler)} - {
+        Sampler
+    }
     assert {type(example) for example in EXAMPLES.values()} == samplers
 
 

@@ -90,12 +90,67 @@ def test_a_step_takes_off_what_earlier_steps_saw(name):
     assert torch.all(variance > 0)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_gradients_that_no_step_took_are_forgotten(in_place):
+    """A batch that was given up, by zero_grad or by zeros in place, is no part of the next one."""
+    theta, other = (torch.zeros(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    sampler, plain = KINDS["sgld"](theta), KINDS["sgld"](other)
+    generator = np.random.default_rng(4)
+    backward(theta, drawn(generator, 3))
+    rows = drawn(generator, 3)
+    if not in_place:
+        backward(theta, rows)
+    else:
+        assert theta.grad is not None
+        theta.grad.zero_()
+        for part in np.split(rows, NUM_PARTS):
+            ((torch.as_tensor(part) @ theta).mean() / NUM_PARTS).backward()
+    backward(other, rows)
+    sampler.step()
+    plain.step()
+    np.testing.assert_allclose(
+        sampler.state[theta][VARIANCE], plain.state[other][VARIANCE], rtol=1e-12
+    )
+
+
+def test_every_group_has_the_whole_of_its_estimate():
+    """Two groups with the same rows: one estimate, not a half of it in the second."""
+    params = [torch.zeros(3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    groups = [{"params": [param]} for param in params]
+    sampler = SGLD(groups, 0.003, gradient_noise="estimate", **GIVEN)
+    for seed in range(2):
+        for param in params:
+            backward(param, drawn(np.random.default_rng(seed), 3))
+        sampler.step()
+    first, second = (sampler.state[param][VARIANCE] for param in params)
+    assert torch.equal(first, second)
+
+
+def test_an_estimate_resumes():
+    theta, other = (torch.zeros(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    sampler, resumed = KINDS["sghmc"](theta), KINDS["sghmc"](other)
+    generator = np.random.default_rng(5)
+    for _ in range(2):
+        backward(theta, drawn(generator, 3))
+        sampler.step()
+    with torch.no_grad():
+        other.copy_(theta)
+    resumed.load_state_dict(sampler.state_dict())
+    rows = drawn(generator, 3)
+    for param, each in ((theta, sampler), (other, resumed)):
+        backward(param, rows)
+        each.step()
+    assert torch.equal(theta, other)
+    assert torch.equal(sampler.state[theta][VARIANCE], resumed.state[other][VARIANCE])
+
+
 def test_one_microbatch_is_too_few():
     theta = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     sampler = KINDS["sgld"](theta)
     backward(theta, drawn(np.random.default_rng(0), 3), parts=1)
     with pytest.raises(ValueError, match="backward\\(\\) was called 1 times"):
         sampler.step()
+    assert not torch.any(theta)
 
 
 def test_a_gradient_that_was_changed_is_refused():
@@ -105,6 +160,7 @@ def test_a_gradient_that_was_changed_is_refused():
     torch.nn.utils.clip_grad_norm_([theta], 0.01)
     with pytest.raises(ValueError, match="changed between backward"):
         sampler.step()
+    assert not torch.any(theta)
 
 
 def test_an_estimate_that_leaves_no_room_is_an_error_and_nothing_moves():

@@ -44,6 +44,8 @@ MARKER = "sghmc-checkpoint"
 """The file that says what the folder is."""
 _NAMES = {MARKER, "draws", "saves", "tuning", "report.html"}
 _UNFINISHED = "unfinished"
+_COMPUTED = "what the run computes"
+"""How a run's steps are called among its arguments: functions, and the values that they use."""
 """The name of a save that is still being written."""
 
 
@@ -75,6 +77,8 @@ class RunFolder(Protocol):
     """What a run asks of its folder, which one process has or several share."""
 
     def check(self) -> None: ...
+
+    def identify(self, computed: dict[str, Any]) -> None: ...
 
     @property
     def has_saves(self) -> bool: ...
@@ -139,6 +143,12 @@ class Folder:
         for place in reversed(self._places()):
             with contextlib.suppress(DamagedError):
                 return self._check_arguments(manifest.read(place).arguments)
+
+    def identify(self, computed: dict[str, Any]) -> None:
+        """Add what the run computes to what it is known by, and check that, too."""
+        described = fingerprint.describe({_COMPUTED: computed})
+        self.arguments |= described
+        self.check()
 
     @property
     def has_saves(self) -> bool:
@@ -209,7 +219,9 @@ class Folder:
         saves = self.path / "saves"
         arrays = _named(jax.device_get(save.carry))
         with writing(self.path):
-            self._write(saves / f"{save.done:012d}", arrays, dataclasses.asdict(progress))
+            _write(
+                saves / f"{save.done:012d}", self.arguments, arrays, dataclasses.asdict(progress)
+            )
             self.files.publish()
             for old in self._places()[: -self.settings.num_saves]:
                 shutil.rmtree(old)
@@ -250,7 +262,7 @@ class Folder:
 
     def write_tuning(self, content: Any, arrays: dict[str, np.ndarray]) -> None:
         with writing(self.path):
-            self._write(self.path / "tuning", arrays, content)
+            _write(self.path / "tuning", self.arguments, arrays, content)
 
     # Both
 
@@ -258,33 +270,14 @@ class Folder:
         return saves_in(self.path)
 
     def _check_arguments(self, then: Mapping[str, str]) -> None:
+        if _COMPUTED not in self.arguments:  # not yet known
+            then = {name: said for name, said in then.items() if not name.startswith(_COMPUTED)}
         found = fingerprint.differences(then, self.arguments)
         if found:
             raise CheckpointError(
                 f"{self.path} belongs to a run with other arguments: {'; '.join(found)}. Call "
                 f"sample with those of then, or give another folder."
             )
-
-    def _write(self, place: pathlib.Path, arrays: dict[str, np.ndarray], content: Any) -> None:
-        """A folder with arrays and a manifest: whole and on the disk, or not there."""
-        unfinished = place.parent / _UNFINISHED
-        try:
-            saved_state.write(unfinished, arrays)
-            names = manifest.files_in(unfinished)
-            whole = Manifest(
-                arguments=self.arguments,
-                content=content,
-                arrays={name: (str(a.dtype), a.shape) for name, a in arrays.items()},
-                files={name: manifest.checksum(unfinished / name) for name in names},
-            )
-            manifest.write(unfinished, whole)
-            for folder, _, _ in os.walk(unfinished):
-                manifest.flush(folder)
-            os.rename(unfinished, place)
-            manifest.flush(place.parent)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
 
 
 def saves_in(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -304,3 +297,27 @@ def _remove(path: pathlib.Path) -> None:
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _write(
+    place: pathlib.Path, arguments: dict[str, str], arrays: dict[str, np.ndarray], content: Any
+) -> None:
+    """A folder with arrays and a manifest: whole and on the disk, or not there."""
+    unfinished = place.parent / _UNFINISHED
+    try:
+        saved_state.write(unfinished, arrays)
+        names = manifest.files_in(unfinished)
+        whole = Manifest(
+            arguments=arguments,
+            content=content,
+            arrays={name: (str(a.dtype), a.shape) for name, a in arrays.items()},
+            files={name: manifest.checksum(unfinished / name) for name in names},
+        )
+        manifest.write(unfinished, whole)
+        for folder, _, _ in os.walk(unfinished):
+            manifest.flush(folder)
+        os.rename(unfinished, place)
+        manifest.flush(place.parent)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise

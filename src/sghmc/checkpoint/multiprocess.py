@@ -39,6 +39,9 @@ class JointFolder:
     def check(self) -> None:
         processes.on_leader(self.own.check)
 
+    def identify(self, computed: dict[str, Any]) -> None:
+        processes.on_leader(lambda: self.own.identify(computed))
+
     @property
     def has_saves(self) -> bool:
         return bool(processes.broadcast(processes.is_leader() and self.own.has_saves))

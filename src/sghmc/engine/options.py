@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
+from sghmc.engine.tracing import trace_target
 from sghmc.gradients.base import Gradient
 from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
@@ -48,4 +50,9 @@ class RunOptions:
         """All that the draws of a run depend on, by argument: a checkpoint knows its run by it."""
         names = [field.name for field in dataclasses.fields(self)]
         options = {name: getattr(self, name) for name in names if name not in _WITHOUT_EFFECT}
-        return {"key": key, "target": target, "sampler": sampler, "init": init, **options}
+        axes = 0 if self.init_axis is None else 1
+        like = jax.tree.map(
+            lambda leaf: jax.eval_shape(lambda: jnp.asarray(leaf)[(0,) * axes]), init
+        )
+        given = {"key": key, "target": target, "sampler": sampler, "init": init}
+        return given | options | trace_target(target, like)

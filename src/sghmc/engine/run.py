@@ -1,7 +1,8 @@
 """run(): checks what it is given, makes the program of a run, and has the host run it."""
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -22,6 +23,7 @@ from sghmc.engine.options import RunOptions
 from sghmc.engine.placement import Placement
 from sghmc.engine.program import Program
 from sghmc.engine.reading import Reader
+from sghmc.engine.tracing import trace_run
 from sghmc.gradients.base import Gradient, GradientEstimator
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.posterior.target import Target
@@ -53,7 +55,7 @@ def run(
     one = target[0] if isinstance(target, StackedPosterior) else target
     checks.check_functions(one, like)
     checks.check_gibbs(options.gibbs, one, like)
-    identity = options.identity(key, target, sampler, init)
+    identity = functools.partial(options.identity, key, target, sampler, init)
     with _opened(options.checkpoint, identity) as folder:
         estimator = _prepare(options.gradient, target, positions)
         is_kept = _kept_draws(sampler, options)
@@ -75,6 +77,8 @@ def run(
             has_info=options.info,
             is_stacked=isinstance(target, StackedPosterior),
         )
+        if folder is not None:
+            folder.identify({"steps": trace_run(program, positions), "draws": is_kept})
         origin = _origin(target, sampler, estimator, options, num_steps)
         with _reading(program, sampler, len(is_kept), place) as reader:
             host = Host(program, positions, is_kept, origin, folder, reader, place, options.room)
@@ -82,13 +86,15 @@ def run(
 
 
 @contextlib.contextmanager
-def _opened(checkpoint: Checkpoint | None, identity: dict[str, Any]) -> Iterator[RunFolder | None]:
+def _opened(
+    checkpoint: Checkpoint | None, identity: Callable[[], dict[str, Any]]
+) -> Iterator[RunFolder | None]:
     """The checkpoint's folder, which belongs to a run of this identity; None without one."""
     if checkpoint is None:
         yield None
     else:
         opening = open_joint_folder if processes.are_many() else open_folder
-        with opening(checkpoint, identity) as folder:
+        with opening(checkpoint, identity()) as folder:
             folder.check()
             yield folder
 

@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
+from sghmc.core.checking import check_count
 from sghmc.data import ratings as tables
 from sghmc.data.ratings import DUPLICATES, Ratings
 from sghmc.estimators import factor_chain, storage
@@ -144,7 +145,7 @@ class MatrixFactorization(BaseEstimator):
         only the prior is known: what most people like comes first.
         """
         predictor = self._predictor()
-        _check_whole("k", k)
+        check_count(k, "k")
         if not np.isfinite(explore) or explore < 0:
             raise ValueError(f"explore must be zero or more, but is {explore!r}.")
         generator = np.random.default_rng(random_state)
@@ -153,7 +154,7 @@ class MatrixFactorization(BaseEstimator):
     def similar_items(self, item: Any, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
         """The `k` items whose lovers are most like this one's, and their correlations with it."""
         predictor = self._predictor()
-        _check_whole("k", k)
+        check_count(k, "k")
         return predictor.similar_items(item, k)
 
     def evaluate(self, ratings: Any) -> dict[str, Any]:
@@ -224,16 +225,14 @@ class MatrixFactorization(BaseEstimator):
     def _predictor(self) -> Predictor:
         check_is_fitted(self, "draws_")
         center, spread = self.scale_
-        draws = FactorDraws.of(self.draws_)
-        return Predictor(self.ratings_, center, spread, draws, self.clip)
+        return Predictor(self.ratings_, center, spread, FactorDraws.of(self.draws_), self.clip)
 
 
 def _check_settings(model: MatrixFactorization) -> None:
     for name in ("rank", "num_draws", "thinning", "num_burnin", "num_update_steps"):
-        _check_whole(name, getattr(model, name))
-    if model.batch_size is not None:
-        _check_whole("batch_size", model.batch_size)
-    _check_whole("random_state", model.random_state, least=0)
+        check_count(getattr(model, name), name)
+    check_count(model.batch_size, "batch_size", or_none="for all")
+    check_count(model.random_state, "random_state", 0)
     for name in ("step_size", "momentum_decay"):
         value = getattr(model, name)
         if not 0 < value < 2:
@@ -246,8 +245,3 @@ def _scale(rating: np.ndarray) -> np.ndarray:
     """Center and spread of ratings; what does not vary keeps its scale."""
     center, spread = float(rating.mean(dtype=np.float64)), float(rating.std(dtype=np.float64))
     return np.array([center, spread if spread > _SAME * abs(center) else 1.0])
-
-
-def _check_whole(name: str, value: Any, least: int = 1) -> None:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least}, but is {value!r}.")

@@ -137,7 +137,11 @@ def as_csv(columns: dict[str, list]) -> str:
 
 
 def _harmless(cell: object) -> object:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+    if not isinstance(cell, str):
+        return cell
+    # A carriage return by itself is not quoted, and ends a row for those who read it.
+    text = f"'{cell}" if cell.startswith(_FORMULA) else cell
+    return text.replace("\r", "\n")
 
 
 def _split(y: np.ndarray, task: str, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

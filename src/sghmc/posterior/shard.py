@@ -71,10 +71,10 @@ class Shard(AbstractPosterior):
     log_likelihood: Callable[..., jax.Array]
     log_prior: Callable[..., jax.Array]
     data: PyTree
-    hyper: PyTree
     num_real: jax.Array | None
     axis: str = eqx.field(static=True)
     num_shards: int = eqx.field(static=True)
+    hyper: PyTree = None
 
     def __init__(self, posterior: AbstractPosterior, axis: str, num_shards: int):
         """From a posterior with a device's rows, padded to equally many on all devices."""

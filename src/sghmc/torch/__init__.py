@@ -1,15 +1,11 @@
 """The samplers as PyTorch optimizers: in anyone's training loop, with the law that is proven."""
 
-try:
-    import torch as _torch  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError(
-        "sghmc.torch needs PyTorch: pip install 'sghmc-jax[torch]'.", name="torch"
-    ) from error
+from sghmc.core.optional import require
+
+require("torch", extra="torch")
 
 from sghmc.torch.baoab import BAOAB
+from sghmc.torch.base import Sampler
 from sghmc.torch.chains import Chains
 from sghmc.torch.collector import Collector
 from sghmc.torch.cyclical import Cyclical
@@ -31,4 +27,5 @@ __all__ = [
     "Cyclical",
     "GaussianPrior",
     "Prediction",
+    "Sampler",
 ]

@@ -134,8 +134,10 @@ log density, or None: flat |
         groups = [(group, params) for group, params in groups if params]
         grads = [parameters.gradients(group, params) for group, params in groups]
         self._finite.check([grad for each in grads for grad in each], self.num_steps)
-        for group, _ in groups:
+        for group, params in groups:
             self._check_group(group)
+            if is_estimated(group):
+                self._microbatches.check(params)
         plans = [self._planned(group, params) for group, params in groups]
         for (group, params), plan, of_loss in zip(groups, plans, grads, strict=True):
             plan.hand_out(of_loss, priors.gradient(self._positions, params, group["prior"]))
@@ -144,7 +146,7 @@ log density, or None: flat |
             plan.forget()
             if is_estimated(group):
                 states = [self.state[param] for param in params]
-                self._microbatches.update(params, states, self.num_data)
+                self._microbatches.update(group, params, states, self.num_data)
             for param in params:
                 if param.dtype in parameters.LOW_PRECISION:
                     param.copy_(self.state[param][POSITION])
@@ -255,11 +257,7 @@ log density, or None: flat |
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers alone: what a run resumes from, bit for bit, the noise included."""
-        run = {
-            "num_steps": self.num_steps,
-            "num_estimates": self._microbatches.num_estimates,
-            "noise": self.normals.state_dict(),
-        }
+        run = {"num_steps": self.num_steps, "noise": self.normals.state_dict()}
         return resume.pack(super().state_dict(), run)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -270,7 +268,6 @@ log density, or None: flat |
         resume.restore_states(self.state, self.param_groups, state_dict)
         self._plans.clear()
         self.num_steps = state_dict["run"]["num_steps"]
-        self._microbatches.num_estimates = state_dict["run"]["num_estimates"]
         self.normals.load_state_dict(state_dict["run"]["noise"])
 
     def __getstate__(self) -> dict[str, Any]:

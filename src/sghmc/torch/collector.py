@@ -15,6 +15,7 @@ from sghmc.torch import prediction
 from sghmc.torch.base import Sampler
 from sghmc.torch.chains import Chains
 from sghmc.torch.draws import Draw, Folder, Memory, Store
+from sghmc.torch.gradient_noise import NUM_ESTIMATES
 from sghmc.torch.prediction import Prediction
 from sghmc.torch.priors import GaussianPrior, whole
 from sghmc.torch.settings import whole_number
@@ -282,7 +283,7 @@ def _precision(prior: Any) -> float:
 
 
 def _in_words(sampler: Sampler) -> dict[str, str]:
-    hidden = ("params", "param_names", "prior", "initial_lr")
+    hidden = ("params", "param_names", "prior", "initial_lr", NUM_ESTIMATES)
     named = {"sampler": type(sampler).__name__, "rows of data": f"{sampler.num_data:,}"}
     for number, group in enumerate(sampler.param_groups):
         settings = {name: value for name, value in group.items() if name not in hidden}

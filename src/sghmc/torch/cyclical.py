@@ -70,7 +70,7 @@ class Cyclical(torch.optim.lr_scheduler.LRScheduler):
         """Whether the present step of the cycle samples."""
         return self.last_epoch % self.cycle_length >= self.exploration * self.cycle_length
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | torch.Tensor]:
         turn = math.cos(math.pi * (self.last_epoch % self.cycle_length) / self.cycle_length)
         for group in self.optimizer.param_groups:
             group["temperature"] = group[_TEMPERATURE] if self.is_sampling else 0.0

@@ -2,7 +2,7 @@
 
 # pyright: reportPrivateImportUsage=false
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,7 +11,7 @@ from sghmc.torch.priors import wide
 from sghmc.torch.settings import number
 
 ESTIMATE = "estimate"
-VARIANCE = "gradient_noise"
+VARIANCE, NUM_ESTIMATES = "gradient_noise", "num_estimates"
 _WINDOW = 100
 """An average of V̂ is a mean of the first so many estimates, then forgets at that rate."""
 _ROUNDING = 1 + 1e-5
@@ -60,6 +60,16 @@ def inject(
     piece.add_noise(targets, scale)
 
 
+class Seen(NamedTuple):
+    """What the microbatches of a step have added to a gradient until now."""
+
+    total: torch.Tensor
+    squares: torch.Tensor
+    num_parts: int
+    version: int
+    """Torch's count of changes to the gradient."""
+
+
 class Microbatches:
     """The variance between the microbatches of a step, parameter by parameter.
 
@@ -73,8 +83,7 @@ class Microbatches:
     """
 
     def __init__(self):
-        self._seen: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, int]] = {}
-        self.num_estimates = 0
+        self._seen: dict[torch.Tensor, Seen] = {}
 
     def watch(self, param: torch.Tensor) -> None:
         if param.requires_grad:
@@ -82,33 +91,46 @@ class Microbatches:
 
     @torch.no_grad()
     def _look(self, param: torch.Tensor) -> None:
-        grad = param.grad
+        grad, seen = param.grad, self._seen.get(param)
         assert grad is not None
-        if param not in self._seen:
-            self._seen[param] = (grad.clone(), grad.to(wide(grad)) ** 2, 1)
+        # One change since the last look is a sum that goes on; else it was zeroed, and begins anew.
+        if seen is None or grad._version != seen.version + 1:
+            squares = grad.to(wide(grad)) ** 2
+            self._seen[param] = Seen(grad.clone(), squares, 1, grad._version)
             return
-        before, squares, count = self._seen[param]
-        squares.add_((grad - before).to(wide(grad)) ** 2)
-        self._seen[param] = (before.copy_(grad), squares, count + 1)
+        seen.squares.add_((grad - seen.total).to(wide(grad)) ** 2)
+        total = seen.total.copy_(grad)
+        self._seen[param] = Seen(total, seen.squares, seen.num_parts + 1, grad._version)
 
-    def update(self, params: list[torch.Tensor], states: list[dict], num_data: int) -> None:
-        """Let the averages follow what was seen since the last step."""
-        self.num_estimates += 1
-        weight = 1 / min(self.num_estimates, _WINDOW)
-        for param, state in zip(params, states, strict=True):
-            grad = param.grad
-            seen, squares, count = self._seen.pop(param, (None, None, 0))
-            if count < 2 or seen is None or squares is None:
+    def check(self, params: list[torch.Tensor]) -> None:
+        """Refuse what no variance can be taken from, before anything has moved."""
+        for param in params:
+            grad, seen = param.grad, self._seen.get(param)
+            if seen is None or seen.num_parts < 2:
+                count = 0 if seen is None else seen.num_parts
                 raise ValueError(
                     f'gradient_noise="estimate" needs two microbatches or more in a step, but '
                     f"backward() was called {count} times: for each of K parts of the batch call "
                     f"(loss / K).backward(), then step()."
                 )
-            if grad is None or not torch.equal(grad, seen):
+            if grad is None or not torch.equal(grad, seen.total):
                 raise ValueError(
                     'The gradient was changed between backward() and step(): gradient_noise="'
                     'estimate" goes neither with GradScaler nor with DDP nor with clipping. Give '
                     "gradient_noise as a number."
                 )
-            spread = (squares - grad.to(wide(grad)) ** 2 / count).clamp_min_(0) / (count - 1)
+
+    def update(
+        self,
+        group: dict[str, Any],
+        params: list[torch.Tensor],
+        states: list[dict[str, torch.Tensor]],
+        num_data: int,
+    ) -> None:
+        """Let the averages follow what was seen since the last step."""
+        group[NUM_ESTIMATES] = group.get(NUM_ESTIMATES, 0) + 1
+        weight = 1 / min(group[NUM_ESTIMATES], _WINDOW)
+        for param, state in zip(params, states, strict=True):
+            total, squares, count, _ = self._seen.pop(param)
+            spread = (squares - total.to(squares) ** 2 / count).clamp_min_(0) / (count - 1)
             state[VARIANCE].lerp_((num_data**2 * count * spread).to(state[VARIANCE]), weight)

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 
 from sghmc.data import MemoryMapped
 from sghmc.posterior.source import DataError
+
+pl = pytest.importorskip("polars")
 
 N = 1_000
 X = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -10,6 +9,8 @@ import pytest
 import sghmc
 from sghmc.data import Parquet
 from sghmc.data.sources import parquet
+
+pl = pytest.importorskip("polars")
 
 N = 1_000
 

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 
 from sghmc.data.tables import columns
+
+pl = pytest.importorskip("polars")
 
 NUMBERS = [4, 2.5, -1, 4]
 IDS = ["b", "a", "ü", "b"]

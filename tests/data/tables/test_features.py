@@ -2,12 +2,13 @@
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 from sghmc.data.tables.features import read_table
+
+pl = pytest.importorskip("polars")
 
 CONTENT = pd.DataFrame(
     {

@@ -6,7 +6,6 @@ import zipfile
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -14,6 +13,8 @@ import pytest
 from sghmc.data.tables import table_files
 from sghmc.data.tables.table_files import read_columns
 from sghmc.data.tables.text import Style
+
+pl = pytest.importorskip("polars")
 
 COLUMNS = {"x": [0.5, -1.5, 2.5], "n": [3, -2, 1], "word": ["b", "a", "ü"]}
 

@@ -3,11 +3,12 @@
 import csv
 
 import pandas as pd
-import polars as pl
 import pytest
 
 from sghmc.data.tables import text
 from sghmc.data.tables.text import Style, read_text
+
+pl = pytest.importorskip("polars")
 
 FRAME = pd.DataFrame(
     {

@@ -21,35 +21,10 @@ _NUM_HIGH_BITS = 16
 """Of a row's number, those that rows are ordered by: so many numpy sorts by counting."""
 
 
-class MemoryMapped(Source):
-    """Rows of `.npy` or Arrow IPC files, read where they lie: files may be larger than memory.
+class MappedSource(Source):
+    """Rows of mapped files, whatever wrote these: `columns` is a pytree of mapped arrays."""
 
-    | `files` | `data` of the posterior |
-    | --- | --- |
-    | a pytree of paths of `.npy` files | the same pytree of their arrays; a single path: an array |
-    | a directory of `.npy` files | a dict, each array under its file's name without `.npy` |
-    | an Arrow file or a directory of them | a dict of columns, the files in order of name |
-
-    Arrays share their leading axis, one row an example. Arrow columns hold numbers, or lists of
-    numbers of a fixed size, uncompressed and without nulls.
-
-    Every row is as likely as any other, and a run takes the same rows as with the arrays in memory.
-    What is resident stays at about a gigabyte, whatever the files' size. Reading is
-    quickest where the system's cache has the files in large pages, as after a pass over them. Files
-    must not change while they are in use: that is seen before the next read, but a file cut short
-    during a read ends the process. Rows with NaN or infinity are refused unless `allow_nan`.
-
-    >>> import numpy as np, pathlib, sghmc, tempfile
-    >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> np.save(folder / "x.npy", np.zeros((5, 2)))
-    >>> np.save(folder / "y.npy", np.arange(5))
-    >>> source = sghmc.data.MemoryMapped(folder)
-    >>> source.num_rows, source.take(np.array([3, 1]))["y"].tolist()
-    (5, [3, 1])
-    """
-
-    def __init__(self, files: PyTree, *, allow_nan: bool = False):
-        columns = _open(files)
+    def __init__(self, columns: PyTree, allow_nan: bool):
         self._columns, self._treedef = jax.tree.flatten(columns)
         if not self._columns:
             raise DataError("MemoryMapped needs a path, or a pytree of paths, but was given none.")
@@ -81,6 +56,11 @@ class MemoryMapped(Source):
     @property
     def num_rows(self):
         return self._num_rows
+
+    def identity(self):
+        """Where not all rows are looked at, also the files' sizes and times of change."""
+        files = [] if self.is_all_hashed else self._files
+        return super().identity() | {file.path.name: file.seen[:2] for file in files}
 
     def order(self, numbers):
         """By the highest bits: what they do not tell apart lies on the same pages, or almost."""
@@ -123,7 +103,38 @@ class MemoryMapped(Source):
             ) from None
 
 
-def _open(files: PyTree) -> PyTree:
+class MemoryMapped(MappedSource):
+    """Rows of `.npy` or Arrow IPC files, read where they lie: files may be larger than memory.
+
+    | `files` | `data` of the posterior |
+    | --- | --- |
+    | a pytree of paths of `.npy` files | the same pytree of their arrays; a single path: an array |
+    | a directory of `.npy` files | a dict, each array under its file's name without `.npy` |
+    | an Arrow file or a directory of them | a dict of columns, the files in order of name |
+
+    Arrays share their leading axis, one row an example. Arrow columns hold numbers, or lists of
+    numbers of a fixed size, uncompressed and without nulls.
+
+    Every row is as likely as any other, and a run takes the same rows as with the arrays in memory.
+    What is resident stays at about a gigabyte, whatever the files' size. Reading is
+    quickest where the system's cache has the files in large pages, as after a pass over them. Files
+    must not change while they are in use: that is seen before the next read, but a file cut short
+    during a read ends the process. Rows with NaN or infinity are refused unless `allow_nan`.
+
+    >>> import numpy as np, pathlib, sghmc, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> np.save(folder / "x.npy", np.zeros((5, 2)))
+    >>> np.save(folder / "y.npy", np.arange(5))
+    >>> source = sghmc.data.MemoryMapped(folder)
+    >>> source.num_rows, source.take(np.array([3, 1]))["y"].tolist()
+    (5, [3, 1])
+    """
+
+    def __init__(self, files: PyTree, *, allow_nan: bool = False):
+        super().__init__(open_columns(files), allow_nan)
+
+
+def open_columns(files: PyTree) -> PyTree:
     if isinstance(files, str | os.PathLike):
         path = pathlib.Path(files)
         if path.is_dir():

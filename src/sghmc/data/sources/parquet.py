@@ -12,13 +12,13 @@ from typing import IO, Any
 import numpy as np
 
 from sghmc.core.optional import require
-from sghmc.data.sources.mapped import MemoryMapped
+from sghmc.data.sources.mapped import MappedSource, open_columns
 from sghmc.posterior.source import DataError, check_num_rows
 
 _BATCH_ROWS = 65_536
 
 
-class Parquet(MemoryMapped):
+class Parquet(MappedSource):
     """Rows of one or many Parquet files: `data` is a dict of columns.
 
     | argument | meaning |
@@ -58,7 +58,7 @@ class Parquet(MemoryMapped):
         if any(self.folder.iterdir()):
             raise DataError(f"{self.folder} is not empty: give a folder for the unpacked columns.")
         unpacked = _unpack(_listed(files), columns, self.folder)
-        super().__init__(unpacked, allow_nan=allow_nan)
+        super().__init__(open_columns(unpacked), allow_nan)
 
 
 def _listed(files) -> list[str]:

@@ -1,0 +1,27 @@
+"""The lists of planted faults do not rot: each can still be planted, and its tests are there."""
+
+import pathlib
+import runpy
+
+ROOT = pathlib.Path(__file__).parents[2]
+mutants = runpy.run_path(str(ROOT / "benchmarks" / "mutants.py"))
+
+
+def test_every_fault_can_be_planted():
+    faults = mutants["read"]()
+    mutants["check"](faults)
+    assert len(faults) >= 150
+    folders = {path.name for path in (ROOT / "src" / "sghmc").iterdir() if path.is_dir()}
+    without = {"display", "__pycache__"}  # it has no mathematics
+    assert folders - {fault.file.partition("/")[0] for fault in faults} <= without
+
+
+def test_one_that_was_mended_meanwhile_is_told(tmp_path):
+    fault = mutants["read"]()[0]
+    gone = type(fault)("gone", fault.file, "a line that is not there", "")
+    try:
+        mutants["check"]([gone])
+    except SystemExit as error:
+        assert "stands 0 times" in str(error)
+    else:
+        raise AssertionError("nothing was said")
