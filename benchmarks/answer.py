@@ -110,9 +110,9 @@ def ours(name: str, seed: int, engine: str, again: bool) -> tuple[np.ndarray, di
         "steps": samples.num_steps,
     }
     if again:
-        began = time.perf_counter()
+        began = cpu_seconds()
         samples.health()
-        facts["health_seconds"] = time.perf_counter() - began
+        facts["health_cpu"] = cpu_seconds() - began
         compiled.clear()
         _, facts["again_cpu"], facts["again_seconds"] = answer(targets[1])
         facts["again_programs"] = len(compiled)
@@ -247,7 +247,7 @@ def moments(draws: np.ndarray) -> tuple[np.ndarray, ...]:
     """Mean and sd of each parameter, and their Monte Carlo errors."""
     from sghmc.results import convergence
 
-    found = convergence.summarize(np.ascontiguousarray(draws.transpose(2, 0, 1)))
+    found = convergence.summarize(list(draws.transpose(2, 0, 1)))
     return tuple(found[name] for name in ("mean", "sd", "mcse_mean", "mcse_sd"))
 
 
@@ -255,7 +255,7 @@ def sizes(draws: np.ndarray) -> tuple[float, float]:
     """The smallest effective size of any parameter, bulk and tail."""
     from sghmc.results import convergence
 
-    found = convergence.summarize(np.ascontiguousarray(draws.transpose(2, 0, 1)))
+    found = convergence.summarize(list(draws.transpose(2, 0, 1)))
     return float(found["ess_bulk"].min()), float(found["ess_tail"].min())
 
 
@@ -312,7 +312,7 @@ def show(row: dict, peers: list[str]) -> None:
         told += [f"{100 * mine['sd_error']:+.1f} % ± {100 * mine['sd_noise']:.1f}"]
         told += [f"{mine['mean_error']:+.3f} ± {mine['mean_noise']:.3f}"]
     told += [mine["engine"], f"{mine['programs']}, {mine['compile_seconds']:.1f}"]
-    told += [f"{mine['again_seconds']:.2f}", f"{mine['health_seconds']:.2f}"]
+    told += [f"{mine['again_cpu']:.2f}", f"{mine['health_cpu']:.2f}"]
     print(f"| {row['name']} | {' | '.join(told)} |", flush=True)
 
 
@@ -321,7 +321,7 @@ def header(options) -> None:
     for peer in options.peers:
         columns += [f"{peer}: CPU s", f"{peer}: effective", f"CPU s / {peer}'s"]
     columns += ["worst sd", "worst mean, in sds"] if options.judge else []
-    columns += ["engine", "programs, compile s", "again s", "health s"]
+    columns += ["engine", "programs, compile s", "again, CPU s", "health, CPU s"]
     print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
 
 

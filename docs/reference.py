@@ -60,6 +60,11 @@ GROUPS = {
         "What is sampled, with priors and hyperparameters.",
         _of(sghmc, "Posterior", "Potential", "GaussianPrior", "Gibbs"),
     ),
+    "transforms": Group(
+        "Constraints",
+        "Parameters that are positive, ordered, shares or factors of matrices.",
+        _of(sghmc.transforms, *sghmc.transforms.__all__),
+    ),
     "gradients": Group(
         "Gradients",
         "How a step sees the data.",
@@ -75,7 +80,7 @@ GROUPS = {
     "tuning": Group(
         "Tune and trust",
         "Settings without hand work, and whether the draws can be trusted.",
-        _of(sghmc, "tune", "Tuned")
+        _of(sghmc, "tune", "Tuned", "BudgetError")
         | _of(sghmc.results.health, "Health")
         | _of(sghmc, "HealthWarning", "kernel_stein_discrepancy"),
     ),

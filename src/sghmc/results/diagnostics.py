@@ -170,7 +170,7 @@ def plot(data: "arviz.InferenceData", kind: str, names: Sequence[str] | None, **
     """One of arviz's plots of the draws; its axes, from ArviZ 1 on its `PlotCollection`."""
     if kind not in _PLOTS:
         raise ValueError(f"There is no plot {kind!r}: there are {list(_PLOTS)}.")
-    _check_names(list(data["posterior"].data_vars), names)
+    _check_names(list(map(str, data["posterior"].data_vars)), names)
     function = getattr(_import_arviz(), _PLOTS[kind])
     return function(data, var_names=None if names is None else list(names), **options)
 

@@ -110,10 +110,8 @@ def assess(
         )
     elif origin is not None:
         predicted = predict(origin, positions, hyper, info.is_finite)
-    heat = info.kinetic_temperature
-    if heat is not None:
-        is_known = origin is not None and origin.temperature and heat.size
-        heat = heat / origin.temperature if is_known else None
+    heat, right = info.kinetic_temperature, None if origin is None else origin.temperature
+    heat = heat / right if heat is not None and heat.size and right else None
     reasons = [
         *_lost(info.is_finite),
         *_disagreeing(r_hat, parting),
