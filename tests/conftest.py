@@ -14,6 +14,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--soak", type=float, default=0, help="Seconds of random runs; 0: a fixed few."
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Contract tests of some samplers are slow."""

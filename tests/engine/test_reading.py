@@ -87,7 +87,7 @@ def test_a_control_variate_and_an_accept_step_stream_over_all_data(posteriors):
 
 def fail_after(num_reads, message, posterior, monkeypatch):
     """Reads of a posterior's rows raise after so many."""
-    kind, reads = type(posterior.data), iter(range(num_reads))
+    kind, reads = type(posterior.source), iter(range(num_reads))
     read = kind.read
 
     def failing(self, numbers, rows):

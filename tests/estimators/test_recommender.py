@@ -260,7 +260,7 @@ def test_partial_fit_compiles_once(caplog):
     [
         ({"rank": 0}, "rank must be a whole number from 1, but is 0"),
         ({"num_draws": 2.5}, "num_draws must be a whole number"),
-        ({"batch_size": True}, "batch_size must be a whole number"),
+        ({"batch_size": True}, "batch_size must be None, for all, or a whole number"),
         ({"step_size": -1.0}, "step_size must be between 0 and 2"),
         ({"momentum_decay": 2.0}, "momentum_decay must be between 0 and 2"),
         ({"duplicates": "first"}, "duplicates must be one of"),

@@ -23,6 +23,7 @@ from sghmc.core import processes
 from sghmc.core.version import __version__
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.source import Source
+from sghmc.posterior.source_ref import SourceRef
 
 _FEW = 4
 """Numbers of an array that are shown rather than hashed."""
@@ -85,7 +86,9 @@ def _add(name: str, value: Any, lines: dict[str, str], above: tuple[int, ...]) -
 
 def _parts(value: Any) -> dict[str, Any]:
     """The parts of an object by what follows its name in a path to them."""
-    if isinstance(value, Source):
+    if isinstance(value, SourceRef):
+        value = value.source.identity()
+    elif isinstance(value, Source):
         value = value.identity()
     if isinstance(value, Mapping):
         return {f"[{key!r}]": entry for key, entry in value.items()}

@@ -11,6 +11,7 @@ from jax import lax
 
 from sghmc.posterior.passes import OfRows
 from sghmc.posterior.source import Source
+from sghmc.posterior.source_ref import SourceRef
 from sghmc.posterior.target import Target
 from sghmc.types import Change, Evaluation, PyTree
 
@@ -37,7 +38,7 @@ class AbstractPosterior(Target):
 
     @property
     def source(self) -> Source | None:
-        return self.data if isinstance(self.data, Source) else None
+        return self.data.source if isinstance(self.data, SourceRef) else None
 
     @property
     @abc.abstractmethod

@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from sghmc.core import xla
 from sghmc.posterior.source import DataError, Source
+from sghmc.posterior.source_ref import TracedSource
 from sghmc.types import PyTree
 
 _CHUNK = 65_536
@@ -69,7 +70,7 @@ def sum_over_source(
     def of_chunk(i):
         k = i * num_readers + reader
         numbers = k * count + lax.iota(jnp.int32, count)
-        return of_rows(_read(source.chunk, source.like(count), k), numbers < num_examples)
+        return of_rows(_read(source, "chunk", source.like(count), k), numbers < num_examples)
 
     def add(k, total):
         return jax.tree.map(jnp.add, total, of_chunk(k))
@@ -83,7 +84,7 @@ def sum_over_source(
 def rows_of_source(source: Source, indices: jax.Array) -> PyTree:
     """The rows of these numbers, read by the host."""
     check_random_access(source)
-    return _read(source.take, source.like(len(indices)), indices)
+    return _read(source, "take", source.like(len(indices)), indices)
 
 
 def check_random_access(source: Source) -> None:
@@ -95,11 +96,14 @@ def check_random_access(source: Source) -> None:
         )
 
 
-def _read(function: Callable, like: PyTree, argument) -> PyTree:
-    """What the host answers: at once, or from within a compiled program."""
+def _read(source: Source, question: str, like: PyTree, argument) -> PyTree:
+    """What the host's source answers: at once, or from within a compiled program."""
+    if isinstance(source, TracedSource):
+        return source.ask(question, like, jnp.asarray(argument))
+    answer = getattr(source, question)
     if isinstance(argument, Tracer):
-        return jax.pure_callback(function, like, argument, vmap_method="sequential")
-    return jax.tree.map(jnp.asarray, function(np.asarray(argument)))
+        return jax.pure_callback(answer, like, argument, vmap_method="sequential")
+    return jax.tree.map(jnp.asarray, answer(np.asarray(argument)))
 
 
 def _chunk_rows(table: PyTree) -> int:

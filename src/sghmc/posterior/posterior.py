@@ -9,6 +9,7 @@ import numpy as np
 from sghmc.posterior import passes
 from sghmc.posterior.base import AbstractPosterior, part_of
 from sghmc.posterior.source import Source
+from sghmc.posterior.source_ref import SourceRef
 from sghmc.posterior.stacked import StackedPosterior, stacked
 from sghmc.types import PyTree
 
@@ -41,8 +42,9 @@ class Posterior(AbstractPosterior):
     def __init__(self, log_likelihood, log_prior, data: PyTree, hyper: PyTree = None):
         self.log_likelihood = log_likelihood
         self.log_prior = log_prior
+        data = data.source if isinstance(data, SourceRef) else data
         is_source = isinstance(data, Source)
-        self.data = data if is_source else jax.tree.map(_as_array, data)
+        self.data = SourceRef(data) if is_source else jax.tree.map(_as_array, data)
         self.hyper = None if hyper is None else jax.tree.map(jnp.asarray, hyper)
         # An array, so that a run can follow it without compiling anew.
         is_growing = is_source and data.is_growing
