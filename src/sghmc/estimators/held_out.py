@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from sghmc.estimators.base import softmax
+from sghmc.estimators.classifier import softmax
 
 _CLEAR_ERRORS, _CLEAR_GAIN = 2.0, 3.0
 """By how many standard errors, and by how much in all, another power must beat the usual one.
