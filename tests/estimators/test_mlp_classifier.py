@@ -1,15 +1,18 @@
 """The network for classes."""
 
+import types
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from estimator_data import NETWORK, blobs
-from sghmc.estimators import BayesianMLPClassifier
+from estimator_data import NETWORK, blobs, by_hand
+from sghmc.estimators import BayesianMLPClassifier, mlp_classifier, network
 from sghmc.estimators.held_out import HeldOut
 from sghmc.estimators.rows import Rows
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
 @pytest.mark.slow
@@ -107,3 +110,63 @@ def test_networks_go_on_with_more_rows():
 def test_settings_that_cannot_be(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         BayesianMLPClassifier(**settings).fit(*blobs())
+
+
+def hand_made(likelihood_power=1.0, sharpness=1.0) -> BayesianMLPClassifier:
+    """No hidden layer; chain 0 says class 0, chain 1 says class 1, whatever the row."""
+    model = BayesianMLPClassifier(
+        (), num_chains=2, likelihood_power=likelihood_power, sharpness=sharpness
+    )
+    draws = {"0.weight": np.zeros((2, 2, 2)), "0.bias": np.array([[2.0, 0.0], [0.0, 1.0]])}
+    return by_hand(model, draws, classes_=np.array([0, 1]), sharpness_=sharpness)
+
+
+def test_sharpness_is_an_exponent_of_the_averaged_probabilities():
+    x = np.zeros((1, 2))
+    p = hand_made().predict_proba(x)[0]
+    np.testing.assert_allclose(p[0], (1 / (1 + np.exp(-2)) + 1 / (1 + np.exp(1))) / 2)
+    for s in (0.5, 3.0):
+        np.testing.assert_allclose(hand_made(sharpness=s).predict_proba(x)[0], p**s / np.sum(p**s))
+
+
+def test_held_out_rows_are_judged_by_the_chain_that_has_not_seen_them():
+    rows = Rows(np.zeros((3, 2)), np.array([0, 1, 0]), np.array([1.0, 2.0, 3.0]))
+    is_held = np.array([[True, False, False], [False, True, False]])
+    found = hand_made()._held_out(rows, is_held)
+    np.testing.assert_allclose(found.logs[0], -np.logaddexp(0, [-2, 2]))
+    np.testing.assert_allclose(found.logs[1], -np.logaddexp(0, [1, -1]))
+    assert found.y.tolist() == [0, 1]
+    assert found.weight.tolist() == [1, 2]
+
+
+def test_a_label_counts_as_often_as_its_power_says(monkeypatch):
+    seen = {}
+
+    class StopError(Exception):
+        pass
+
+    def refused(rows, *settings):
+        seen["weight"] = rows.weight
+        raise StopError
+
+    monkeypatch.setattr(mlp_classifier, "Network", refused)
+    x, y = blobs()
+    weight = np.arange(len(x)) % 3 + 1.0
+    model = BayesianMLPClassifier(likelihood_power=7.0, sharpness=1.0, num_chains=2)
+    with pytest.raises(StopError):
+        model.fit(x, y, weight)
+    assert model._rows is not None
+    np.testing.assert_allclose(seen["weight"], np.tile(7 * model._rows.weight, (2, 1)))
+
+
+def test_ctrl_c_in_a_round_ends_the_fit(monkeypatch):
+    """A run that was interrupted returns the draws so far: too few."""
+    x, y = blobs()
+
+    def interrupted(key, posterior, sampler, init, num_samples, **options):
+        first = init[0]["bias"][:, None].repeat(num_samples - 1, 1)
+        return types.SimpleNamespace(positions=[{"bias": first}])
+
+    monkeypatch.setattr(network, "sample", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        BayesianMLPClassifier(**NETWORK, likelihood_power=1, sharpness=1).fit(x, y)

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import make_blobs
 
+from sghmc.estimators.rows import Scaling
+
 SMALL: dict[str, Any] = {"num_draws": 20, "num_chains": 2}
 
 NETWORK: dict[str, Any] = {"hidden_layer_sizes": (8,), "num_steps": 200, **SMALL}
@@ -25,3 +27,13 @@ def blobs(spread: float = 6.0) -> tuple[Any, Any]:
 
 def standardized(x):
     return (x - x.mean(0)) / x.std(0)
+
+
+def by_hand(model: Any, draws: dict[str, np.ndarray], **attributes) -> Any:
+    """A model with given draws, as if it had been fitted to two standardized inputs."""
+    model.draws_ = draws
+    model.n_features_in_ = 2
+    model.input_scaling_ = Scaling(np.zeros(2), np.ones(2))
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model

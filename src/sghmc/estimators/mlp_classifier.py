@@ -4,8 +4,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from sghmc.estimators.classifier import BayesianClassifier, softmax
+from sghmc.estimators.convergence import Diagnostics, diagnose, judged_rows
 from sghmc.estimators.curvature import activate
 from sghmc.estimators.held_out import HeldOut, clearly_likeliest, random_parts
 from sghmc.estimators.network import Network, Plan, rescaled
@@ -54,8 +56,9 @@ class BayesianMLPClassifier(BayesianClassifier):
     each chain leaves out a part of the rows, and later takes it in. The power is 30, unless 3 or
     300 make held-out labels clearly likelier, by two standard errors and a ratio of 20. When
     partial_fit has doubled the rows, both are chosen anew.
-    `likelihood_power_` and `sharpness_` tell it. `BayesianMLPClassifier(prior_precision=None,
-    likelihood_power=1, sharpness=1)` samples the posterior in the strict sense.
+    `likelihood_power_` and `sharpness_` tell it, `diagnostics()` whether the chains agree.
+    `BayesianMLPClassifier(prior_precision=None, likelihood_power=1, sharpness=1)` samples the
+    posterior in the strict sense.
 
     >>> import numpy as np
     >>> x = np.linspace(-2, 2, 40)[:, None]
@@ -63,6 +66,8 @@ class BayesianMLPClassifier(BayesianClassifier):
     >>> model.predict([[-1.9], [0.0], [1.9]])
     array([ True, False,  True])
     """
+
+    diagnostics_: dict[str, Any]
 
     def __init__(
         self,
@@ -124,6 +129,20 @@ class BayesianMLPClassifier(BayesianClassifier):
             self._num_judged = len(rows.x)
             self.likelihood_power_, self.sharpness_ = self._choice(choice_key, rows)
         self._run_classes(key, rows, self.likelihood_power_, self._plan(len(rows.x)))
+        self._judge(rows)
+
+    def diagnostics(self) -> Diagnostics:
+        """Whether chains agree in the probabilities they predict."""
+        check_is_fitted(self)
+        return Diagnostics.of_plain(self.diagnostics_)
+
+    def _judge(self, rows: Rows) -> None:
+        """A class is a number of 0 or 1 with mean p and variance p (1 − p)."""
+        p = self._probabilities(rows.x[judged_rows(len(rows.x))])
+        p = p.reshape(self.num_chains, -1, p.shape[1] * p.shape[2])
+        found = diagnose(p, p * (1 - p), acceptance=(), potential=())
+        self.diagnostics_ = found.plain()
+        found.warn()
 
     def _run_classes(self, key, rows: Rows, power: float, plan: Plan) -> None:
         """Go on with the chains, or start them.
@@ -204,7 +223,7 @@ class BayesianMLPClassifier(BayesianClassifier):
             value, _ = activate(self.activation, value)
 
     def _numbers_per_row(self):
-        widest = max(self.n_features_in_, *hidden_sizes(self))
+        widest = max(self.n_features_in_, *hidden_sizes(self), len(self.classes_))
         return len(self.draws_["0.bias"]) * widest
 
 

@@ -9,10 +9,14 @@ from sklearn.utils.validation import check_is_fitted
 from sghmc.estimators import noise_choice
 from sghmc.estimators.convergence import Diagnostics, diagnose, judged_rows
 from sghmc.estimators.network_settings import check_network, hidden_sizes
+from sghmc.estimators.number_batches import NumberBatches
 from sghmc.estimators.number_chains import NumberChains, Plan, Run
-from sghmc.estimators.number_network import KINDS, NumberNetwork, Table
+from sghmc.estimators.number_network import KINDS, NumberNetwork, columns
 from sghmc.estimators.regressor import BayesianRegressor
-from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
+from sghmc.estimators.rows import Rows, Scaling
+
+_FULL_BATCH, _BATCH = 4096, 1024
+_SMALL, _LARGE = (16, 16), (50, 50)
 
 
 class BayesianMLPRegressor(BayesianRegressor):
@@ -26,14 +30,15 @@ class BayesianMLPRegressor(BayesianRegressor):
 
     | parameter | meaning |
     | --- | --- |
-    | `hidden_layer_sizes` | units of each hidden layer; () is a linear model |
+    | `hidden_layer_sizes` | units of each hidden layer; () is a linear model; "auto": (16, 16) up \
+to 4096 rows, else (50, 50) |
     | `activation` | "silu", "tanh" or "relu" |
     | `noise` | "constant": one σ, e Gaussian; "input": σ depends on x; "student": e ~ t besides |
     | | "auto": whichever makes held-out rows likeliest |
     | `num_draws` | posterior draws kept, of all chains together |
     | `num_chains` | independent chains |
     | `num_steps` | steps of each chain, two gradients each; a quarter of them makes draws |
-    | `batch_size` | rows a step; None: all of them |
+    | `batch_size` | rows a step; None: all up to 4096, else 1024 |
     | `random_state` | seed: an integer gives the same draws every time |
     | `progress` | show a progress bar |
 
@@ -48,11 +53,12 @@ class BayesianMLPRegressor(BayesianRegressor):
     """
 
     noise_: str
+    hidden_layer_sizes_: tuple[int, ...]
     diagnostics_: dict[str, Any]
 
     def __init__(
         self,
-        hidden_layer_sizes=(16, 16),
+        hidden_layer_sizes="auto",
         activation="silu",
         noise="auto",
         num_draws=400,
@@ -86,37 +92,62 @@ class BayesianMLPRegressor(BayesianRegressor):
         return Diagnostics.of_plain(self.diagnostics_)
 
     def _network(self) -> NumberNetwork:
-        return NumberNetwork(self.n_features_in_, hidden_sizes(self), self.activation)
+        return NumberNetwork(self.n_features_in_, self.hidden_layer_sizes_, self.activation)
+
+    def _batch_size(self, num_rows: int) -> int | None:
+        """None: all rows."""
+        size = self.batch_size
+        if size is None:
+            size = num_rows if num_rows <= _FULL_BATCH else _BATCH
+        return None if size >= num_rows else int(size)
 
     def _sample(self, key):
         assert self._rows is not None
-        self.target_scaling_ = Scaling.of(self._rows.y, self._rows.weight)
-        if len(np.unique(self._rows.y)) == 1:
+        rows, is_new = self._rows, self._chains is None
+        self.target_scaling_ = Scaling.of(rows.y, rows.weight)
+        if is_new:
+            self.hidden_layer_sizes_ = self._sizes(len(rows.x))
+        if len(np.unique(rows.y)) == 1:
             self._sample_constant(key)
             return
-        rows = self._rows._replace(
-            x=self._scaled(self._rows.x), y=self.target_scaling_.apply(self._rows.y)
-        )
-        choice_key, start_key, run_key = jax.random.split(key, 3)
-        network, plan = self._network(), Plan.of(self.num_steps, self._draws_per_chain)
-        scalings = (self.input_scaling_, self.target_scaling_)
-        table = _table(rows)
-        if self._chains is None:
+        rows = rows._replace(x=self._scaled(rows.x), y=self.target_scaling_.apply(rows.y))
+        key, choice_key = jax.random.split(key)
+        if is_new:
             self.noise_ = self.noise
             if self.noise == "auto":
                 self.noise_ = noise_choice.choose(
-                    choice_key, network, table, len(rows.x), self.num_chains, plan
+                    choice_key, self._network(), rows, self.num_chains, self.num_steps
                 )
-        chains = NumberChains(network, table, [self.noise_] * self.num_chains, self.progress)
-        if self._chains is None:
-            start = chains.train(start_key)
-        else:
-            position, old = self._chains
-            start, plan = network.rescaled(position, old, scalings), plan.going_on()
-        run = chains.sample(run_key, start, plan)
-        self._chains = (run.draws[:, -1], scalings)
+        run = self._run(key, rows)
+        self._chains = (run.draws[:, -1], (self.input_scaling_, self.target_scaling_))
         self._keep(run.draws)
         self._judge(run, rows)
+
+    def _sizes(self, num_rows: int) -> tuple[int, ...]:
+        if self.hidden_layer_sizes != "auto":
+            return hidden_sizes(self)
+        return _SMALL if num_rows <= _FULL_BATCH else _LARGE
+
+    def _run(self, key, rows: Rows) -> Run:
+        """Train starts, or go on from where the chains stand, and sample."""
+        start_key, key = jax.random.split(key)
+        network, table, start = self._network(), columns(rows), None
+        if self._chains is not None:
+            position, old = self._chains
+            start = network.rescaled(position, old, (self.input_scaling_, self.target_scaling_))
+        size = self._batch_size(len(rows.x))
+        if size is not None:
+            batches = NumberBatches(
+                network, table, self.noise_, self.num_chains, size, self.progress
+            )
+            if start is None:
+                start = batches.train(start_key, self.num_steps)
+            return batches.sample(key, start, self.num_steps, self._draws_per_chain)
+        plan = Plan.of(self.num_steps, self._draws_per_chain)
+        chains = NumberChains(network, table, [self.noise_] * self.num_chains, self.progress)
+        if start is None:
+            return chains.sample(key, chains.train(start_key), plan)
+        return chains.sample(key, start, plan.going_on())
 
     def _keep(self, draws: np.ndarray) -> None:
         places = np.linspace(0, draws.shape[1] - 1, self._draws_per_chain).round().astype(int)
@@ -132,9 +163,12 @@ class BayesianMLPRegressor(BayesianRegressor):
             noise.reshape(shape),
             acceptance=tuple(run.acceptance.tolist()),
             potential=tuple(run.potentials.mean(1).tolist()),
+            temperature=run.temperature,
             num_replaced=run.num_replaced,
         )
-        if not np.isfinite(run.potentials).all() or run.acceptance.max() == 0:
+        if not np.isfinite(run.potentials).all() or (
+            len(run.acceptance) and run.acceptance.max() == 0
+        ):
             raise FloatingPointError(
                 "No chain accepts a step, however small: look for inputs or targets with values "
                 "far from all others, or take noise='student'."
@@ -160,11 +194,4 @@ class BayesianMLPRegressor(BayesianRegressor):
         return self._network().named(self.draws_["z"])
 
     def _numbers_per_row(self):
-        return len(self.draws_["z"]) * max(self.n_features_in_, *hidden_sizes(self), 2)
-
-
-def _table(rows: Rows) -> Table:
-    """As columns, padded to lengths that programs are compiled for."""
-    length = padded_size(len(rows.x), 1 if len(rows.x) <= 256 else 4)
-    parts = (padded(rows.x, length).T, padded(rows.y, length), padded(rows.weight, length))
-    return Table(*(np.ascontiguousarray(part, np.float32) for part in parts))
+        return len(self.draws_["z"]) * max(self.n_features_in_, *self.hidden_layer_sizes_, 2)

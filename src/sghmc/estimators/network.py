@@ -163,7 +163,7 @@ class Network:
         is_full = plan.batch_size >= len(self.rows.x)
         hyper = jax.tree.map(jnp.asarray, chains.hyper)
         gibbs = self.model.gibbs(every=min(plan.thinning, 20))
-        return sample(
+        samples = sample(
             key,
             eqx.tree_at(lambda stack: stack.chains.hyper, self.posterior, hyper),
             SGHMC(step_size, friction, masses),
@@ -177,6 +177,10 @@ class Network:
             gibbs=gibbs if self.precision is None else None,
             progress=plan.progress,
         )
+        # Ctrl-C ends a run with what was drawn so far: half a round is no model.
+        if samples.positions[0]["bias"].shape[1] < plan.round_draws:
+            raise KeyboardInterrupt
+        return samples
 
     def _masses(self, chains: Chains, before: PyTree) -> PyTree:
         """Of each leaf its largest curvature, of likelihood and prior, the largest over chains.

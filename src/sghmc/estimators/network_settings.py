@@ -20,7 +20,7 @@ def check_network(model: Any) -> None:
         )
     if not isinstance(model.num_steps, int | np.integer) or model.num_steps < 2:
         raise ValueError(f"num_steps must be a whole number from 2, but is {model.num_steps!r}.")
-    if any(size < 1 for size in hidden_sizes(model)):
+    if model.hidden_layer_sizes != "auto" and any(size < 1 for size in hidden_sizes(model)):
         raise ValueError(
             f"hidden_layer_sizes must be positive, but is {model.hidden_layer_sizes!r}."
         )

@@ -1,30 +1,29 @@
 """Chains for a network of numbers: trained starts, exploration, then exact sampling.
 
-Each chain trains its own start, the mean first: where the noise may depend on the input from the
-beginning, it explains rows that the mean could learn (Seitzer et al. 2022). Isokinetic
-trajectories with large steps then find the typical set, and such with an accept step sample it:
-their law is exact, so that more steps never make it worse. All chains are one compiled program,
-and no number that a fit may change is part of it.
+Isokinetic trajectories with large steps find the typical set from a trained start, and such with an
+accept step sample it: their law is exact, so that more steps never make it worse. All chains are
+one compiled program, and no number that a fit may change is part of it.
 """
 
 import functools
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sghmc.engine.program import NEVER
 from sghmc.engine.progress import Bar
-from sghmc.estimators import isokinetic
+from sghmc.estimators import isokinetic, training
 from sghmc.estimators.isokinetic import Passed, Phase, Walkers
 from sghmc.estimators.number_network import Kind, NumberNetwork, Table
 
 _BLOCK = 5
 """Trajectories of one call: between calls Ctrl-C is heard and the bar moves."""
 _TRAJECTORY = 20
-_ADAM_STEPS, _ADAM_RATE = 300, 0.005
-_FIRST_ERROR, _LAST_ERROR = 0.5, 0.05
+_MOST_AT_ONCE = 2048
+"""Rows that training looks at together."""
+_TRAIN_STEPS, _TRAIN_BATCH = 4000, 512
+_FIRST_ERROR, _LAST_ERROR = 5.0, 0.05
 """Energy variance a dimension in exploration, from large steps to smaller ones."""
 _FIRST_STEP = 0.01
 _NO_STEP = -60.0
@@ -69,37 +68,15 @@ def _blocks(count: float) -> int:
 
 
 class Run(NamedTuple):
-    """Draws (chain, draw, parameter), potentials (chain, draw), and how the accept step did."""
+    """Draws (chain, draw, parameter), potentials (chain, draw), each chain's accept rate."""
 
     draws: np.ndarray
     potentials: np.ndarray
     acceptance: np.ndarray
-    num_replaced: int
+    num_replaced: int = 0
     """Chains that were left behind in exploration, and began again where another was."""
-
-
-@functools.partial(jax.jit, static_argnames="network")
-def _trained(network: NumberNetwork, position, table: Table, num_steps, rate):
-    """Adam with all rows, for the mean and one noise."""
-    constant = Kind(jnp.zeros(()), jnp.zeros(()))
-    total = jnp.sum(table.weight)
-
-    def loss(z):
-        return network.potential(z, table, constant) / total
-
-    grads = jax.vmap(jax.grad(loss))
-
-    def step(t, carry):
-        position, mean, square = carry
-        grad = grads(position)
-        mean = 0.9 * mean + 0.1 * grad
-        square = 0.999 * square + 0.001 * grad**2
-        speed = rate * 0.5 * (1 + jnp.cos(jnp.pi * t / num_steps))
-        corrected = jnp.sqrt(square / (1 - 0.999 ** (t + 1.0))) + 1e-8
-        return position - speed * mean / (1 - 0.9 ** (t + 1.0)) / corrected, mean, square
-
-    zeros = jnp.zeros_like(position)
-    return jax.lax.fori_loop(0, num_steps, step, (position, zeros, zeros))[0]
+    temperature: float | None = None
+    """Of the momenta, where there are such."""
 
 
 def _gradient(network: NumberNetwork, table: Table, kind: Kind):
@@ -127,8 +104,15 @@ class NumberChains:
         self.progress = progress
 
     def train(self, key: jax.Array) -> jax.Array:
-        start = self.network.start(key, self.num_chains)
-        return _trained(self.network, start, self.table, _ADAM_STEPS, _ADAM_RATE)
+        """The mean of each chain, by few steps with all rows, or by batches of many."""
+        start_key, key = jax.random.split(key)
+        start = self.network.start(start_key, self.num_chains)
+        if self.table.x.shape[1] <= _MOST_AT_ONCE:
+            return training.of_all_rows(self.network, start, self.table)
+        kind = training.constant(self.num_chains)
+        return training.of_batches(
+            self.network, key, start, self.table, kind, _TRAIN_STEPS, _TRAIN_BATCH
+        )
 
     def explore(self, key: jax.Array, position, plan: Plan) -> tuple[Walkers, Passed]:
         start_key, key = jax.random.split(key)

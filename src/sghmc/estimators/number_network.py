@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.estimators.predictive import Predictive
-from sghmc.estimators.rows import Scaling
+from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
 
 _GAINS = {"relu": 2.0, "tanh": 1.6, "silu": 2.8}
 """1 / E[σ(z)²] for z ~ N(0, 1): with it a layer keeps the size of its inputs."""
@@ -228,3 +228,10 @@ def _activated(name: str, value, numpy):
         return jax.nn.silu(value)
     with np.errstate(over="ignore"):
         return value / (1 + np.exp(-value))
+
+
+def columns(rows: Rows) -> Table:
+    """Standardized rows as columns, padded to lengths that programs are compiled for."""
+    length = padded_size(len(rows.x), 1 if len(rows.x) <= 256 else 4)
+    parts = (padded(rows.x, length).T, padded(rows.y, length), padded(rows.weight, length))
+    return Table(*(np.ascontiguousarray(part, np.float32) for part in parts))

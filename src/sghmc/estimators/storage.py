@@ -23,6 +23,7 @@ _ATTRIBUTES = (
     "likelihood_power_",
     "sharpness_",
     "noise_",
+    "hidden_layer_sizes_",
     "diagnostics_",
     "table_",
 )
