@@ -80,10 +80,16 @@ def test_logistic_regression_of_two_classes_is_exact():
 
 
 @pytest.mark.slow
-def test_logistic_regression_of_three_classes_agrees_with_exact_hmc():
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_logistic_regression_of_three_classes_agrees_with_exact_hmc(seed):
+    """Means and sds within 5.5 standard errors, which the chains of both sides show.
+
+    Sixteen comparisons with some thirty degrees of freedom: right ones fail once in 10⁴ seeds.
+    """
     x, y = blobs()
-    model = BayesianLogisticRegression(num_draws=4000, num_chains=16, random_state=0).fit(x, y)
+    model = BayesianLogisticRegression(num_draws=4000, num_chains=16, random_state=seed).fit(x, y)
     draws = np.concatenate([model.draws_["intercept"][..., None], model.draws_["coef"]], -1)
+    draws = draws.reshape(16, -1, 3, 4)
     rows = np.column_stack([np.ones(len(x)), standardized(x)]).astype(np.float32)
 
     def potential(params):
@@ -96,7 +102,7 @@ def test_logistic_regression_of_three_classes_agrees_with_exact_hmc():
     # The intercepts' sum is almost free: its mass is small.
     start = {"beta": jnp.zeros((3, 4)), "log_precision": jnp.zeros(())}
     samples = sghmc.sample(
-        jax.random.key(1),
+        jax.random.key(100 + seed),
         sghmc.Potential(potential),
         sghmc.HMC(0.15, 25),
         start,
@@ -105,14 +111,21 @@ def test_logistic_regression_of_three_classes_agrees_with_exact_hmc():
         num_chains=16,
         progress=False,
     )
-    exact = samples.positions["beta"].reshape(-1, 3, 4).astype(np.float64)
+    exact = samples.positions["beta"].astype(np.float64)
     # Differences of logits: what the data speak about, and what both samplers mix well in.
-    for k in (0, 1):
-        near(draws[:, k] - draws[:, 2], *moments(exact[:, k] - exact[:, 2]), bias=0.04)
+    ours, truth = (each[:, :, :2] - each[:, :, 2:] for each in (draws, exact))
+    sd = truth.std((0, 1))
+    assert np.max(np.abs(scores(ours.mean(1), truth.mean(1)))) < 5.5
+    # The step's bias is up to 4 % of an sd.
+    gap = ours.std(1).mean(0) - truth.std(1).mean(0)
+    error = np.hypot(*(each.std(1).std(0) / 4 for each in (ours, truth)))
+    assert np.all(np.abs(gap) < 5.5 * error + 0.04 * sd)
 
 
-def moments(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return draws.mean(0), draws.std(0)
+def scores(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Differences of the means of chains over their standard errors."""
+    error = np.hypot(*(each.std(0, ddof=1) / len(each) ** 0.5 for each in (one, other)))
+    return (one.mean(0) - other.mean(0)) / error
 
 
 def test_a_stream_ends_where_all_rows_at_once_do():

@@ -2,11 +2,16 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from estimator_data import NETWORK, line
-from sghmc.estimators import BayesianMLPRegressor
+from sghmc.estimators import BayesianMLPRegressor, isokinetic
+from sghmc.estimators.number_chains import NumberChains, Plan, Run, _together
+from sghmc.estimators.number_network import NumberNetwork, columns
+from sghmc.estimators.rows import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 QUICK: dict[str, Any] = {"num_steps": 900, "num_chains": 4, "num_draws": 80, "random_state": 0}
@@ -113,13 +118,15 @@ def test_weights_count_rows():
 
 def test_chains_go_on_with_more_rows():
     x, y = wave()
-    model = BayesianMLPRegressor((10,), noise="constant", **QUICK)
-    model.partial_fit(x[:100], y[:100])
-    before = model.score(x[100:], y[100:])
-    model.partial_fit(x[100:], y[100:])
+    x, y = x[::2], y[::2]
+    model = BayesianMLPRegressor((10, 10), noise="constant", **QUICK)
+    # Both have as many rows as a program for 128.
+    model.partial_fit(x[:65], y[:65])
+    before = model.score(x[65:], y[65:])
+    model.partial_fit(x[65:], y[65:])
     assert model.score(x, y) > 0.9 > before
     assert model._rows is not None
-    assert model._rows.total_weight == 150
+    assert model._rows.total_weight == 75
 
 
 def test_settings_that_cannot_be():
@@ -128,3 +135,112 @@ def test_settings_that_cannot_be():
     for settings in wrong:
         with pytest.raises(ValueError, match=next(iter(settings))):
             BayesianMLPRegressor(**settings).fit(x, y)
+
+
+def hydrodynamics(count: int = 120):
+    """Like yacht: five inputs on a grid that hardly matter, one that a steep power law follows."""
+    generator = np.random.default_rng(1)
+    x = np.column_stack([generator.choice(5, (count, 5)), generator.uniform(0.1, 0.45, count)])
+    return x, 200 * x[:, 5] ** 4 * (1 + 0.05 * x[:, 0]) + generator.normal(0, 0.02, count)
+
+
+def heating(count: int = 200):
+    """Like energy: few levels of eight inputs, a smooth response, little noise."""
+    generator = np.random.default_rng(2)
+    x = generator.choice(4, (count, 8)).astype(float)
+    y = 20 + 5 * np.tanh(x[:, 0] - x[:, 1]) + 3 * x[:, 2] * x[:, 3]
+    return x, y + generator.normal(0, 0.3, count)
+
+
+def strength(count: int = 250):
+    """Like concrete: mixtures, an interaction, noise that grows with the mean."""
+    generator = np.random.default_rng(3)
+    x = generator.gamma(2.0, 50.0, (count, 8))
+    mean = 30 * np.log1p(x[:, 7]) * x[:, 0] / (x[:, 0] + x[:, 3] + 50)
+    return x, mean * (1 + 0.1 * generator.normal(size=count))
+
+
+FAILED = {"yacht": hydrodynamics, "energy": heating, "concrete": strength}
+"""Where longer runs of earlier chains went up to errors of 10¹⁵, with finite draws."""
+WAYS: dict[str, dict[str, Any]] = {
+    "long": {"num_steps": 20_000},
+    "wide": {"num_steps": 20_000, "hidden_layer_sizes": 50, "activation": "tanh"},
+}
+
+
+def judged(make, **settings):
+    x, y = make()
+    seen = np.arange(len(x)) % 5 > 0
+    model = BayesianMLPRegressor(**{"random_state": 0} | settings).fit(x[seen], y[seen])
+    mean, std = model.predict(x[~seen], return_std=True)
+    error = np.sqrt(np.mean((mean - y[~seen]) ** 2)) / y.std()
+    return model, error, model.log_likelihood(x[~seen], y[~seen]).mean(), std
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", FAILED)
+def test_more_steps_never_make_it_worse(name, way):
+    """The six failures: ten times the steps cost no accuracy and no likelihood, beyond noise."""
+    settings = WAYS[way]
+    short, error, log, _ = judged(FAILED[name], **settings | {"num_steps": 2000})
+    long, long_error, long_log, std = judged(FAILED[name], **settings)
+    assert long_error < max(1.2 * error, 0.02)
+    assert long_error < 0.4
+    # Forty or so held-out rows: likelihoods of two runs differ by less.
+    assert long_log > log - 0.3
+    assert np.all(np.isfinite(std))
+    assert long.diagnostics().rhat < short.diagnostics().rhat + 0.1
+
+
+@pytest.mark.parametrize("name", ["yacht"])
+def test_small_noise_does_not_heat_the_chains(name):
+    """The same in little: the potential of exact draws does not rise, whatever the noise."""
+    model, error, _, _ = judged(
+        FAILED[name], hidden_layer_sizes=(10, 10), noise="constant", **QUICK
+    )
+    assert error < 0.2
+    assert min(model.diagnostics().acceptance) > 0.3
+
+
+def test_chains_that_fell_behind_begin_again_where_the_others_are():
+    position = np.arange(12.0).reshape(4, 3)
+    walkers = isokinetic.start(jax.random.key(0), jnp.asarray(position), 0.1)
+    behind = walkers._replace(potential=jnp.array([1.0, 2.0, 900.0, 1.5]))
+    together, count = _together(behind)
+    assert count == 1
+    np.testing.assert_array_equal(together.position[2], position[1])
+    np.testing.assert_array_equal(np.delete(together.position, 2, 0), np.delete(position, 2, 0))
+    assert _together(walkers._replace(potential=jnp.array([1.0, 2.0, 3.9, 1.5])))[1] == 0
+
+
+def test_a_fit_that_cannot_move_is_an_error(monkeypatch):
+    def stuck(self, key, position, plan):
+        draws = np.zeros((2, 10, self.network.num_parameters), np.float32)
+        return Run(draws, np.zeros((2, 10)), np.zeros(2))
+
+    monkeypatch.setattr(NumberChains, "sample", stuck)
+    with pytest.raises(FloatingPointError, match="No chain accepts"):
+        BayesianMLPRegressor(**NETWORK, noise="constant").fit(*line())
+
+
+def test_too_few_accepted_trajectories_are_run_again_with_a_smaller_step(monkeypatch):
+    x, y = line()
+    chains = NumberChains(
+        NumberNetwork(5, (8,), "silu"), columns(Rows(x, y, np.ones(30))), ["constant"] * 2
+    )
+    steps, plan = [], Plan.of(200, 10)
+
+    def passed(key, walkers, count, length, errors=None, is_adapting=False):
+        if errors is None and not is_adapting:
+            steps.append(np.exp(np.asarray(walkers.log_step_mean)))
+        rate = np.array([0.9, 0.1 if len(steps) < 3 else 0.8])
+        position = np.zeros((count, *walkers.position.shape))
+        ones = np.ones((count, 1))
+        return walkers, isokinetic.Passed(position, ones * [[1.0, 1.0]], ones * rate[None])
+
+    monkeypatch.setattr(chains, "_pass", passed)
+    run = chains.sample(jax.random.key(0), jnp.zeros((2, chains.network.num_parameters)), plan)
+    np.testing.assert_allclose(np.array(steps)[:, 0], steps[0][0])
+    np.testing.assert_allclose(np.array(steps)[:, 1] / steps[0][1], [1, 0.5, 0.25], rtol=1e-5)
+    np.testing.assert_allclose(run.acceptance, [0.9, 0.8])

@@ -13,7 +13,6 @@ _LARGEST_RHAT = 1.2
 """Of new observations: chains that differ by two thirds of the spread that each of them expects."""
 _LEAST_ACCEPTANCE = 0.3
 _ROWS = 64
-_WORST = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Diagnostics:
 
     | field | meaning |
     | --- | --- |
-    | `rhat` | R-hat over chains of new observations at rows: mean, noise and all |
+    | `rhat` | R-hat over chains of new observations: mean, noise and all |
     | `rhat_mean` | R-hat over chains of the predicted mean alone |
     | `effective_size` | independent draws that the predicted mean is worth, median over rows |
     | `acceptance` | share of trajectories accepted by each chain; empty where no step asks |
@@ -30,8 +29,8 @@ class Diagnostics:
     | `temperature` | of the momenta where batches are used; 1 is right |
     | `num_replaced` | chains that exploration left behind, begun again where another was |
 
-    R-hats are those of 95 % of the rows. Weights of networks never agree, since units can change
-    places; predictions should.
+    R-hats compare variances summed over rows. Weights of networks never agree, since units can
+    change places; predictions should.
     """
 
     rhat: float
@@ -91,26 +90,23 @@ def judged_rows(num_rows: int) -> np.ndarray:
 def diagnose(location: np.ndarray, variance: np.ndarray, **others) -> Diagnostics:
     """From predicted means and variances of the noise, axes (chain, draw, row)."""
     return Diagnostics(
-        rhat=_worst(rhat(location, variance)),
-        rhat_mean=_worst(rhat(location, np.zeros_like(variance))),
+        rhat=rhat(location, variance),
+        rhat_mean=rhat(location, np.zeros_like(variance)),
         effective_size=float(np.median(effective_size(location))),
         **others,
     )
 
 
-def rhat(location: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """√(1 + B/W) at each row: B of the chains' means, W the variance inside a chain.
+def rhat(location: np.ndarray, variance: np.ndarray) -> float:
+    """√(1 + ΣB/ΣW) over rows: B of the chains' means, W the variance inside a chain.
 
     Each chain is cut in halves, so that one that drifts disagrees with itself.
     """
     half = location.shape[1] // 2
-    if half == 0:
-        parts, inside = location, variance.mean((0, 1))
-    else:
-        parts = np.concatenate([location[:, :half], location[:, -half:]])
-        inside = parts.var(1).mean(0) + variance.mean((0, 1))
+    parts = location if half == 0 else np.concatenate([location[:, :half], location[:, -half:]])
+    inside = parts.var(1).mean(0) + variance.mean((0, 1))
     between = parts.mean(1).var(0, ddof=1) if len(parts) > 1 else np.zeros(location.shape[2])
-    return np.sqrt(1 + between / np.maximum(inside, np.finfo(float).tiny))
+    return float(np.sqrt(1 + between.sum() / max(inside.sum(), np.finfo(float).tiny)))
 
 
 def effective_size(location: np.ndarray) -> np.ndarray:
@@ -121,7 +117,3 @@ def effective_size(location: np.ndarray) -> np.ndarray:
     away = location - location.mean((0, 1))
     time = 2 * autocorrelation_time(away) - 1 if num_draws > 1 else np.ones(location.shape[2])
     return num_chains * num_draws / np.maximum(time, 1.0)
-
-
-def _worst(values: np.ndarray) -> float:
-    return float(np.quantile(values, _WORST))

@@ -34,7 +34,7 @@ class BayesianMLPRegressor(BayesianRegressor):
 to 4096 rows, else (50, 50) |
     | `activation` | "silu", "tanh" or "relu" |
     | `noise` | "constant": one σ, e Gaussian; "input": σ depends on x; "student": e ~ t besides |
-    | | "auto": whichever makes held-out rows likeliest |
+    | | "auto": "student", unless another makes held-out rows clearly likelier |
     | `num_draws` | posterior draws kept, of all chains together |
     | `num_chains` | independent chains |
     | `num_steps` | steps of each chain, two gradients each; a quarter of them makes draws |

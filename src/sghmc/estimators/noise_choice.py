@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 
+from sghmc.estimators.held_out import clearly_likeliest
 from sghmc.estimators.number_chains import NumberChains, Plan
 from sghmc.estimators.number_network import KINDS, NumberNetwork, columns
 from sghmc.estimators.rows import Rows
@@ -12,19 +13,22 @@ _FEWEST_ROWS, _MOST_ROWS = 40, 2048
 """Of few rows none can be spared; of many some are enough to choose by."""
 _JUDGED = 0.5
 """The share of a trial's trajectories that is judged: the last ones."""
-_PLAIN = "constant"
+_PLAIN, _USUAL = "constant", "student"
 
 
 def choose(
     key: jax.Array, network: NumberNetwork, rows: Rows, num_chains: int, num_steps: int
 ) -> str:
-    """Chains with each kind of noise explore most rows; the others say which is likeliest."""
+    """Chains with each kind of noise explore most rows; the others say which is likeliest.
+
+    Student's t has the Gaussian as its limit: it is taken unless another is clearly better.
+    """
     if len(rows.x) < _FEWEST_ROWS:
         return _PLAIN
     order = np.random.default_rng(0).permutation(len(rows.x))[:_MOST_ROWS]
     held, seen = np.split(order, [round(_SHARE * len(order))])
     logs = held_out_logs(key, network, _part(rows, seen), _part(rows, held), num_chains, num_steps)
-    return max(logs, key=lambda name: float(logs[name].sum()))
+    return clearly_likeliest(logs, _USUAL)
 
 
 def _part(rows: Rows, places: np.ndarray) -> Rows:
