@@ -168,10 +168,11 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def judged(make, **settings):
+def judged(make, **given):
     x, y = make()
+    settings: dict[str, Any] = {"random_state": 0} | given
     seen = np.arange(len(x)) % 5 > 0
-    model = BayesianMLPRegressor(**{"random_state": 0} | settings).fit(x[seen], y[seen])
+    model = BayesianMLPRegressor(**settings).fit(x[seen], y[seen])
     mean, std = model.predict(x[~seen], return_std=True)
     error = np.sqrt(np.mean((mean - y[~seen]) ** 2)) / y.std()
     return model, error, model.log_likelihood(x[~seen], y[~seen]).mean(), std
@@ -242,5 +243,5 @@ def test_too_few_accepted_trajectories_are_run_again_with_a_smaller_step(monkeyp
     monkeypatch.setattr(chains, "_pass", passed)
     run = chains.sample(jax.random.key(0), jnp.zeros((2, chains.network.num_parameters)), plan)
     np.testing.assert_allclose(np.array(steps)[:, 0], steps[0][0])
-    np.testing.assert_allclose(np.array(steps)[:, 1] / steps[0][1], [1, 0.5, 0.25], rtol=1e-5)
+    np.testing.assert_allclose(np.array(steps)[:, 1] / steps[0][1], [1, 1 / 3, 1 / 9], rtol=1e-5)
     np.testing.assert_allclose(run.acceptance, [0.9, 0.8])

@@ -17,6 +17,8 @@ from sghmc.estimators.rows import Rows, Scaling
 
 _FULL_BATCH, _BATCH = 4096, 1024
 _SMALL, _LARGE = (16, 16), (50, 50)
+_WORK, _FEWEST_STEPS, _MOST_STEPS, _BATCH_STEPS = 6_000_000, 3000, 9000, 4500
+"""Rows times steps, and the steps that it makes; more are better, and take their time."""
 
 
 class BayesianMLPRegressor(BayesianRegressor):
@@ -37,7 +39,8 @@ to 4096 rows, else (50, 50) |
     | | "auto": "student", unless another makes held-out rows clearly likelier |
     | `num_draws` | posterior draws kept, of all chains together |
     | `num_chains` | independent chains |
-    | `num_steps` | steps of each chain, two gradients each; a quarter of them makes draws |
+    | `num_steps` | steps of each chain, two gradients each, a quarter of them for draws; "auto": \
+what takes some ten seconds, 9000 for few rows |
     | `batch_size` | rows a step; None: all up to 4096, else 1024 |
     | `random_state` | seed: an integer gives the same draws every time |
     | `progress` | show a progress bar |
@@ -58,12 +61,12 @@ to 4096 rows, else (50, 50) |
 
     def __init__(
         self,
-        hidden_layer_sizes="auto",
+        hidden_layer_sizes: Any = "auto",
         activation="silu",
         noise="auto",
         num_draws=400,
         num_chains=8,
-        num_steps=4500,
+        num_steps: int | str = "auto",
         batch_size=None,
         random_state=None,
         progress=False,
@@ -80,7 +83,7 @@ to 4096 rows, else (50, 50) |
 
     def _check_settings(self):
         super()._check_settings()
-        check_network(self)
+        check_network(self, may_be_auto=True)
         if self.noise not in ("auto", *KINDS):
             raise ValueError(
                 f"noise must be one of auto, {', '.join(KINDS)}, but is {self.noise!r}."
@@ -112,23 +115,31 @@ to 4096 rows, else (50, 50) |
             return
         rows = rows._replace(x=self._scaled(rows.x), y=self.target_scaling_.apply(rows.y))
         key, choice_key = jax.random.split(key)
+        num_steps = self._num_steps(len(rows.x))
         if is_new:
             self.noise_ = self.noise
             if self.noise == "auto":
                 self.noise_ = noise_choice.choose(
-                    choice_key, self._network(), rows, self.num_chains, self.num_steps
+                    choice_key, self._network(), rows, self.num_chains, num_steps
                 )
-        run = self._run(key, rows)
+        run = self._run(key, rows, num_steps)
         self._chains = (run.draws[:, -1], (self.input_scaling_, self.target_scaling_))
         self._keep(run.draws)
         self._judge(run, rows)
+
+    def _num_steps(self, num_rows: int) -> int:
+        if self.num_steps != "auto":
+            return int(self.num_steps)
+        if self._batch_size(num_rows) is not None:
+            return _BATCH_STEPS
+        return int(np.clip(_WORK // num_rows, _FEWEST_STEPS, _MOST_STEPS))
 
     def _sizes(self, num_rows: int) -> tuple[int, ...]:
         if self.hidden_layer_sizes != "auto":
             return hidden_sizes(self)
         return _SMALL if num_rows <= _FULL_BATCH else _LARGE
 
-    def _run(self, key, rows: Rows) -> Run:
+    def _run(self, key, rows: Rows, num_steps: int) -> Run:
         """Train starts, or go on from where the chains stand, and sample."""
         start_key, key = jax.random.split(key)
         network, table, start = self._network(), columns(rows), None
@@ -141,9 +152,9 @@ to 4096 rows, else (50, 50) |
                 network, table, self.noise_, self.num_chains, size, self.progress
             )
             if start is None:
-                start = batches.train(start_key, self.num_steps)
-            return batches.sample(key, start, self.num_steps, self._draws_per_chain)
-        plan = Plan.of(self.num_steps, self._draws_per_chain)
+                start = batches.train(start_key, num_steps)
+            return batches.sample(key, start, num_steps, self._draws_per_chain)
+        plan = Plan.of(num_steps, self._draws_per_chain)
         chains = NumberChains(network, table, [self.noise_] * self.num_chains, self.progress)
         if start is None:
             return chains.sample(key, chains.train(start_key), plan)

@@ -149,7 +149,7 @@ class NumberChains:
             attempt += 1
             if acceptance.min() >= _LEAST_ACCEPTANCE or attempt > _MOST_RERUNS:
                 break
-            smaller = np.where(acceptance < _LEAST_ACCEPTANCE, np.log(2.0), 0.0)
+            smaller = np.where(acceptance < _LEAST_ACCEPTANCE, np.log(3.0), 0.0)
             walkers = walkers._replace(log_step_mean=walkers.log_step_mean - smaller)
         return Run(
             kept.position.swapaxes(0, 1), kept.potential.swapaxes(0, 1), acceptance, num_replaced
