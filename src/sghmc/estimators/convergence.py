@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from sghmc.results.diagnostics import autocorrelation_time
+from sghmc.results.convergence import autocorrelation_time
 
 _LARGEST_RHAT = 1.2
 """Of new observations: chains that differ by two thirds of the spread that each of them expects."""
