@@ -1,6 +1,7 @@
 """Seconds to an answer: `sample(…, "auto", …)` against NUTS, each a fresh process.
 
     python benchmarks/answer.py [--only WORD …] [--repeat 3] [--peers numpyro blackjax]
+    python benchmarks/answer.py --show FILE … # the table of rows that --json kept
     python benchmarks/answer.py --keys 20     # is the promised tolerance kept?
     python benchmarks/answer.py --gpu         # the first and the second call on an accelerator
 
@@ -312,7 +313,10 @@ def show(row: dict, peers: list[str]) -> None:
         told += [f"{100 * mine['sd_error']:+.1f} % ± {100 * mine['sd_noise']:.1f}"]
         told += [f"{mine['mean_error']:+.3f} ± {mine['mean_noise']:.3f}"]
     told += [mine["engine"], f"{mine['programs']}, {mine['compile_seconds']:.1f}"]
-    told += [f"{mine['again_cpu']:.2f}", f"{mine['health_cpu']:.2f}"]
+    told += [
+        f"{mine['again_cpu']:.1f}",
+        f"{mine['health_cpu']:.2f}" if "health_cpu" in mine else "–",
+    ]
     print(f"| {row['name']} | {' | '.join(told)} |", flush=True)
 
 
@@ -412,7 +416,8 @@ def main() -> None:
     parser.add_argument("--no-errors", dest="judge", action="store_false")
     parser.add_argument("--keys", type=int, default=0)
     parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--json", type=pathlib.Path, help="a file for the rows")
+    parser.add_argument("--show", type=pathlib.Path, nargs="*", help="print rows of such files")
     parser.add_argument("--seed", type=int, default=0)
     for hidden in ("--one", "--posterior", "--out"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -424,6 +429,11 @@ def main() -> None:
         return on_accelerator()
     if options.keys:
         return keep_promises(options)
+    if options.show:
+        header(options)
+        for row in (row for path in options.show for row in json.loads(path.read_text("utf-8"))):
+            show(row, options.peers)
+        return None
     rows = []
     header(options)
     for name in chosen(options):

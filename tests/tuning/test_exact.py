@@ -7,6 +7,7 @@ import pytest
 
 from sghmc.tuning import exact
 from sghmc.tuning.exact import Exact, Settings
+from sghmc.tuning.pilot import Trial
 from sghmc.tuning.region import Region
 from synthetic_pilots import SyntheticPilots
 
@@ -125,3 +126,18 @@ def test_a_spent_budget_ends_the_search_with_what_there_is(monkeypatch):
     found = search(pilots)
     assert len(pilots.steps) == 1
     assert "budget" in found.faults[0]
+
+
+def test_chains_that_sit_apart_are_not_settled_though_all_together_fit():
+    """Two at +0.9 and two at −0.9, each of spread 0.44: together of mean 0 and spread 1."""
+    search = Exact(SyntheticPilots(np.zeros(2), np.eye(2)), region(), np.zeros((4, 2)), 0.05, 4_000)
+    z = np.random.default_rng(0).normal(size=(4, 200, 2))
+    full = np.ones((4, 200))
+    together = Trial(z, full, 0.85 * full)
+    parted = z.copy()
+    parted[..., 0] = 0.44 * z[..., 0] + np.array([[0.9], [0.9], [-0.9], [-0.9]])
+    apart = Trial(parted, full, 0.85 * full)
+    for trial, is_settled in ((together, True), (apart, False)):
+        seen = search._seen(trial)
+        assert seen.fits()
+        assert search._is_settled(trial, seen) == is_settled

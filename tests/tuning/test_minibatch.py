@@ -200,3 +200,28 @@ def test_a_spent_budget_ends_the_search_with_what_there_is(monkeypatch):
     found = batches(pilots).search()
     assert len(pilots.steps) <= 2
     assert "budget ended before half the step size" in found.faults[0]
+
+
+def test_one_standard_deviation_that_changes_is_seen_among_others():
+    """+10 % and −9 %: on average nothing, so that only a look at each of them objects."""
+    search, rng = batches(standard()), np.random.default_rng(0)
+    draws, heat = rng.normal(size=(4, 4_000, 2)), np.ones((4, 4_000))
+    trial = Trial(draws, heat, heat)
+    assert search._compare(trial, trial)[2]
+    change, _, agrees = search._compare(trial, Trial(draws * [1.1, 1 / 1.1], heat, heat))
+    assert change == pytest.approx(np.log(1.1), rel=1e-6)
+    assert not agrees
+
+
+def test_a_change_that_all_share_is_seen_though_each_is_within_its_error():
+    """5 % of 40 parameters, each known to 2.5 %: 2 errors of one, many of their mean."""
+    search, rng = batches(standard()), np.random.default_rng(0)
+    draws, heat = rng.normal(size=(4, 400, 40)), np.ones((4, 400))
+    trial, shrunk = Trial(draws, heat, heat), Trial(0.95 * draws, heat, heat)
+    before, after = trial.moments(), shrunk.moments()
+    error = np.hypot(before.log_spread_error, after.log_spread_error)
+    usual = np.argsort(error)[10:30]
+    change = np.abs(before.log_spread - after.log_spread)[usual]
+    assert np.all(change < search.tolerance / 3 + 2 * error[usual])
+    hidden = [Trial(each.draws[..., usual], heat, heat) for each in (trial, shrunk)]
+    assert not search._compare(*hidden)[2]
