@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.exceptions import NotFittedError
 
 from estimator_data import NETWORK, line
 from sghmc.estimators import BayesianMLPRegressor, isokinetic
@@ -245,3 +246,22 @@ def test_too_few_accepted_trajectories_are_run_again_with_a_smaller_step(monkeyp
     np.testing.assert_allclose(np.array(steps)[:, 0], steps[0][0])
     np.testing.assert_allclose(np.array(steps)[:, 1] / steps[0][1], [1, 1 / 3, 1 / 9], rtol=1e-5)
     np.testing.assert_allclose(run.acceptance, [0.9, 0.8])
+
+
+def test_ctrl_c_leaves_the_model_as_it_was(fitted, monkeypatch):
+    model, x, y = fitted
+    before = model.predict(x)
+
+    def interrupted(self, key, position, plan):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NumberChains, "sample", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.partial_fit(x + 100, y)
+    np.testing.assert_array_equal(model.predict(x), before)
+    assert model._rows.total_weight == 75
+    other = BayesianMLPRegressor(**model.get_params())
+    with pytest.raises(KeyboardInterrupt):
+        other.fit(x, y)
+    with pytest.raises(NotFittedError):
+        other.predict(x)

@@ -1,5 +1,6 @@
 """A Bayesian network for numbers, in scikit-learn's terms."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -15,9 +16,9 @@ from sghmc.estimators.number_network import KINDS, NumberNetwork, columns
 from sghmc.estimators.regressor import BayesianRegressor
 from sghmc.estimators.rows import Rows, Scaling
 
-_FULL_BATCH, _BATCH = 4096, 1024
+_FULL_BATCH, _BATCH = 4096, 512
 _SMALL, _LARGE = (16, 16), (50, 50)
-_WORK, _FEWEST_STEPS, _MOST_STEPS, _BATCH_STEPS = 6_000_000, 3000, 9000, 4500
+_WORK, _FEWEST_STEPS, _MOST_STEPS, _BATCH_STEPS = 6_000_000, 3000, 9000, 3000
 """Rows times steps, and the steps that it makes; more are better, and take their time."""
 
 
@@ -41,7 +42,7 @@ to 4096 rows, else (50, 50) |
     | `num_chains` | independent chains |
     | `num_steps` | steps of each chain, two gradients each, a quarter of them for draws; "auto": \
 what takes some ten seconds, 9000 for few rows |
-    | `batch_size` | rows a step; None: all up to 4096, else 1024 |
+    | `batch_size` | rows a step; None: all up to 4096, else 512 |
     | `random_state` | seed: an integer gives the same draws every time |
     | `progress` | show a progress bar |
 
@@ -119,8 +120,10 @@ what takes some ten seconds, 9000 for few rows |
         if is_new:
             self.noise_ = self.noise
             if self.noise == "auto":
+                sizes = self.hidden_layer_sizes_ if len(rows.x) <= _FULL_BATCH else _SMALL
+                network = dataclasses.replace(self._network(), hidden=sizes)
                 self.noise_ = noise_choice.choose(
-                    choice_key, self._network(), rows, self.num_chains, num_steps
+                    choice_key, network, rows, self.num_chains, num_steps
                 )
         run = self._run(key, rows, num_steps)
         self._chains = (run.draws[:, -1], (self.input_scaling_, self.target_scaling_))

@@ -30,7 +30,7 @@ _MOST_HALVINGS = 8
 _NUM_ROUNDS = 4
 """Of warm-up, and as many that are kept."""
 _FISHER_ROWS = 1024
-_TRAIN_FACTOR, _TRAIN_SHARE = 3, 4
+_TRAIN_FACTOR, _TRAIN_SHARE = 4, 2
 """Steps of training for one of sampling, and how much smaller their batches are."""
 
 
