@@ -64,7 +64,7 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
 
         Where that fails or is interrupted, all is as it was before.
         """
-        before = dict(self.__dict__)
+        before = dict(vars(self))
         try:
             new = Rows(X, self._encoded(y), weight)
             self._rows = new.joined(self._rows).merged()
@@ -72,8 +72,8 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
             self.input_scaling_ = Scaling.of(self._rows.x, self._rows.weight)
             self._sample(self._key())
         except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
+            vars(self).clear()
+            vars(self).update(before)
             raise
         return self
 
@@ -81,7 +81,7 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
         return hasattr(self, "draws_")
 
     def _forget(self) -> None:
-        self.__dict__.pop("draws_", None)
+        vars(self).pop("draws_", None)
         self._rows: Rows | None = None
         self._chains: Any = None
         self._num_calls = 0

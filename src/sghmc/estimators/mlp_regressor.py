@@ -20,6 +20,8 @@ _FULL_BATCH, _BATCH = 4096, 512
 _SMALL, _LARGE = (16, 16), (50, 50)
 _WORK, _FEWEST_STEPS, _MOST_STEPS, _BATCH_STEPS = 6_000_000, 3000, 9000, 3000
 """Rows times steps, and the steps that it makes; more are better, and take their time."""
+_LARGEST_ERROR = 3.0
+"""Mean squared, of fitted rows, in variances of the target: the mean alone would have 1."""
 
 
 class BayesianMLPRegressor(BayesianRegressor):
@@ -169,7 +171,8 @@ what takes some ten seconds, 9000 for few rows |
 
     def _judge(self, run: Run, rows: Rows) -> None:
         """Sets `diagnostics_`; warns about what is doubtful, and raises where all is lost."""
-        law = self._law(rows.x[judged_rows(len(rows.x))])
+        places = judged_rows(len(rows.x))
+        law = self._law(rows.x[places])
         shape = (self.num_chains, -1, law.location.shape[1])
         noise = np.broadcast_to(law.scale**2, law.location.shape)
         found = diagnose(
@@ -186,6 +189,12 @@ what takes some ten seconds, 9000 for few rows |
             raise FloatingPointError(
                 "No chain accepts a step, however small: look for inputs or targets with values "
                 "far from all others, or take noise='student'."
+            )
+        error = np.average((law.mean() - rows.y[places]) ** 2, weights=rows.weight[places])
+        if not error < _LARGEST_ERROR:
+            raise FloatingPointError(
+                f"Predictions of fitted rows are off by {error**0.5:.3g} standard deviations of the "
+                f"target: take a larger num_steps or batch_size, or noise='student'."
             )
         self.diagnostics_ = found.plain()
         found.warn()
