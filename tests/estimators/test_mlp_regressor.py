@@ -238,7 +238,7 @@ def test_predictions_that_are_worse_than_none_are_an_error(monkeypatch):
         return Run(draws, np.zeros((2, 10)), np.ones(2))
 
     monkeypatch.setattr(NumberChains, "sample", lost)
-    with pytest.raises(FloatingPointError, match="standard deviations of the"):
+    with pytest.raises(FloatingPointError, match="standard deviations of the target"):
         BayesianMLPRegressor(**NETWORK, noise="constant").fit(*line())
 
 

@@ -193,8 +193,8 @@ what takes some ten seconds, 9000 for few rows |
         error = np.average((law.mean() - rows.y[places]) ** 2, weights=rows.weight[places])
         if not error < _LARGEST_ERROR:
             raise FloatingPointError(
-                f"Predictions of fitted rows are off by {error**0.5:.3g} standard deviations of the "
-                f"target: take a larger num_steps or batch_size, or noise='student'."
+                f"Predictions of fitted rows are off by {error**0.5:.3g} standard deviations of "
+                f"the target: take a larger num_steps or batch_size, or noise='student'."
             )
         self.diagnostics_ = found.plain()
         found.warn()

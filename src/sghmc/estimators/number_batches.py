@@ -128,7 +128,7 @@ class NumberBatches:
         return Run(draws, potentials, np.empty(0), temperature=heat)
 
     def _reached(self, run: Any, part: Table) -> np.ndarray | None:
-        """Levels at the end of a round; None where it is not finite, or its momenta were too hot."""
+        """Levels at the end of a round; None where it is not finite, or was too hot."""
         if run is None or run.temperature > _HOTTEST:
             return None
         return np.asarray(_levels(self.network, run.draws[:, -1], part, self.kind))
