@@ -60,15 +60,28 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
         return X, y, weight
 
     def _learn(self, X, y, weight) -> Self:
-        """Add rows to those seen so far and let the chains go on to the new posterior."""
-        new = Rows(X, self._encoded(y), weight)
-        self._rows = new.joined(self._rows).merged()
-        self._num_calls += 1
-        self.input_scaling_ = Scaling.of(self._rows.x, self._rows.weight)
-        self._sample(self._key())
+        """Add rows to those seen so far and let the chains go on to the new posterior.
+
+        Where that fails or is interrupted, all is as it was before.
+        """
+        before = dict(vars(self))
+        try:
+            new = Rows(X, self._encoded(y), weight)
+            self._rows = new.joined(self._rows).merged()
+            self._num_calls += 1
+            self.input_scaling_ = Scaling.of(self._rows.x, self._rows.weight)
+            self._sample(self._key())
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
         return self
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "draws_")
+
     def _forget(self) -> None:
+        vars(self).pop("draws_", None)
         self._rows: Rows | None = None
         self._chains: Any = None
         self._num_calls = 0

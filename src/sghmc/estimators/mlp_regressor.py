@@ -1,5 +1,6 @@
 """A Bayesian network for numbers, in scikit-learn's terms."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -15,10 +16,12 @@ from sghmc.estimators.number_network import KINDS, NumberNetwork, columns
 from sghmc.estimators.regressor import BayesianRegressor
 from sghmc.estimators.rows import Rows, Scaling
 
-_FULL_BATCH, _BATCH = 4096, 1024
+_FULL_BATCH, _BATCH = 4096, 512
 _SMALL, _LARGE = (16, 16), (50, 50)
-_WORK, _FEWEST_STEPS, _MOST_STEPS, _BATCH_STEPS = 6_000_000, 3000, 9000, 4500
+_WORK, _FEWEST_STEPS, _MOST_STEPS, _BATCH_STEPS = 6_000_000, 3000, 9000, 3000
 """Rows times steps, and the steps that it makes; more are better, and take their time."""
+_LARGEST_ERROR = 3.0
+"""Mean squared, of fitted rows, in variances of the target: the mean alone would have 1."""
 
 
 class BayesianMLPRegressor(BayesianRegressor):
@@ -41,7 +44,7 @@ to 4096 rows, else (50, 50) |
     | `num_chains` | independent chains |
     | `num_steps` | steps of each chain, two gradients each, a quarter of them for draws; "auto": \
 what takes some ten seconds, 9000 for few rows |
-    | `batch_size` | rows a step; None: all up to 4096, else 1024 |
+    | `batch_size` | rows a step; None: all up to 4096, else 512 |
     | `random_state` | seed: an integer gives the same draws every time |
     | `progress` | show a progress bar |
 
@@ -119,8 +122,10 @@ what takes some ten seconds, 9000 for few rows |
         if is_new:
             self.noise_ = self.noise
             if self.noise == "auto":
+                sizes = self.hidden_layer_sizes_ if len(rows.x) <= _FULL_BATCH else _SMALL
+                network = dataclasses.replace(self._network(), hidden=sizes)
                 self.noise_ = noise_choice.choose(
-                    choice_key, self._network(), rows, self.num_chains, num_steps
+                    choice_key, network, rows, self.num_chains, num_steps
                 )
         run = self._run(key, rows, num_steps)
         self._chains = (run.draws[:, -1], (self.input_scaling_, self.target_scaling_))
@@ -166,7 +171,8 @@ what takes some ten seconds, 9000 for few rows |
 
     def _judge(self, run: Run, rows: Rows) -> None:
         """Sets `diagnostics_`; warns about what is doubtful, and raises where all is lost."""
-        law = self._law(rows.x[judged_rows(len(rows.x))])
+        places = judged_rows(len(rows.x))
+        law = self._law(rows.x[places])
         shape = (self.num_chains, -1, law.location.shape[1])
         noise = np.broadcast_to(law.scale**2, law.location.shape)
         found = diagnose(
@@ -183,6 +189,12 @@ what takes some ten seconds, 9000 for few rows |
             raise FloatingPointError(
                 "No chain accepts a step, however small: look for inputs or targets with values "
                 "far from all others, or take noise='student'."
+            )
+        error = np.average((law.mean() - rows.y[places]) ** 2, weights=rows.weight[places])
+        if not error < _LARGEST_ERROR:
+            raise FloatingPointError(
+                f"Predictions of fitted rows are off by {error**0.5:.3g} standard deviations of "
+                f"the target: take a larger num_steps or batch_size, or noise='student'."
             )
         self.diagnostics_ = found.plain()
         found.warn()

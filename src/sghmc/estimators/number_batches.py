@@ -26,11 +26,17 @@ _DECAY = 0.2
 _NOISE_SHARE = 0.5
 _LARGEST_STEP = 0.1
 _HOTTEST = 1.2
+_LARGEST_LOSS, _LOSS = 1.0, 0.1
+"""Of log-likelihood a row in a round: so much for each parameter and row, and so much besides.
+
+From the best fit to the typical set it is half of the first. Where a step is much too large a
+chain may leave what it has learned for good, and be calm there.
+"""
 _MOST_HALVINGS = 8
 _NUM_ROUNDS = 4
 """Of warm-up, and as many that are kept."""
 _FISHER_ROWS = 1024
-_TRAIN_FACTOR, _TRAIN_SHARE = 3, 4
+_TRAIN_FACTOR, _TRAIN_SHARE = 4, 2
 """Steps of training for one of sampling, and how much smaller their batches are."""
 
 
@@ -46,6 +52,13 @@ def _squares(network: NumberNetwork, position, table: Table, kind: Kind):
         return jnp.mean(grads(z, table.x, table.y, table.weight, kind) ** 2, axis=0)
 
     return jnp.mean(jax.lax.map(lambda each: of_chain(*each), (position, kind)), axis=0)
+
+
+@functools.partial(jax.jit, static_argnames="network")
+def _levels(network: NumberNetwork, position, table: Table, kind: Kind):
+    """The mean log-likelihood of rows under each chain."""
+    of_chains = jax.vmap(network.log_likelihood, in_axes=(0, None, 0))
+    return of_chains(position, table, kind) / jnp.sum(table.weight)
 
 
 class NumberBatches:
@@ -79,8 +92,8 @@ class NumberBatches:
     def sample(self, key: jax.Array, position, num_steps: int, num_draws: int) -> Run:
         """Rounds of the same length: half of them warm up, the others make the draws.
 
-        Masses are measured anew before each round of warm-up. A round that is too hot, or that
-        leaves the finite numbers, is done again with half the step.
+        Masses are measured anew before each round of warm-up. A round that is too hot, that leaves
+        the finite numbers, or that loses what was learned, is done again with half the step.
         """
         per_round = -(-num_draws // _NUM_ROUNDS)
         thinning = max(1, num_steps // (2 * _NUM_ROUNDS * per_round))
@@ -88,12 +101,16 @@ class NumberBatches:
         step = min(_LARGEST_STEP, (2 * _NOISE_SHARE * _DECAY / ratio) ** 0.5)
         position, squares, kept = np.asarray(position), None, []
         num_halvings, number = 0, 0
+        part = self._part()
+        level = np.asarray(_levels(self.network, position, part, self.kind))
+        allowed = _LARGEST_LOSS * self.network.num_parameters / self.table.x.shape[1] + _LOSS
         while number < 2 * _NUM_ROUNDS:
             if number < _NUM_ROUNDS or squares is None:
                 squares = self._fisher(position)
             round_key = jax.random.fold_in(jax.random.fold_in(key, number), num_halvings)
             run = self._round(round_key, position, step, squares, thinning, per_round)
-            if run is None or run.temperature > _HOTTEST:
+            reached = self._reached(run, part)
+            if reached is None or np.any(reached < level - allowed):
                 num_halvings, step = num_halvings + 1, step / 2
                 if num_halvings > _MOST_HALVINGS:
                     raise FloatingPointError(
@@ -101,7 +118,7 @@ class NumberBatches:
                         f"small: take a larger batch_size, or noise='student'."
                     )
                 continue
-            position = run.draws[:, -1]
+            position, level = run.draws[:, -1], np.maximum(level, reached)
             kept += [run] if number >= _NUM_ROUNDS else []
             number += 1
         draws, potentials = (
@@ -109,6 +126,12 @@ class NumberBatches:
         )
         heat = float(np.mean([each.temperature for each in kept]))
         return Run(draws, potentials, np.empty(0), temperature=heat)
+
+    def _reached(self, run: Any, part: Table) -> np.ndarray | None:
+        """Levels at the end of a round; None where it is not finite, or was too hot."""
+        if run is None or run.temperature > _HOTTEST:
+            return None
+        return np.asarray(_levels(self.network, run.draws[:, -1], part, self.kind))
 
     def _round(self, key, position, step: float, squares, thinning: int, count: int) -> Any:
         """None where a chain is not finite."""
@@ -153,7 +176,10 @@ class NumberBatches:
         return Posterior(log_likelihood, lambda z: -0.5 * jnp.sum(z**2), data)
 
     def _fisher(self, position) -> np.ndarray:
+        return np.asarray(_squares(self.network, position, self._part(), self.kind))
+
+    def _part(self) -> Table:
+        """Some rows, always the same."""
         count = self.table.x.shape[1]
         rows = np.random.default_rng(0).permutation(count)[:_FISHER_ROWS]
-        part = Table(self.table.x[:, rows], self.table.y[rows], self.table.weight[rows])
-        return np.asarray(_squares(self.network, position, part, self.kind))
+        return Table(self.table.x[:, rows], self.table.y[rows], self.table.weight[rows])

@@ -9,6 +9,7 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sghmc.engine.program import NEVER
@@ -99,7 +100,7 @@ class NumberChains:
 
     def __init__(self, network: NumberNetwork, table: Table, names, progress: bool = False):
         """`names` are those of the noise of each chain."""
-        self.network, self.table = network, table
+        self.network, self.table = network, Table(*map(jnp.asarray, table))
         self.kind, self.num_chains = Kind.of(names), len(names)
         self.progress = progress
 
