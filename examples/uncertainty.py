@@ -2,11 +2,7 @@
 # # Uncertainty that grows away from the data
 #
 # A network knows nothing of where it has seen no rows, and should say so. And where it has seen
-<<<<<<< HEAD
-# many, what is left is noise, which more rows do not take away. `BayesianMLPRegressor` tells both
-=======
 # many, what is left is noise, which more rows do not take away. `BayesianMLPRegressor` tells them
->>>>>>> networks
 # apart. Here the truth is known: a wave with a gap in the rows, and noise that grows to the right.
 
 # %%
