@@ -34,6 +34,7 @@ ORDER = (
     "logistic_regression",
     "digits",
     "calibration",
+    "uncertainty",
     "recommender",
     "numpyro_model",
     "equinox_network",

@@ -100,6 +100,17 @@ def check_equinox_network(names):
     assert np.mean(sd[np.abs(grid) < 0.5]) > 3 * np.median(sd[is_inside])
 
 
+def check_uncertainty(names):
+    grid, parts = names["grid"][:, 0], names["parts"]
+    is_seen = ((grid > -2.9) & (grid < -1.1)) | ((grid > 0.6) & (grid < 2.9))
+    # In the gap and beyond the rows it is not known; the noise mostly is.
+    for place in (np.abs(grid + 0.25) < 0.2, np.abs(grid) > 4.5):
+        assert parts.epistemic[place].mean() > 3 * parts.epistemic[is_seen].mean()
+    ratio = parts.aleatoric[is_seen] / names["truth"](grid[is_seen])[1]
+    assert np.median(np.abs(np.log(ratio))) < 0.4
+    assert 0.82 < names["covered"] < 0.97
+
+
 def check_flax_training_loop(names):
     assert names["errors"] < 0.06
     assert names["loss"](names["averages"][-1]) < 0.2

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sghmc.estimators import tabular
+from estimator_data import by_hand
+from sghmc.estimators import BayesianLinearRegression, BayesianLogisticRegression, tabular
+from sghmc.estimators.classifier import ClassUncertainty
+from sghmc.estimators.predictive import Uncertainty
+from sghmc.estimators.rows import Scaling
 
 NUM_ROWS = 400
 
@@ -22,6 +26,10 @@ class Classifier:
     def predict_proba(self, x):
         return self.p[x[:, 0].astype(int)]
 
+    def predict_uncertainty(self, x):
+        entropy = stats.entropy(self.predict_proba(x), axis=1)
+        return ClassUncertainty(entropy, 0.1 * entropy)
+
 
 class Regressor:
     """Knows means and standard deviations."""
@@ -29,13 +37,22 @@ class Regressor:
     def __init__(self, mean, std):
         self.mean, self.std = mean, std
 
-    def predict(self, x, return_std):
-        assert return_std
-        rows = x[:, 0].astype(int)
-        return self.mean[rows], self.std[rows]
+    def predict(self, x):
+        return self.mean[x[:, 0].astype(int)]
+
+    def predict_uncertainty(self, x):
+        std = self.std[x[:, 0].astype(int)]
+        return Uncertainty(std, 0.6 * std, 0.8 * std)
+
+    def predict_cdf(self, x, y):
+        return stats.norm.cdf(y, self.predict(x), self.predict_uncertainty(x).std)
+
+    def predict_interval(self, x, coverage):
+        law = stats.norm(self.predict(x), self.predict_uncertainty(x).std)
+        return np.transpose(law.interval(coverage))
 
     def log_likelihood(self, x, y):
-        return stats.norm.logpdf(y, *self.predict(x, return_std=True))
+        return stats.norm.logpdf(y, self.predict(x), self.predict_uncertainty(x).std)
 
 
 ROWS = np.arange(NUM_ROWS)[:, None].astype(float)
@@ -102,7 +119,8 @@ def test_predictions_of_numbers_have_their_90_percent():
 def test_predictions_of_classes_have_their_probabilities():
     p = np.array([[0.2, 0.8], [1.0, 0.0]])
     found = tabular.predicted(Classifier(p, np.array([3, 7])), ROWS[:2], rows=np.arange(2))
-    assert list(found) == ["row", "prediction", "confidence", "p(3)", "p(7)", "entropy"]
+    unsure = ["entropy", "mutual_information"]
+    assert list(found) == ["row", "prediction", "confidence", "p(3)", "p(7)", *unsure]
     assert (found["prediction"], found["confidence"]) == ([7, 3], [0.8, 1.0])
     assert (found["p(3)"], found["p(7)"]) == ([0.2, 1.0], [0.8, 0.0])
     entropies = [float(stats.entropy([0.2, 0.8])), 0.0]
@@ -232,3 +250,39 @@ def test_words_for_people():
         ["mean", "log-likelihood", "-1.2500"],
         ["calibration", "error", "(ECE)", "0.1250"],
     ]
+
+
+X = np.array([[0.5], [-2.0]])
+
+
+def test_ninety_means_ninety():
+    model = by_hand(
+        BayesianLinearRegression(),
+        {"coef": np.ones((1, 1, 1)), "intercept": np.zeros((1, 1)), "noise": np.array([4.0])},
+        input_scaling_=Scaling(np.zeros(1), np.ones(1)),
+        target_scaling_=Scaling(np.array(0.0), np.array(1.0)),
+        n_features_in_=1,
+    )
+    columns = tabular.predicted(model, X, rows=np.arange(2))
+    assert columns["row"] == [1, 2]
+    np.testing.assert_allclose(columns["prediction"], X[:, 0])
+    np.testing.assert_allclose(columns["std"], 0.5)
+    np.testing.assert_allclose(columns["low_90"], X[:, 0] - 0.5 * 1.6448536, rtol=1e-6)
+    np.testing.assert_allclose(columns["high_90"], X[:, 0] + 0.5 * 1.6448536, rtol=1e-6)
+
+
+def test_classes_come_with_their_uncertainty():
+    model = by_hand(
+        BayesianLogisticRegression(),
+        {"coef": np.array([[[2.0]], [[-1.0]]]), "intercept": np.zeros((2, 1))},
+        input_scaling_=Scaling(np.zeros(1), np.ones(1)),
+        classes_=np.array(["no", "yes"]),
+        n_features_in_=1,
+    )
+    columns = tabular.predicted(model, X, rows=np.arange(2))
+    yes = (1 / (1 + np.exp(-2 * X[:, 0])) + 1 / (1 + np.exp(X[:, 0]))) / 2
+    np.testing.assert_allclose(columns["p(yes)"], yes)
+    np.testing.assert_allclose(columns["confidence"], np.maximum(yes, 1 - yes))
+    entropy = -yes * np.log(yes) - (1 - yes) * np.log(1 - yes)
+    np.testing.assert_allclose(columns["entropy"], entropy)
+    assert np.all(np.array(columns["mutual_information"]) > 0)

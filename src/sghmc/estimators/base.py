@@ -2,13 +2,13 @@
 
 import abc
 import pathlib
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from sghmc.estimators import storage
@@ -60,15 +60,28 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
         return X, y, weight
 
     def _learn(self, X, y, weight) -> Self:
-        """Add rows to those seen so far and let the chains go on to the new posterior."""
-        new = Rows(X, self._encoded(y), weight)
-        self._rows = new.joined(self._rows).merged()
-        self._num_calls += 1
-        self.input_scaling_ = Scaling.of(self._rows.x, self._rows.weight)
-        self._sample(self._key())
+        """Add rows to those seen so far and let the chains go on to the new posterior.
+
+        Where that fails or is interrupted, all is as it was before.
+        """
+        before = dict(vars(self))
+        try:
+            new = Rows(X, self._encoded(y), weight)
+            self._rows = new.joined(self._rows).merged()
+            self._num_calls += 1
+            self.input_scaling_ = Scaling.of(self._rows.x, self._rows.weight)
+            self._sample(self._key())
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
         return self
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "draws_")
+
     def _forget(self) -> None:
+        vars(self).pop("draws_", None)
         self._rows: Rows | None = None
         self._chains: Any = None
         self._num_calls = 0
@@ -106,10 +119,6 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
     def _sample(self, key: jax.Array) -> None:
         """Set `draws_`, and `_chains` to go on from, given `_rows` and the scalings."""
 
-    @abc.abstractmethod
-    def _outputs(self, x: np.ndarray) -> np.ndarray:
-        """For standardized inputs, the model's outputs under every draw: (draw, row, output)."""
-
     def sample_posterior(self, num_draws: int | None = None, random_state=None):
         """Draws of the parameters by name, all of them or `num_draws` chosen at random."""
         check_is_fitted(self)
@@ -128,14 +137,14 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
     def _described(self) -> dict[str, np.ndarray]:
         return dict(self.draws_)
 
-    def _in_parts(self, X, function) -> np.ndarray:
-        """`function` of the outputs under all draws, some rows at a time."""
+    def _parts(self, X) -> Iterator[tuple[slice, np.ndarray]]:
+        """Places of some rows at a time, and those rows as the model sees them."""
         check_is_fitted(self)
         X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
         x = self._scaled(X)
         length = max(1, _MOST_NUMBERS // self._numbers_per_row())
-        parts = [function(self._outputs(x[i : i + length])) for i in range(0, len(x), length)]
-        return np.concatenate(parts)
+        for i in range(0, len(x), length):
+            yield slice(i, i + length), x[i : i + length]
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:
         """Inputs as the model sees them."""
@@ -153,116 +162,3 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
     def load(cls, path: str | pathlib.Path) -> Self:
         """The model that `save` wrote: its predictions are the same to the bit."""
         return storage.read(pathlib.Path(path), cls)
-
-
-class BayesianClassifier(ClassifierMixin, BayesianEstimator):
-    """Class probabilities are averages over draws."""
-
-    classes_: np.ndarray
-
-    def partial_fit(self, X, y, classes=None, sample_weight=None) -> Self:
-        """Add rows: the posterior goes on from where the chains stand, given all rows so far.
-
-        The first call names all `classes`, unless its rows show every one of them.
-        """
-        self._check_settings()
-        is_new = self._is_new()
-        X, y, weight = self._checked(X, y, sample_weight, reset=is_new)
-        if is_new:
-            self._forget()
-            self._find_classes(y if classes is None else classes)
-        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(
-                f"classes are {list(classes)}, but the first call had {list(self.classes_)}."
-            )
-        return self._learn(X, y, weight)
-
-    def fit(self, X, y, sample_weight=None) -> Self:
-        self._check_settings()
-        self._forget()
-        X, y, weight = self._checked(X, y, sample_weight, reset=True)
-        self._find_classes(y[weight != 0])
-        return self._learn(X[weight != 0], y[weight != 0], weight[weight != 0])
-
-    def _find_classes(self, y) -> None:
-        y = np.asarray(y)
-        check_classification_targets(y)
-        classes = np.unique(y)
-        if len(classes) < 2:
-            raise ValueError(
-                f"Classification needs two classes or more, but y has one class only: "
-                f"{classes.tolist()[0]!r}."
-            )
-        self.classes_ = classes
-
-    def _encoded(self, y):
-        places = np.minimum(np.searchsorted(self.classes_, y), len(self.classes_) - 1)
-        unknown = np.unique(y[self.classes_[places] != y])
-        if len(unknown):
-            raise ValueError(
-                f"y has labels {list(unknown)} outside the classes {list(self.classes_)}: name all "
-                f"classes in the first call of partial_fit."
-            )
-        return places
-
-    def predict_proba(self, X) -> np.ndarray:
-        return self._in_parts(X, lambda outputs: softmax(outputs).mean(0))
-
-    def predict_log_proba(self, X) -> np.ndarray:
-        with np.errstate(divide="ignore"):
-            return np.log(self.predict_proba(X))
-
-    def predict(self, X) -> np.ndarray:
-        chosen = self.predict_proba(X).argmax(1)
-        return self.classes_[chosen]
-
-    def log_likelihood(self, X, y) -> np.ndarray:
-        """log p(y | x, data) of each row, parameters averaged out."""
-        check_is_fitted(self)
-        labels = self._encoded(column_or_1d(y))
-        return self.predict_log_proba(X)[np.arange(len(labels)), labels]
-
-
-class BayesianRegressor(RegressorMixin, BayesianEstimator):
-    """Draws hold the noise's precision as "noise", in units of the standardized target."""
-
-    target_scaling_: Scaling
-
-    def partial_fit(self, X, y, sample_weight=None) -> Self:
-        """Add rows: the posterior goes on from where the chains stand, given all rows so far."""
-        self._check_settings()
-        is_new = self._is_new()
-        X, y, weight = self._checked(X, y, sample_weight, reset=is_new)
-        if is_new:
-            self._forget()
-        return self._learn(X, y, weight)
-
-    def _encoded(self, y):
-        return y.astype(np.float64)
-
-    def predict(self, X, return_std: bool = False):
-        """The mean; with `return_std` also the standard deviation of a new observation."""
-        center, scale = self.target_scaling_ if hasattr(self, "target_scaling_") else (0, 1)
-        if not return_std:
-            return center + scale * self._in_parts(X, lambda outputs: outputs[..., 0].mean(0))
-        moments = self._in_parts(
-            X, lambda outputs: np.stack([outputs[..., 0].mean(0), outputs[..., 0].var(0)], 1)
-        )
-        spread = np.sqrt(moments[:, 1] + np.mean(1 / self.draws_["noise"]))
-        return center + scale * moments[:, 0], scale * spread
-
-    def log_likelihood(self, X, y) -> np.ndarray:
-        """log p(y | x, data) of each row, parameters averaged out."""
-        check_is_fitted(self)
-        center, scale = self.target_scaling_
-        noise = self.draws_["noise"][:, None]
-        means = self._in_parts(X, lambda outputs: outputs[..., 0].T).T
-        errors = (column_or_1d(y) - center)[None] / scale - means
-        logs = 0.5 * np.log(noise / (2 * np.pi)) - 0.5 * noise * errors**2 - np.log(scale)
-        highest = logs.max(0)
-        return highest + np.log(np.exp(logs - highest[None]).mean(0))
-
-
-def softmax(outputs: np.ndarray) -> np.ndarray:
-    shifted = np.exp(outputs - outputs.max(-1, keepdims=True))
-    return shifted / shifted.sum(-1, keepdims=True)

@@ -19,6 +19,10 @@ def activate(name: str, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if name == "relu":
         factor = (2 / z.shape[-1]) ** 0.5
         return factor * np.maximum(z, 0), factor * (z > 0)
+    if name == "silu":
+        factor = (2.8 / z.shape[-1]) ** 0.5
+        gate = 1 / (1 + np.exp(-np.clip(z, -500, None)))
+        return factor * z * gate, factor * gate * (1 + z * (1 - gate))
     factor = (1 / z.shape[-1]) ** 0.5
     value = np.tanh(z)
     return factor * value, factor * (1 - value**2)
@@ -49,15 +53,10 @@ class Pass:
         return cotangent
 
 
-def largest_curvatures(
-    params: PyTree, rows: Rows, activation: str, noise: float | None
-) -> list[dict[str, float]]:
-    """The largest eigenvalue of each leaf's block of the Gauss–Newton matrix.
-
-    `noise` is the precision of a Gaussian likelihood; without it the outputs are logits.
-    """
+def largest_curvatures(params: PyTree, rows: Rows, activation: str) -> list[dict[str, float]]:
+    """The largest eigenvalue of each leaf's block of the Gauss–Newton matrix."""
     run = Pass(params, rows.x, activation)
-    bend = _bend(run.output, rows.weight[:, None], noise)
+    bend = _bend(run.output, rows.weight[:, None])
     ones = np.ones((len(rows.weight), 1))
     return [
         {
@@ -68,10 +67,8 @@ def largest_curvatures(
     ]
 
 
-def _bend(output: np.ndarray, weight: np.ndarray, noise: float | None) -> Callable:
-    """The likelihood's Hessian in the outputs, as a map of vectors."""
-    if noise is not None:
-        return lambda v: noise * weight * v
+def _bend(output: np.ndarray, weight: np.ndarray) -> Callable:
+    """The likelihood's Hessian in the logits, as a map of vectors."""
     p = np.exp(output - output.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
     return lambda v: weight * p * (v - (p * v).sum(1, keepdims=True))

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from sghmc.estimators.base import softmax
+from sghmc.estimators.classifier import softmax
 
 _CLEAR_ERRORS, _CLEAR_GAIN = 2.0, 3.0
-"""By how many standard errors, and by how much in all, another power must beat the usual one.
+"""By how many standard errors, and by how much in all, another setting must beat the usual one.
 
 Where all held-out labels are easy, to be surer is a sure gain, though one hard row would undo it:
 hence the second condition. It is a likelihood ratio of 20.
@@ -24,10 +24,10 @@ def random_parts(y: np.ndarray, num_parts: int) -> np.ndarray:
     return part
 
 
-def clearly_likeliest(logs: dict[float, np.ndarray], usual: float) -> float:
+def clearly_likeliest(logs: dict[Any, np.ndarray], usual: Any) -> Any:
     """The setting with the likeliest rows, of the usual one and those clearly better than it."""
 
-    def is_better(setting: float) -> bool:
+    def is_better(setting: Any) -> bool:
         gains = logs[setting] - logs[usual]
         error = gains.std() * len(gains) ** 0.5
         return gains.sum() > max(_CLEAR_ERRORS * error, _CLEAR_GAIN)

@@ -2,8 +2,11 @@
 
 import numpy as np
 
-from sghmc.estimators.base import BayesianClassifier, BayesianEstimator, BayesianRegressor
+from sghmc.estimators.base import BayesianEstimator
+from sghmc.estimators.classifier import BayesianClassifier
 from sghmc.estimators.modes import linear_mode, logistic_mode
+from sghmc.estimators.predictive import Predictive
+from sghmc.estimators.regressor import BayesianRegressor
 from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
 from sghmc.estimators.whitened import Draws, Mode, draw, linear_posterior, logistic_posterior
 
@@ -149,6 +152,12 @@ class BayesianLinearRegression(_Linear, BayesianRegressor):
         }
         mode = linear_mode(sums, self._is_weight(x.shape[1], 1))
         self._keep(self._draw(key, *linear_posterior(sums, mode), mode), 1)
+
+    def _law(self, x):
+        precision = self.draws_["noise"][:, None]
+        return Predictive(
+            self._outputs(x)[..., 0], precision**-0.5, np.full_like(precision, np.inf)
+        )
 
     def _shaped(self, values):
         return values[0]

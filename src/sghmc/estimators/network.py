@@ -1,4 +1,4 @@
-"""The posterior of a network, sampled without a knob: rounds of SGHMC that set their own scales.
+"""The posterior of a network for classes, sampled without a knob: rounds of SGHMC set their scales.
 
 Inputs and targets are standardized, and the network is written so that weights of size 1 make
 outputs of size 1. Before each warm-up round the curvature of every layer is measured and taken as
@@ -33,8 +33,6 @@ _MOST_HALVINGS = 8
 _LARGEST_DROP = 0.5
 _ROUND_DRAWS = 10
 _NUM_CURVATURE_ROWS = 512
-_NOISE_RATE = 0.1
-"""Gamma(1, 1) would add a variance of 2/N to the noise: too much where N is small."""
 
 
 def relu(z: jax.Array) -> jax.Array:
@@ -46,7 +44,11 @@ def tanh(z: jax.Array) -> jax.Array:
     return jnp.tanh(z) * (1 / z.shape[-1]) ** 0.5
 
 
-ACTIVATIONS = {"relu": relu, "tanh": tanh}
+def silu(z: jax.Array) -> jax.Array:
+    return jax.nn.silu(z) * (2.8 / z.shape[-1]) ** 0.5
+
+
+_ACTIVATIONS = {"relu": relu, "tanh": tanh, "silu": silu}
 
 
 class Chains(NamedTuple):
@@ -92,24 +94,21 @@ class Network:
         self,
         rows: Rows,
         hidden: tuple[int, ...],
-        num_outputs: int,
+        num_classes: int,
         activation: str,
         precision: float | None = None,
     ):
-        """`rows.weight` has the axes (chain, row); `num_outputs` counts classes, 0 for a number.
+        """`rows.weight` has the axes (chain, row).
 
         `precision` is that of the weights' priors; None: learned.
         """
-        self.activation, self.is_classifier = activation, num_outputs > 0
+        self.activation = activation
         self.precision = precision
         self.num_inputs = rows.x.shape[1]
         self.num_chains = len(rows.weight)
         width = padded_size(self.num_inputs, 2)
         self.model = MLP(
-            (width, *hidden, max(num_outputs, 1)),
-            ACTIVATIONS[activation],
-            "categorical" if self.is_classifier else "gaussian",
-            GaussianPrior() if self.is_classifier else GaussianPrior(rate=_NOISE_RATE),
+            (width, *hidden, num_classes), _ACTIVATIONS[activation], "categorical", GaussianPrior()
         )
         self.rows = self._prepared(rows, width)
         # Always a stack: with and without rows held out the compiled program is the same.
@@ -121,9 +120,9 @@ class Network:
         """Padded to shapes that programs are compiled for; inputs scaled to a sum of squares 1."""
         length = padded_size(len(rows.x), 1 if len(rows.x) <= 256 else 4)
         x = padded(padded(rows.x / self.num_inputs**0.5, width, axis=1), length)
-        y = rows.y.astype(np.int32) if self.is_classifier else rows.y[:, None].astype(np.float32)
+        y = padded(rows.y.astype(np.int32), length)
         weight = padded(rows.weight, length, axis=1)
-        return Rows(x.astype(np.float32), padded(y, length), weight.astype(np.float32))
+        return Rows(x.astype(np.float32), y, weight.astype(np.float32))
 
     def start(self, key: jax.Array) -> Chains:
         keys = jax.random.split(key, self.num_chains)
@@ -164,7 +163,7 @@ class Network:
         is_full = plan.batch_size >= len(self.rows.x)
         hyper = jax.tree.map(jnp.asarray, chains.hyper)
         gibbs = self.model.gibbs(every=min(plan.thinning, 20))
-        return sample(
+        samples = sample(
             key,
             eqx.tree_at(lambda stack: stack.chains.hyper, self.posterior, hyper),
             SGHMC(step_size, friction, masses),
@@ -178,6 +177,10 @@ class Network:
             gibbs=gibbs if self.precision is None else None,
             progress=plan.progress,
         )
+        # Ctrl-C ends a run with what was drawn so far: half a round is no model.
+        if samples.positions[0]["bias"].shape[1] < plan.round_draws:
+            raise KeyboardInterrupt
+        return samples
 
     def _masses(self, chains: Chains, before: PyTree) -> PyTree:
         """Of each leaf its largest curvature, of likelihood and prior, the largest over chains.
@@ -193,8 +196,7 @@ class Network:
             share = weight.sum() / all_weights.sum()
             rows = Rows(x, y, weight / max(share, np.finfo(float).tiny))
             here = jax.tree.map(lambda leaf, c=c: leaf[c].astype(np.float64), chains.positions)
-            noise = None if self.is_classifier else float(chains.hyper["noise"][c])
-            measured.append(largest_curvatures(here, rows, self.activation, noise))
+            measured.append(largest_curvatures(here, rows, self.activation))
         largest = jax.tree.map(lambda *values: max(values), *measured)
         masses = [
             {
@@ -213,20 +215,14 @@ def _end(samples: Samples) -> Chains:
     return Chains(*last)
 
 
-def rescaled(positions: PyTree, old: tuple[Scaling, Scaling], new: tuple[Scaling, Scaling]) -> Any:
-    """The same functions of raw inputs, as weights for rows standardized in a new way.
-
-    `old` and `new` are the scalings of inputs and targets.
-    """
+def rescaled(positions: PyTree, old: Scaling, new: Scaling) -> Any:
+    """The same functions of raw inputs, as weights for rows standardized in a new way."""
     layers = [dict(layer) for layer in positions]
-    first, last = layers[0], layers[-1]
-    (m, s), (new_m, new_s) = old[0], new[0]
+    first = layers[0]
+    (m, s), (new_m, new_s) = old, new
     width = first["weight"].shape[1]
     shift = padded((new_m - m) / s / len(m) ** 0.5, width)
     stretch = padded(new_s / s - 1, width) + 1
     first["bias"] = first["bias"] + shift @ first["weight"]
     first["weight"] = first["weight"] * stretch[:, None]
-    (c, k), (new_c, new_k) = old[1], new[1]
-    last["weight"] = last["weight"] * (k / new_k)
-    last["bias"] = (c + k * last["bias"] - new_c) / new_k
     return jax.tree.map(lambda leaf: leaf.astype(np.float32), layers)

@@ -50,6 +50,7 @@ def table_page(result: dict[str, Any]) -> str:
                         "task": result["task"],
                         "rows fitted before judging": f"{result['num_train']:,}",
                         "inputs": ", ".join(map(str, result["inputs"])),
+                        **({"chains": result["convergence"]} if "convergence" in result else {}),
                     }
                 ),
             ),

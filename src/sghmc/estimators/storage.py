@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from sghmc.estimators.base import BayesianEstimator
 
 _MAGIC = b"sghmc model, format "
-_VERSION = 2
-_ATTRIBUTES = ("n_features_in_", "likelihood_power_", "sharpness_", "table_")
+_VERSION = 3
+_ATTRIBUTES = (
+    "n_features_in_",
+    "likelihood_power_",
+    "sharpness_",
+    "noise_",
+    "hidden_layer_sizes_",
+    "diagnostics_",
+    "table_",
+)
 _SCALINGS = ("input_scaling_", "target_scaling_")
 _ARRAYS = ("classes_", "feature_names_in_")
 _PLAIN = (str, bool, int, float)

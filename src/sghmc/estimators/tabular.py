@@ -10,7 +10,8 @@ from sghmc.core.optional import require
 from sghmc.data.tables.features import Columns
 from sghmc.estimators.encoding import Encoding
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression
-from sghmc.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor
+from sghmc.estimators.mlp_classifier import BayesianMLPClassifier
+from sghmc.estimators.mlp_regressor import BayesianMLPRegressor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,8 +27,6 @@ _MOST_CLASSES = 20
 """Of whole numbers: more different ones are taken for a quantity."""
 _NUM_BINS = 10
 """Of confidence, and levels of intervals: as in the literature on calibration."""
-_NORMAL_90 = 1.6448536269514722
-"""The quantile of the standard normal that has 5 % above it."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the beginning of a formula, and runs."""
 _BLUE, _GRAY = "#0072b2", "#888888"
@@ -88,6 +87,8 @@ def fit_table(
         "inputs": encoding.names,
         **judge(model, x[held], y[held]),
     }
+    if hasattr(model, "diagnostics"):
+        result["convergence"] = str(model.diagnostics())
     predictions = as_csv(predicted(model, x[held], rows=held, truth=y[held]))
     model.partial_fit(x[held], y[held])
     model.table_ = encoding.plain()
@@ -108,14 +109,15 @@ def predicted(model: Any, x: np.ndarray, *, rows: np.ndarray, truth=None) -> dic
     """Columns with an entry for each row, numbered from 1 as in the table without its header."""
     if hasattr(model, "classes_"):
         p = model.predict_proba(x)
-        entropy = -np.sum(p * np.log(np.maximum(p, np.finfo(float).tiny)), axis=1)
+        unsure = model.predict_uncertainty(x)
         columns = {"prediction": model.classes_[p.argmax(1)], "confidence": p.max(1)}
         columns |= {f"p({label})": p[:, k] for k, label in enumerate(model.classes_)}
-        columns["entropy"] = entropy
+        columns |= {"entropy": unsure.entropy, "mutual_information": unsure.mutual_information}
     else:
-        mean, std = model.predict(x, return_std=True)
-        reach = _NORMAL_90 * std
-        columns = {"prediction": mean, "std": std, "low_90": mean - reach, "high_90": mean + reach}
+        unsure = model.predict_uncertainty(x)
+        low, high = model.predict_interval(x, 0.9).T
+        columns = {"prediction": model.predict(x), **unsure._asdict()}
+        columns |= {"low_90": low, "high_90": high}
     columns = {"row": rows + 1} | ({} if truth is None else {"truth": truth}) | columns
     return {name: column.tolist() for name, column in columns.items()}
 
@@ -195,11 +197,9 @@ def _reliability(confidence: np.ndarray, is_right: np.ndarray) -> dict[str, list
 
 def _judge_numbers(model: Any, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     """Calibration here: how often the truth lies in the central intervals, level by level."""
-    from scipy import special
-
-    mean, std = model.predict(x, return_std=True)
+    mean = model.predict(x)
     levels = (np.arange(_NUM_BINS) + 0.5) / _NUM_BINS
-    place = np.abs(2 * special.ndtr((y - mean) / std) - 1)
+    place = np.abs(2 * model.predict_cdf(x, y) - 1)
     covered = [float(np.mean(place <= level)) for level in levels]
     spread = float(np.sum((y - y.mean()) ** 2))
     return {
@@ -247,4 +247,5 @@ def summary(result: dict[str, Any]) -> list[str]:
     lines = [f"{result['model']} on {result['num_train']} rows, {len(result['inputs'])} inputs."]
     lines.append(f"On {result['num_test']} held-out rows:")
     shown = [(label, result[name]) for name, label in names.items() if result.get(name) is not None]
-    return lines + [f"  {label:<26}{value:10.4f}" for label, value in shown]
+    lines += [f"  {label:<26}{value:10.4f}" for label, value in shown]
+    return lines + ([f"Chains: {result['convergence']}."] if "convergence" in result else [])

@@ -1,15 +1,18 @@
-"""Bayesian networks for classes and for numbers, in scikit-learn's terms."""
+"""A Bayesian network for classes, in scikit-learn's terms."""
 
 from typing import Any
 
 import jax
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
-from sghmc.estimators.base import BayesianClassifier, BayesianEstimator, BayesianRegressor, softmax
+from sghmc.estimators.classifier import BayesianClassifier, softmax
+from sghmc.estimators.convergence import Diagnostics, diagnose, judged_rows
 from sghmc.estimators.curvature import activate
 from sghmc.estimators.held_out import HeldOut, clearly_likeliest, random_parts
-from sghmc.estimators.network import ACTIVATIONS, Network, Plan, rescaled
-from sghmc.estimators.rows import Rows, Scaling
+from sghmc.estimators.network import Network, Plan, rescaled
+from sghmc.estimators.network_settings import check_network, hidden_sizes
+from sghmc.estimators.rows import Rows
 
 _FULL_BATCH, _BATCH = 2048, 1024
 _FEWEST_PARTS, _MOST_HELD_OUT = 4, 512
@@ -20,102 +23,9 @@ _USUAL_POWER = 30.0
 _FAR = 3.0
 """Standard deviations up to which inputs are taken nearly as they are."""
 _PRECISION = "precision."
-_UNSCALED = Scaling(np.zeros(()), np.ones(()))
 
 
-class _MLP(BayesianEstimator):
-    """Draws "0.weight", "0.bias", …, and "precision.0.weight", … of the priors."""
-
-    hidden_layer_sizes: Any
-    activation: str
-    num_steps: int
-    batch_size: int | None
-    progress: bool
-
-    def _check_settings(self):
-        super()._check_settings()
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"activation must be one of {', '.join(ACTIVATIONS)}, but is {self.activation!r}."
-            )
-        if not isinstance(self.num_steps, int | np.integer) or self.num_steps < 2:
-            raise ValueError(f"num_steps must be a whole number from 2, but is {self.num_steps!r}.")
-        if any(size < 1 for size in self._hidden()):
-            raise ValueError(
-                f"hidden_layer_sizes must be positive, but is {self.hidden_layer_sizes!r}."
-            )
-
-    def _hidden(self) -> tuple[int, ...]:
-        sizes = self.hidden_layer_sizes
-        return (int(sizes),) if isinstance(sizes, int | np.integer) else tuple(map(int, sizes))
-
-    def _plan(self, num_rows: int) -> Plan:
-        size = self.batch_size
-        if size is None:
-            size = num_rows if num_rows <= _FULL_BATCH else _BATCH
-        # Rows are padded: a batch of all of them is one that is larger than any padding makes it.
-        size = 2 * num_rows + 1 if size >= num_rows else int(size)
-        return Plan.of(self._draws_per_chain, self.num_steps, size, self.progress)
-
-    def _standardized(self) -> Rows:
-        """Rows as the network sees them, up to the power of a likelihood."""
-        assert self._rows is not None
-        return self._rows._replace(x=self._scaled(self._rows.x))
-
-    def _fixed_precision(self) -> float | None:
-        """Of the weights' priors; None where it is learned."""
-        return None
-
-    def _run(self, key, rows: Rows, num_outputs: int, target: Scaling, plan: Plan) -> None:
-        """Go on with the chains, or start them.
-
-        `rows.weight` is the same for all chains, or has a leading axis of chains.
-        """
-        weight = np.broadcast_to(rows.weight, (self.num_chains, len(rows.x)))
-        rows = rows._replace(weight=weight)
-        network = Network(
-            rows, self._hidden(), num_outputs, self.activation, self._fixed_precision()
-        )
-        start_key, run_key = jax.random.split(key)
-        scalings = (self.input_scaling_, target)
-        if self._chains is None:
-            chains = network.start(start_key)
-        else:
-            chains, old = self._chains
-            chains = chains._replace(positions=rescaled(chains.positions, old, scalings))
-            plan = plan.settling()
-        positions, hyper, chains = network.run(run_key, chains, plan)
-        self._chains = (chains, scalings)
-        self.draws_ = _named(positions, hyper, self.n_features_in_)
-
-    def _outputs(self, x):
-        value, layer = x / self.n_features_in_**0.5, 0
-        while True:
-            weight = self.draws_[f"{layer}.weight"].astype(np.float64)
-            value = value @ weight + self.draws_[f"{layer}.bias"][:, None].astype(np.float64)
-            layer += 1
-            if f"{layer}.weight" not in self.draws_:
-                return value
-            value, _ = activate(self.activation, value)
-
-    def _numbers_per_row(self):
-        widest = max(self.n_features_in_, *self._hidden(), 1) if self._hidden() else 1
-        return len(self.draws_["0.bias"]) * widest
-
-
-def _named(positions, hyper, num_inputs: int) -> dict[str, np.ndarray]:
-    """Draws of all chains together, by name; weights of padded inputs left out."""
-    draws = {
-        f"{i}.{name}": values for i, layer in enumerate(positions) for name, values in layer.items()
-    }
-    draws["0.weight"] = draws["0.weight"][:, :, :num_inputs]
-    draws |= {_PRECISION + name: values for name, values in hyper["prior"].items()}
-    if "noise" in hyper:
-        draws["noise"] = hyper["noise"]
-    return {name: values.reshape(-1, *values.shape[2:]) for name, values in draws.items()}
-
-
-class BayesianMLPClassifier(_MLP, BayesianClassifier):
+class BayesianMLPClassifier(BayesianClassifier):
     """A network whose class probabilities average over its posterior.
 
         P(y | x) ∝ E[softmax(f(x))]^s,  weights ~ N(0, λ⁻¹)
@@ -125,7 +35,7 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
     | parameter | meaning |
     | --- | --- |
     | `hidden_layer_sizes` | units of each hidden layer; () is a linear model |
-    | `activation` | "relu" or "tanh" |
+    | `activation` | "relu", "tanh" or "silu" |
     | `prior_precision` | λ, for inputs of size 1; None: learned, λ ~ Gamma(1, 1) for each layer |
     | `likelihood_power` | how many observations a label counts for; "auto": from held-out rows |
     | `sharpness` | s, exponent of the averaged probabilities; "auto": from held-out rows |
@@ -146,8 +56,9 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
     each chain leaves out a part of the rows, and later takes it in. The power is 30, unless 3 or
     300 make held-out labels clearly likelier, by two standard errors and a ratio of 20. When
     partial_fit has doubled the rows, both are chosen anew.
-    `likelihood_power_` and `sharpness_` tell it. `BayesianMLPClassifier(prior_precision=None,
-    likelihood_power=1, sharpness=1)` samples the posterior in the strict sense.
+    `likelihood_power_` and `sharpness_` tell it, `diagnostics()` whether the chains agree.
+    `BayesianMLPClassifier(prior_precision=None, likelihood_power=1, sharpness=1)` samples the
+    posterior in the strict sense.
 
     >>> import numpy as np
     >>> x = np.linspace(-2, 2, 40)[:, None]
@@ -155,6 +66,8 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
     >>> model.predict([[-1.9], [0.0], [1.9]])
     array([ True, False,  True])
     """
+
+    diagnostics_: dict[str, Any]
 
     def __init__(
         self,
@@ -184,6 +97,7 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
 
     def _check_settings(self):
         super()._check_settings()
+        check_network(self)
         for name, word in (
             ("prior_precision", None),
             ("likelihood_power", "auto"),
@@ -196,23 +110,63 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
                     f"{name} must be {allowed} or a positive number, but is {value!r}."
                 )
 
-    def _fixed_precision(self):
-        return self.prior_precision
-
     def _scaled(self, x):
         return _FAR * np.arcsinh(super()._scaled(x) / _FAR)
 
+    def _plan(self, num_rows: int) -> Plan:
+        size = self.batch_size
+        if size is None:
+            size = num_rows if num_rows <= _FULL_BATCH else _BATCH
+        # Rows are padded: a batch of all of them is one that is larger than any padding makes it.
+        size = 2 * num_rows + 1 if size >= num_rows else int(size)
+        return Plan.of(self._draws_per_chain, self.num_steps, size, self.progress)
+
     def _sample(self, key):
-        rows = self._standardized()
+        assert self._rows is not None
+        rows = self._rows._replace(x=self._scaled(self._rows.x))
         choice_key, key = jax.random.split(key)
         if self._num_calls == 1 or len(rows.x) >= 2 * self._num_judged:
             self._num_judged = len(rows.x)
             self.likelihood_power_, self.sharpness_ = self._choice(choice_key, rows)
         self._run_classes(key, rows, self.likelihood_power_, self._plan(len(rows.x)))
+        self._judge(rows)
+
+    def diagnostics(self) -> Diagnostics:
+        """Whether chains agree in the probabilities they predict."""
+        check_is_fitted(self)
+        return Diagnostics.of_plain(self.diagnostics_)
+
+    def _judge(self, rows: Rows) -> None:
+        """A class is a number of 0 or 1 with mean p and variance p (1 − p)."""
+        p = self._probabilities(rows.x[judged_rows(len(rows.x))])
+        p = p.reshape(self.num_chains, -1, p.shape[1] * p.shape[2])
+        found = diagnose(p, p * (1 - p), acceptance=(), potential=())
+        self.diagnostics_ = found.plain()
+        found.warn()
 
     def _run_classes(self, key, rows: Rows, power: float, plan: Plan) -> None:
-        weighted = rows._replace(weight=power * rows.weight)
-        self._run(key, weighted, len(self.classes_), _UNSCALED, plan)
+        """Go on with the chains, or start them.
+
+        `rows.weight` is the same for all chains, or has a leading axis of chains.
+        """
+        weight = np.broadcast_to(power * rows.weight, (self.num_chains, len(rows.x)))
+        network = Network(
+            rows._replace(weight=weight),
+            hidden_sizes(self),
+            len(self.classes_),
+            self.activation,
+            self.prior_precision,
+        )
+        start_key, run_key = jax.random.split(key)
+        if self._chains is None:
+            chains = network.start(start_key)
+        else:
+            chains, old = self._chains
+            chains = chains._replace(positions=rescaled(chains.positions, old, self.input_scaling_))
+            plan = plan.settling()
+        positions, hyper, chains = network.run(run_key, chains, plan)
+        self._chains = (chains, self.input_scaling_)
+        self.draws_ = _named(positions, hyper, self.n_features_in_)
 
     def _choice(self, key, rows: Rows) -> tuple[float, float]:
         """Power and sharpness by cross-validation: each chain leaves out a part, by weights of 0.
@@ -248,7 +202,7 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
         """Rows by the chain that has not seen them."""
         logs = np.zeros((len(rows.x), len(self.classes_)))
         for chain, places in enumerate(is_held):
-            draws = softmax(self._outputs(rows.x[places]))
+            draws = self._probabilities(rows.x[places])
             ours = draws.reshape(len(is_held), -1, *draws.shape[1:])[chain]
             logs[places] = np.log(np.maximum(ours.mean(0), np.finfo(float).tiny))
         held = is_held.any(0)
@@ -258,45 +212,26 @@ class BayesianMLPClassifier(_MLP, BayesianClassifier):
         p = np.maximum(super().predict_proba(X), np.finfo(float).tiny)
         return softmax(self.sharpness_ * np.log(p))
 
+    def _outputs(self, x):
+        value, layer = x / self.n_features_in_**0.5, 0
+        while True:
+            weight = self.draws_[f"{layer}.weight"].astype(np.float64)
+            value = value @ weight + self.draws_[f"{layer}.bias"][:, None].astype(np.float64)
+            layer += 1
+            if f"{layer}.weight" not in self.draws_:
+                return value
+            value, _ = activate(self.activation, value)
 
-class BayesianMLPRegressor(_MLP, BayesianRegressor):
-    """A network whose predictions average over its posterior, with their uncertainty.
+    def _numbers_per_row(self):
+        widest = max(self.n_features_in_, *hidden_sizes(self), len(self.classes_))
+        return len(self.draws_["0.bias"]) * widest
 
-        y = f(x) + N(0, ν⁻¹),  weights ~ N(0, λ⁻¹), ν and each layer's λ ~ Gamma(1, 0.1)
 
-    for inputs and targets standardized inside. Parameters as for `BayesianMLPClassifier`.
-
-    >>> import numpy as np
-    >>> x = np.linspace(-2, 2, 40)[:, None]
-    >>> model = BayesianMLPRegressor(10, num_steps=200, random_state=0).fit(x, x[:, 0] ** 2)
-    >>> mean, std = model.predict([[0.0], [4.0]], return_std=True)
-    >>> bool(std[1] > std[0])
-    True
-    """
-
-    def __init__(
-        self,
-        hidden_layer_sizes=(100,),
-        activation="relu",
-        num_draws=200,
-        num_chains=4,
-        num_steps=2000,
-        batch_size=None,
-        random_state=None,
-        progress=False,
-    ):
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.num_draws = num_draws
-        self.num_chains = num_chains
-        self.num_steps = num_steps
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.progress = progress
-
-    def _sample(self, key):
-        assert self._rows is not None
-        self.target_scaling_ = Scaling.of(self._rows.y, self._rows.weight)
-        rows = self._standardized()
-        rows = rows._replace(y=self.target_scaling_.apply(rows.y))
-        self._run(key, rows, 0, self.target_scaling_, self._plan(len(rows.x)))
+def _named(positions, hyper, num_inputs: int) -> dict[str, np.ndarray]:
+    """Draws of all chains together, by name; weights of padded inputs left out."""
+    draws = {
+        f"{i}.{name}": values for i, layer in enumerate(positions) for name, values in layer.items()
+    }
+    draws["0.weight"] = draws["0.weight"][:, :, :num_inputs]
+    draws |= {_PRECISION + name: values for name, values in hyper["prior"].items()}
+    return {name: values.reshape(-1, *values.shape[2:]) for name, values in draws.items()}

@@ -1,0 +1,192 @@
+"""Chains for a network of numbers: trained starts, exploration, then exact sampling.
+
+Isokinetic trajectories with large steps find the typical set from a trained start, and such with an
+accept step sample it: their law is exact, so that more steps never make it worse. All chains are
+one compiled program, and no number that a fit may change is part of it.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc.engine.program import NEVER
+from sghmc.engine.progress import Bar
+from sghmc.estimators import isokinetic, training
+from sghmc.estimators.isokinetic import Passed, Phase, Walkers
+from sghmc.estimators.number_network import Kind, NumberNetwork, Table
+
+_BLOCK = 5
+"""Trajectories of one call: between calls Ctrl-C is heard and the bar moves."""
+_TRAJECTORY = 20
+_MOST_AT_ONCE = 2048
+"""Rows that training looks at together."""
+_TRAIN_STEPS, _TRAIN_BATCH = 4000, 512
+_FIRST_ERROR, _LAST_ERROR = 5.0, 0.05
+"""Energy variance a dimension in exploration, from large steps to smaller ones."""
+_FIRST_STEP = 0.01
+_NO_STEP = -60.0
+"""Of the logarithm of a step: no position moves by it."""
+_EXACT_SHARE = 0.3
+"""Of the explorer's step, where exact sampling begins."""
+_ACCEPT_RATE, _JITTER = 0.85, 0.4
+_LEAST_ACCEPTANCE = 0.3
+_MOST_RERUNS = 3
+_FAR = 1.0
+"""How much higher than the median a chain's potential may be, for each parameter."""
+
+
+class Plan(NamedTuple):
+    """Trajectories of each phase, and the steps of one."""
+
+    explore: int
+    settle: int
+    keep: int
+    length: int
+
+    @classmethod
+    def of(cls, num_steps: int, num_draws: int) -> "Plan":
+        """Two thirds of the steps explore, a ninth settles the step, the rest makes draws."""
+        keep_steps = max(2 * num_steps // 9, 1)
+        length = int(np.clip(keep_steps // num_draws, 1, _TRAJECTORY))
+        settle = _blocks(num_steps / 9 / length)
+        explore = _blocks(2 * num_steps / 3 / length)
+        return cls(explore, settle, _blocks(max(keep_steps / length, num_draws)), length)
+
+    def trial(self) -> "Plan":
+        """To judge a model by."""
+        return self._replace(explore=_blocks(self.explore / 3), settle=0, keep=0)
+
+    def going_on(self) -> "Plan":
+        """For chains that take more rows in."""
+        return self._replace(explore=_blocks(self.explore / 4))
+
+
+def _blocks(count: float) -> int:
+    return max(1, -(-int(np.ceil(count)) // _BLOCK)) * _BLOCK
+
+
+class Run(NamedTuple):
+    """Draws (chain, draw, parameter), potentials (chain, draw), each chain's accept rate."""
+
+    draws: np.ndarray
+    potentials: np.ndarray
+    acceptance: np.ndarray
+    num_replaced: int = 0
+    """Chains that were left behind in exploration, and began again where another was."""
+    temperature: float | None = None
+    """Of the momenta, where there are such."""
+
+
+def _gradient(network: NumberNetwork, table: Table, kind: Kind):
+    function = jax.vmap(jax.value_and_grad(network.potential), in_axes=(0, None, 0))
+    return lambda position: function(position, table, kind)
+
+
+@functools.partial(jax.jit, static_argnames="network")
+def _block(network: NumberNetwork, keys, walkers: Walkers, table: Table, kind: Kind, phases: Phase):
+    gradient = _gradient(network, table, kind)
+    return jax.lax.scan(
+        lambda carry, each: isokinetic.trajectory(each[0], carry, gradient, each[1]),
+        walkers,
+        (keys, phases),
+    )
+
+
+class NumberChains:
+    """The chains of one fit."""
+
+    def __init__(self, network: NumberNetwork, table: Table, names, progress: bool = False):
+        """`names` are those of the noise of each chain."""
+        self.network, self.table = network, Table(*map(jnp.asarray, table))
+        self.kind, self.num_chains = Kind.of(names), len(names)
+        self.progress = progress
+
+    def train(self, key: jax.Array) -> jax.Array:
+        """The mean of each chain, by few steps with all rows, or by batches of many."""
+        start_key, key = jax.random.split(key)
+        start = self.network.start(start_key, self.num_chains)
+        if self.table.x.shape[1] <= _MOST_AT_ONCE:
+            return training.of_all_rows(self.network, start, self.table)
+        kind = training.constant(self.num_chains)
+        return training.of_batches(
+            self.network, key, start, self.table, kind, _TRAIN_STEPS, _TRAIN_BATCH
+        )
+
+    def explore(self, key: jax.Array, position, plan: Plan) -> tuple[Walkers, Passed]:
+        start_key, key = jax.random.split(key)
+        walkers = self._begun(start_key, position)
+        share = np.minimum(1, np.arange(plan.explore) / (0.8 * plan.explore))
+        errors = _FIRST_ERROR * (_LAST_ERROR / _FIRST_ERROR) ** share
+        return self._pass(key, walkers, plan.explore, plan.length, errors=errors)
+
+    def _begun(self, key: jax.Array, position) -> Walkers:
+        """Walkers that know potential and gradient, by steps of no length.
+
+        By the program that runs anyhow: one of its own would take seconds to compile.
+        """
+        key, pass_key = jax.random.split(key)
+        walkers = isokinetic.start(key, position, _FIRST_STEP)
+        still = walkers._replace(log_step=np.full(self.num_chains, _NO_STEP, np.float32))
+        looked, _ = self._pass(pass_key, still, _BLOCK, 1, errors=np.ones(_BLOCK))
+        return walkers._replace(potential=looked.potential, grad=looked.grad)
+
+    def sample(self, key: jax.Array, position, plan: Plan) -> Run:
+        """Exploration, then exact draws; again with smaller steps where too few are accepted."""
+        key, explore_key = jax.random.split(key)
+        walkers, _ = self.explore(explore_key, position, plan)
+        walkers, num_replaced = _together(walkers)
+        begin = walkers.log_step + np.log(_EXACT_SHARE)
+        walkers = walkers._replace(log_step=begin, log_step_mean=begin)
+        settle_key, key = jax.random.split(key)
+        walkers, _ = self._pass(settle_key, walkers, plan.settle, plan.length, is_adapting=True)
+        attempt = 0
+        while True:
+            keep_key = jax.random.fold_in(key, attempt)
+            walkers, kept = self._pass(keep_key, walkers, plan.keep, plan.length, is_adapting=False)
+            acceptance = kept.acceptance.mean(0)
+            attempt += 1
+            if acceptance.min() >= _LEAST_ACCEPTANCE or attempt > _MOST_RERUNS:
+                break
+            smaller = np.where(acceptance < _LEAST_ACCEPTANCE, np.log(3.0), 0.0)
+            walkers = walkers._replace(log_step_mean=walkers.log_step_mean - smaller)
+        return Run(
+            kept.position.swapaxes(0, 1), kept.potential.swapaxes(0, 1), acceptance, num_replaced
+        )
+
+    def _pass(self, key, walkers: Walkers, count: int, length: int, errors=None, is_adapting=False):
+        """So many trajectories, exact ones unless wanted `errors` are given."""
+        numbers = np.arange(count)
+        phases = Phase(
+            np.full(count, errors is None),
+            np.full(count, is_adapting),
+            numbers.astype(np.float32),
+            np.ones(count, np.float32) if errors is None else errors.astype(np.float32),
+            np.full(count, length, np.int32),
+            np.full(count, _ACCEPT_RATE, np.float32),
+            np.full(count, _JITTER, np.float32),
+        )
+        keys = jax.random.split(key, count)
+        parts = []
+        with Bar(self.progress, count) as bar:
+            for i in range(0, count, _BLOCK):
+                chosen = slice(i, i + _BLOCK)
+                now = Phase(*(column[chosen] for column in phases))
+                walkers, passed = _block(
+                    self.network, keys[chosen], walkers, self.table, self.kind, now
+                )
+                parts.append(jax.tree.map(np.asarray, passed))
+                bar.update(i + _BLOCK, np.full(self.num_chains, NEVER))
+        return walkers, jax.tree.map(lambda *each: np.concatenate(each), *parts)
+
+
+def _together(walkers: Walkers) -> tuple[Walkers, int]:
+    """A chain that is left far behind the others begins again where the median chain is."""
+    potential = np.asarray(walkers.potential)
+    size = walkers.position.shape[1]
+    middle = np.argsort(potential)[len(potential) // 2]
+    is_behind = potential > potential[middle] + _FAR * size
+    source = np.where(is_behind, middle, np.arange(len(potential)))
+    return jax.tree.map(lambda leaf: leaf[source], walkers), int(is_behind.sum())

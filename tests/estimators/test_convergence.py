@@ -1,0 +1,61 @@
+"""Whether chains agree: numbers that must pass and numbers that must not."""
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning
+
+from sghmc.estimators.convergence import Diagnostics, diagnose, effective_size, judged_rows, rhat
+
+RNG = np.random.default_rng(0)
+SOUND = RNG.normal(size=(4, 200, 10))
+OTHERS = {"acceptance": (0.8, 0.7), "potential": (1.0, 2.0)}
+
+
+def test_rhat_is_one_for_chains_that_agree():
+    found = rhat(SOUND, np.zeros_like(SOUND))
+    # Between eight halves of 100 draws: B/W is about 0.01.
+    assert 1 <= found < 1.02
+
+
+def test_rhat_of_chains_that_differ_is_as_computed_by_hand():
+    apart = np.array([0.0, 0.0, 0.0, 2.0])[:, None, None]
+    between = np.var(np.repeat([0, 0, 0, 2.0], 2), ddof=1)
+    found = rhat(SOUND + apart, np.zeros_like(SOUND))
+    assert found == pytest.approx(np.sqrt(1 + between), rel=0.05)
+    # The same difference matters less where observations are noisy.
+    noisy = rhat(SOUND + apart, np.full_like(SOUND, 99.0))
+    assert noisy == pytest.approx(np.sqrt(1 + between / 100), rel=1e-3)
+
+
+def test_a_chain_that_drifts_disagrees_with_itself():
+    drift = np.linspace(-2, 2, 200)[None, :, None]
+    assert rhat(SOUND[:1] + drift, np.zeros((1, 200, 10))) > 1.2
+
+
+def test_effective_sizes():
+    independent = effective_size(SOUND)
+    assert np.all(np.abs(independent / 800 - 1) < 0.35)
+    # Each draw three times: a third of them counts.
+    slow = effective_size(np.repeat(SOUND, 3, axis=1))
+    assert np.all(np.abs(slow / 800 - 1) < 0.4)
+    apart = effective_size(SOUND + 10 * np.arange(4)[:, None, None])
+    assert apart.max() < 40
+
+
+def test_troubles_are_told_with_their_remedy():
+    apart = SOUND + 3 * np.arange(4)[:, None, None]
+    with pytest.warns(ConvergenceWarning, match="larger num_steps"):
+        diagnose(apart, np.ones_like(SOUND), **OTHERS).warn()
+    with pytest.warns(ConvergenceWarning, match="10%"):
+        diagnose(SOUND, np.ones_like(SOUND), **OTHERS | {"acceptance": (0.8, 0.1)}).warn()
+    sound = diagnose(SOUND, np.ones_like(SOUND), **OTHERS)
+    sound.warn()
+    assert sound.troubles == []
+    assert "accept rate 0.75" in str(sound)
+    assert Diagnostics.of_plain(sound.plain()) == sound
+
+
+def test_rows_are_judged_evenly():
+    assert judged_rows(3).tolist() == [0, 1, 2]
+    assert len(judged_rows(10_000)) == 64
+    assert judged_rows(10_000)[-1] == 9999

@@ -1,0 +1,132 @@
+"""Chains with batches: masses, the measured step, interruption, and the law."""
+
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sghmc.estimators import number_batches
+from sghmc.estimators.number_batches import NumberBatches
+from sghmc.estimators.number_chains import NumberChains, Plan, Run
+from sghmc.estimators.number_network import Kind, NumberNetwork, Table
+
+NETWORK = NumberNetwork(2, (), "silu")
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 512)).astype(np.float32)
+TABLE = Table(X, (X[0] + RNG.normal(size=512)).astype(np.float32), np.ones(512, np.float32))
+
+
+@pytest.fixture
+def batches():
+    return NumberBatches(NETWORK, TABLE, "constant", 2, 64)
+
+
+def test_masses_and_noise_are_those_of_the_rows(batches, monkeypatch):
+    """M = 1 + Σ g², and V = N²/n times the variance of a row's gradient."""
+    seen: dict[str, Any] = {}
+
+    def sample(key, posterior, sampler, init, num_samples, **options):
+        seen.update(sampler=sampler, posterior=posterior)
+        draws = np.zeros((2, num_samples, NETWORK.num_parameters))
+        info = types.SimpleNamespace(
+            kinetic_temperature=np.ones((2, num_samples)), potential=np.ones((2, num_samples))
+        )
+        return types.SimpleNamespace(positions=draws, info=info)
+
+    monkeypatch.setattr(number_batches, "sample", sample)
+    z = np.asarray(NETWORK.start(jax.random.key(0), 2))
+    squares = batches._fisher(z)
+    kind = Kind(jnp.zeros(()), jnp.zeros(()))
+
+    def of_row(z, i):
+        row = Table(X[:, i][:, None], TABLE.y[i][None], np.ones(1, np.float32))
+        return NETWORK.log_likelihood(z, row, kind)
+
+    by_hand = np.mean(
+        [
+            np.asarray(jax.grad(of_row)(jnp.asarray(each), i)) ** 2
+            for each in z
+            for i in range(0, 8)
+        ],
+        axis=0,
+    )
+    some = number_batches._squares(
+        NETWORK, z, Table(X[:, :8], TABLE.y[:8], TABLE.weight[:8]), Kind.of(["constant"] * 2)
+    )
+    np.testing.assert_allclose(some, by_hand, rtol=1e-4, atol=1e-6)
+    batches._round(jax.random.key(0), z, 0.05, squares, 3, 5)
+    sampler = seen["sampler"]
+    np.testing.assert_allclose(sampler.mass, 1 + 512 * squares, rtol=1e-5)
+    np.testing.assert_allclose(sampler.gradient_noise, 512**2 / 64 * squares, rtol=1e-5)
+    np.testing.assert_allclose(sampler.friction, sampler.mass * 0.2 / 0.05, rtol=1e-5)
+    table = Table(*map(jnp.asarray, TABLE))
+    expected = NETWORK.potential(jnp.asarray(z[0]), table, kind)
+    assert float(seen["posterior"].potential(jnp.asarray(z[0]))) == pytest.approx(
+        float(expected), rel=1e-4
+    )
+
+
+def rounds(temperatures, steps, scale=1e-3):
+    """Rounds that tell their step, and are as hot as said; None: not finite."""
+
+    def of(key, position, step, squares, thinning, count):
+        steps.append(step)
+        heat = temperatures[len(steps) - 1] if len(steps) <= len(temperatures) else 1.0
+        if heat is None:
+            return None
+        draws = np.full((2, count, NETWORK.num_parameters), scale * len(steps))
+        return Run(draws, draws[..., 0], np.empty(0), temperature=heat)
+
+    return of
+
+
+def test_rounds_that_are_too_hot_are_done_again_with_half_the_step(batches, monkeypatch):
+    steps: list[float] = []
+    monkeypatch.setattr(batches, "_round", rounds([None, 1.5, 1.1, 1.0, 1.0, 1.0, 1.3], steps))
+    z = np.zeros((2, NETWORK.num_parameters))
+    run = batches.sample(jax.random.key(0), z, 100, 10)
+    ratio = np.array(steps) / steps[0]
+    np.testing.assert_allclose(ratio, [1, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25] + 4 * [0.125])
+    assert run.draws.shape == (2, 10, NETWORK.num_parameters)
+    # Draws of the four last rounds.
+    np.testing.assert_allclose(np.unique(run.draws), [0.008, 0.009, 0.01, 0.011])
+    assert run.temperature == pytest.approx(1.0)
+    monkeypatch.setattr(batches, "_round", rounds(99 * [9.0], []))
+    with pytest.raises(FloatingPointError, match="larger batch_size"):
+        batches.sample(jax.random.key(0), z, 100, 10)
+
+
+def test_rounds_that_lose_what_was_learned_are_done_again(batches, monkeypatch):
+    """Calm momenta, but weights that are far off."""
+    monkeypatch.setattr(batches, "_round", rounds([], [], scale=5.0))
+    with pytest.raises(FloatingPointError, match="larger batch_size"):
+        batches.sample(jax.random.key(0), np.zeros((2, NETWORK.num_parameters)), 100, 10)
+
+
+def test_ctrl_c_ends_the_fit(batches, monkeypatch):
+    short = types.SimpleNamespace(positions=np.zeros((2, 3, NETWORK.num_parameters)))
+    monkeypatch.setattr(number_batches, "sample", lambda *arguments, **options: short)
+    with pytest.raises(KeyboardInterrupt):
+        batches._round(jax.random.key(0), np.zeros((2, 8)), 0.05, np.ones(8), 3, 5)
+
+
+@pytest.mark.slow
+def test_the_law_is_that_of_exact_chains():
+    """Means within 5 standard errors, of eight chains each, and sds within 15 %."""
+    names = ["constant"] * 8
+    exact = NumberChains(NETWORK, TABLE, names)
+    truth = exact.sample(
+        jax.random.key(0), exact.train(jax.random.key(1)), Plan.of(9000, 100)
+    ).draws
+    batches = NumberBatches(NETWORK, TABLE, "constant", 8, 64)
+    start = batches.train(jax.random.key(2), 1000)
+    found = batches.sample(jax.random.key(3), start, 16_000, 400).draws
+    # The mean's weights and bias, and the noise; the other output has no part in the likelihood.
+    for place in (0, 1, 2, -2):
+        one, other = found[..., place], truth[..., place]
+        error = np.hypot(one.mean(1).std() / 8**0.5, other.mean(1).std() / 8**0.5)
+        assert abs(one.mean() - other.mean()) < 5 * error + 0.1 * other.std()
+        assert one.std() / other.std() == pytest.approx(1, abs=0.15)

@@ -1,0 +1,66 @@
+"""The mixture over draws against scipy's laws and against its own draws."""
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from sghmc.estimators.predictive import Predictive
+
+LOCATION = np.array([[0.0, 1.0], [2.0, 1.5], [-1.0, 0.0]])
+SCALE = np.array([[1.0, 0.5], [0.3, 2.0], [1.5, 1.0]])
+LAWS = {
+    "gaussian": Predictive(LOCATION, SCALE, np.full((3, 1), np.inf)),
+    "student": Predictive(LOCATION, SCALE, np.array([[3.0], [8.0], [50.0]])),
+}
+
+
+@pytest.fixture(params=LAWS)
+def law(request):
+    return LAWS[request.param]
+
+
+def density(law: Predictive, y: float, row: int) -> float:
+    parts = stats.t.pdf(y, law.degrees[:, 0], law.location[:, row], law.scale[:, row])
+    return float(parts.mean())
+
+
+def test_densities_are_averaged_and_not_their_logarithms(law):
+    y = np.array([0.3, -2.0])
+    expected = [np.log(density(law, y[row], row)) for row in range(2)]
+    np.testing.assert_allclose(law.log_density(y), expected)
+
+
+def integral(function, end: float = np.inf) -> float:
+    return float(integrate.quad(function, -np.inf, end, limit=500)[0])
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_moments_are_those_of_the_density(law, row):
+    mean = integral(lambda y: y * density(law, y, row))
+    second = integral(lambda y: y**2 * density(law, y, row))
+    assert law.mean()[row] == pytest.approx(mean, abs=1e-5)
+    parts = law.uncertainty()
+    assert parts.std[row] == pytest.approx(np.sqrt(second - mean**2), rel=1e-4)
+    assert parts.epistemic[row] == pytest.approx(LOCATION[:, row].std())
+    assert parts.std[row] == pytest.approx(np.hypot(parts.epistemic[row], parts.aleatoric[row]))
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("level", [0.05, 0.5, 0.95])
+def test_quantiles_have_their_level(law, level, row):
+    end = float(law.quantile(level)[row])
+    assert integral(lambda y: density(law, y, row), end) == pytest.approx(level, abs=1e-6)
+    assert law.cdf(law.quantile(level))[row] == pytest.approx(level, abs=1e-9)
+
+
+def test_samples_follow_the_law(law):
+    """20,000 of each row: Kolmogorov's statistic fails once in 10⁵ seeds at 2.5 / √n."""
+    drawn = law.sample(np.random.default_rng(0), 20_000)
+    for row in range(2):
+        values = np.sort(drawn[:, row])
+        cdf = stats.t.cdf(
+            values[:, None], law.degrees[:, 0], law.location[:, row], law.scale[:, row]
+        )
+        gap = np.abs(cdf.mean(1) - (np.arange(len(values)) + 0.5) / len(values)).max()
+        assert gap < 2.5 / np.sqrt(len(values))
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.05
