@@ -116,3 +116,17 @@ def test_an_interrupted_pilot_interrupts_the_tuning(monkeypatch):
     monkeypatch.setattr(pilot, "run", interrupted)
     with pytest.raises(KeyboardInterrupt, match="tuning"):
         run(Pilots(jax.random.key(0), TARGET, 3, 40, Budget(1e3)), 10)
+
+
+def test_every_piece_has_a_key_of_its_own(monkeypatch):
+    whole, keys = pilot.run, []
+
+    def recorded(key, *args):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        return whole(key, *args)
+
+    monkeypatch.setattr(pilot, "run", recorded)
+    pilots = Pilots(jax.random.key(0), TARGET, 3, 40, Budget(1e3))
+    run(pilots, 100)
+    run(pilots, 40)
+    assert len(keys) == len(set(keys)) == 4
