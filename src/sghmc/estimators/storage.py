@@ -4,9 +4,10 @@ import hashlib
 import io
 import json
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator
 
 from sghmc.core import atomic_file
 from sghmc.core.version import __version__
