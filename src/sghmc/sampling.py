@@ -19,6 +19,7 @@ from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.posterior.target import Target
 from sghmc.results.samples import Samples
+from sghmc.results.thinning import thinned
 from sghmc.samplers.base import Sampler
 from sghmc.tuning.choice import Engine
 from sghmc.tuning.report import Tuned
@@ -116,7 +117,7 @@ def sample(
         chosen["thinning"] = tuned.thinning
     options = dataclasses.replace(options, **chosen)
     samples = run(jax.random.fold_in(key, 1), target, tuned.sampler, tuned.init, options)
-    return samples.thinned(every).with_tuning(tuned.report)
+    return thinned(samples, every).with_tuning(tuned.report)
 
 
 def _tuned(

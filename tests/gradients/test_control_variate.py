@@ -1,6 +1,7 @@
 """Control variates judged exactly: over all batches there are, and where no noise is left."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -376,3 +377,31 @@ def test_stacked_posteriors_do_not_share_batches():
             num_chains=2,
             posterior_axis=0,
         )
+
+
+def test_without_a_center_it_is_the_mode_not_the_start():
+    rng = np.random.default_rng(0)
+    posterior = sghmc.Posterior(
+        lambda theta, x: -0.5 * (x - theta) ** 2,
+        lambda theta: -0.5 * theta**2,
+        rng.normal(3.0, 1.0, 50).astype(np.float32),
+    )
+    estimator: Any = sghmc.ControlVariate(5).prepare(posterior, jnp.asarray(-4.0))
+    expected = posterior.data.sum() / 51
+    assert float(estimator.center) == pytest.approx(float(expected), abs=1e-3)
+
+
+def test_a_center_that_has_moved_stays_there_when_hyperparameters_change():
+    posterior = sghmc.Posterior(
+        lambda theta, x, hyper: -0.5 * hyper * (x - theta) ** 2,
+        lambda theta, hyper: -0.5 * theta**2,
+        jnp.asarray([1.0, 2.0, 4.0]),
+        hyper=jnp.asarray(1.0),
+    )
+    center = jnp.asarray(0.0)
+    estimator: Any = sghmc.ControlVariate(2, center, renew_every=5).prepare(posterior, center)
+    moved = estimator.follow(posterior, estimator.remember(posterior), jnp.asarray(2.0))
+    renewed = estimator.renew(posterior.with_hyper(jnp.asarray(3.0)), moved)
+    assert float(renewed.center) == 2.0
+    # Σ hyper·(x − θ) at the new center, under the new hyperparameter.
+    assert float(renewed.total.grad) == pytest.approx(3 * (1.0 - 0.0 - 2.0 + 2.0))

@@ -12,6 +12,7 @@ from sghmc.results.health import _biased, assess, heat_fault
 from sghmc.results.info import Info
 from sghmc.results.origin import Origin
 from sghmc.results.prediction import Prediction
+from sghmc.results.thinning import thinned
 
 NUM_EXAMPLES = 4_000
 TOLERANCE = 0.05
@@ -294,7 +295,7 @@ def test_a_run_of_no_draws_has_a_verdict():
     settings = {"num_samples": 5, "progress": False}
     sampler = sghmc.SGHMC(0.1, friction=1.0)
     whole = sghmc.sample(jax.random.key(0), target, sampler, jnp.zeros(2), **settings)
-    samples = whole.thinned(6)
+    samples = thinned(whole, 6)
     assert samples.num_draws == 0
     assert "no draws" in samples.health().verdict
     assert np.isnan(samples.summary()["mean"].to_numpy()).all()

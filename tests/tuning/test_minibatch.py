@@ -9,7 +9,7 @@ from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.surface import Surface
 from sghmc.tuning import minibatch
 from sghmc.tuning.estimators import Choice, Estimators, Settings
-from sghmc.tuning.minibatch import Batches
+from sghmc.tuning.minibatch import Batches, compare
 from sghmc.tuning.pilot import Trial
 from sghmc.tuning.region import Region
 from synthetic_pilots import SyntheticPilots
@@ -57,18 +57,28 @@ def test_a_bias_that_no_step_size_ends_is_a_fault():
     assert any("halving" in fault for fault in found.faults)
 
 
+def changed(whole, half):
+    return compare(whole, half, 0.05, is_dense=True)
+
+
 def test_a_mean_that_moves_with_the_step_size_is_seen():
     search = batches(standard())
     rng = np.random.default_rng(0)
     draws = rng.normal(size=(4, 4_000, 2))
     heat = np.ones((4, 4_000))
     trial = Trial(draws, heat, heat)
-    assert search._compare(trial, Trial(draws + np.array([0.0, 0.02]), heat, heat))[2]
-    assert not search._compare(trial, Trial(draws + np.array([0.0, 0.2]), heat, heat))[2]
-    assert not search._compare(trial, Trial(draws * [1.0, 1.1], heat, heat))[2]
-    assert not search._compare(trial, Trial(draws * 0.95, heat, heat))[2]
+    assert compare(
+        trial, Trial(draws + np.array([0.0, 0.02]), heat, heat), search.tolerance, is_dense=True
+    )[2]
+    assert not compare(
+        trial, Trial(draws + np.array([0.0, 0.2]), heat, heat), search.tolerance, is_dense=True
+    )[2]
+    assert not compare(
+        trial, Trial(draws * [1.0, 1.1], heat, heat), search.tolerance, is_dense=True
+    )[2]
+    assert not changed(trial, Trial(draws * 0.95, heat, heat))[2]
     lost = np.where(np.arange(4_000)[:, None] > 3_000, np.nan, draws)
-    change, _, agrees = search._compare(trial, Trial(lost, heat, heat))
+    change, _, agrees = changed(trial, Trial(lost, heat, heat))
     assert change == np.inf
     assert not agrees
 
@@ -172,7 +182,7 @@ def test_gradient_noise_beyond_the_tolerance_is_a_fault():
     settings = Settings.for_noise(1e4, 0.05, 0.3)
     search.choice = Choice(FullBatch(), settings, {"minibatch": 1e4})
     assert search.misses
-    found = search._outcome(search._verify())
+    found = minibatch._outcome(search, search._verify())
     assert "batches of about" in found.faults[0]
     assert found.predicted_error > 0.05
 
@@ -207,8 +217,10 @@ def test_one_standard_deviation_that_changes_is_seen_among_others():
     search, rng = batches(standard()), np.random.default_rng(0)
     draws, heat = rng.normal(size=(4, 4_000, 2)), np.ones((4, 4_000))
     trial = Trial(draws, heat, heat)
-    assert search._compare(trial, trial)[2]
-    change, _, agrees = search._compare(trial, Trial(draws * [1.1, 1 / 1.1], heat, heat))
+    assert changed(trial, trial)[2]
+    change, _, agrees = compare(
+        trial, Trial(draws * [1.1, 1 / 1.1], heat, heat), search.tolerance, is_dense=True
+    )
     assert change == pytest.approx(np.log(1.1), rel=1e-6)
     assert not agrees
 
@@ -224,4 +236,4 @@ def test_a_change_that_all_share_is_seen_though_each_is_within_its_error():
     change = np.abs(before.log_spread - after.log_spread)[usual]
     assert np.all(change < search.tolerance / 3 + 2 * error[usual])
     hidden = [Trial(each.draws[..., usual], heat, heat) for each in (trial, shrunk)]
-    assert not search._compare(*hidden)[2]
+    assert not changed(hidden[0], hidden[1])[2]

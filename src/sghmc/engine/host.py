@@ -1,5 +1,6 @@
 """The host of a run: has the compiled loop make draws block by block, and gathers them."""
 
+import dataclasses
 import time
 import warnings
 from typing import NamedTuple
@@ -62,8 +63,8 @@ class Host:
         place: Placement,
         room: int | None = None,
     ):
-        self.origin, self.folder, self.reader, self.place = origin, folder, reader, place
-        self.room = room
+        self.origin, self.folder, self.reader = origin, folder, reader
+        self.place, self.room = place, room
         if reader is not None:
             if folder is not None and folder.has_saves:
                 reader.check_start()
@@ -75,7 +76,7 @@ class Host:
         save = self._begun(positions) if folder is None else self._resumed(folder, positions)
         self.done, self.carry, self.startup_seconds = save.done, save.carry, save.startup_seconds
         self.num_saved, self.began = save.done, time.perf_counter() - save.seconds
-        self.has_warned = self.is_interrupted = False
+        self.has_warned = False
 
     def _begun(self, positions: PyTree) -> Save:
         carry = self._first_carry(positions)
@@ -113,10 +114,10 @@ class Host:
 
     def run(self, *, progress: bool, throw: bool) -> Samples:
         """Make the draws that are left, and return all."""
-        thinning, startup = self.program.thinning, self.startup_seconds
-        pace = {True: Pace(), False: Pace()}
-        is_shown = progress and processes.is_leader()
-        bar = Bar(is_shown, self.num_draws * thinning, self.done * thinning)
+        thinning, startup, pace = self.program.thinning, self.startup_seconds, [Pace(), Pace()]
+        bar = Bar(
+            progress and processes.is_leader(), self.num_draws * thinning, self.done * thinning
+        )
         fault: DataError | None = None
         with Interruption() as interruption, bar:
             while self.done < self.num_draws and not processes.broadcast(interruption.happened):
@@ -127,7 +128,7 @@ class Host:
                 except DataError as error:
                     fault = error
                     break
-                self.startup_seconds = startup + sum(p.first_seconds for p in pace.values())
+                self.startup_seconds = startup + sum(p.first_seconds for p in pace)
                 bar.update(self.done * thinning, failed_at)
                 if throw and (failed_at < NEVER).any():
                     raise DivergenceError(faults.divergence(failed_at), self._samples())
@@ -139,14 +140,13 @@ class Host:
         if fault is not None and throw:
             fault.samples = self._samples()
             raise fault
-        self.is_interrupted = interruption.happened
         if self.done < self.num_draws or interruption.happened:
             reason = "Interrupted" if fault is None else f"{fault} The run ended"
             warnings.warn(
                 f"{reason} after {self.done} of {self.num_draws} draws; those so far are returned.",
                 stacklevel=4,
             )
-        return self._samples()
+        return dataclasses.replace(self._samples(), is_interrupted=interruption.happened)
 
     def _left(self, is_kept: bool) -> int:
         """How many draws may be made before looking up; puts their batches into the program."""
@@ -238,7 +238,6 @@ class Host:
             origin=self.origin,
             clock=draws.clock[0],
             growth=self._growth(),
-            is_interrupted=self.is_interrupted,
         )
 
     def _growth(self) -> tuple[Growth, ...]:

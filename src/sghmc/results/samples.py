@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from sghmc.display import page
@@ -66,34 +65,6 @@ class Samples:
 
     def with_tuning(self, report: Any) -> "Samples":
         return dataclasses.replace(self, tuning=report)
-
-    def thinned(self, every: int) -> "Samples":
-        """Every `every`-th draw of each chain; averages and steps are still those of all.
-
-        >>> import jax, jax.numpy as jnp, sghmc
-        >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
-        >>> samples = sghmc.sample(
-        ...     jax.random.key(0), target, sghmc.SGHMC(0.1, friction=1.0), jnp.zeros(2),
-        ...     num_samples=100, num_chains=4, progress=False,
-        ... )
-        >>> samples.thinned(10).positions.shape
-        (4, 10, 2)
-        """
-        if every == 1:
-            return self
-
-        def some(part: Any) -> Any:
-            return jax.tree.map(lambda leaf: leaf[:, every - 1 :: every], part)
-
-        return dataclasses.replace(
-            self,
-            positions=some(self.positions),
-            hyper=some(self.hyper),
-            trace=some(self.trace),
-            info=Info(**{name: some(value) for name, value in vars(self.info).items()}),
-            clock=None if self.clock is None else self.clock[every - 1 :: every],
-            growth=tuple(each._replace(draw=each.draw // every) for each in self.growth),
-        )
 
     @property
     def num_chains(self) -> int:

@@ -65,8 +65,8 @@ class Batches:
     def search(self) -> Outcome:
         trial = self._refine()
         if trial is not None and (self.faults or self._is_quadratic(trial)):
-            return self._outcome(trial)
-        return self._outcome(self._verify())
+            return _outcome(self, trial)
+        return _outcome(self, self._verify())
 
     def _choose(self) -> None:
         self.choice = self.estimators.best(self.region, self.places, self.largest_step)
@@ -211,7 +211,9 @@ class Batches:
             if self.pilots.budget.left < 0:
                 break
             half = self._measure(self.settings.halved())
-            self.change, self.change_noise, agrees = self._compare(trial, half)
+            self.change, self.change_noise, agrees = compare(
+                trial, half, self.tolerance, is_dense=self.region.is_dense
+            )
             if agrees and heat_fault(trial.heat, self.tolerance) is None:
                 return trial
             self.choice = self.choice._replace(settings=self.settings.halved())
@@ -228,64 +230,68 @@ class Batches:
         """Whether gradient noise alone makes a larger error than the tolerance."""
         return self.settings.law.standard_deviation_error > self.tolerance
 
-    def _compare(self, whole: Trial, half: Trial) -> tuple[float, float, bool]:
-        """The largest change of a standard deviation, its error, and whether all are small."""
-        if not (whole.is_finite and half.is_finite):
-            return math.inf, 0.0, False
-        before, after = whole.moments(), half.moments()
-        change = np.abs(before.log_spread - after.log_spread)
-        error = np.hypot(before.log_spread_error, after.log_spread_error)
-        spread = np.exp(after.log_spread)
-        shift = np.abs(before.mean - after.mean) / spread
-        shift_error = np.hypot(before.mean_error, after.mean_error) / spread
-        # The bias falls with the square of the step size: a third more than what half of it took.
-        is_small = np.all(change <= self.tolerance / 3 + 2 * error)
-        is_still = np.all(shift <= self.tolerance + 2 * shift_error)
-        is_each = not self.region.is_dense or (is_small and is_still)
-        # A change that all share stands out of their noise.
-        common = abs(np.mean(before.log_spread - after.log_spread))
-        is_apart = common <= self.tolerance / 3 + np.mean(error)
-        worst = int(np.argmax(change - 2 * error))
-        return float(change[worst]), float(error[worst]), bool(is_each and is_apart)
-
-    def _thinning(self, steps: float) -> int:
+    def total_thinning(self, steps: float) -> int:
         """A multiple of that of the pilots; of many parameters none, however long they remember."""
         most = math.inf if self.region.is_dense else 1
         return self.thinning * int(min(most, max(1, round(steps / self.thinning))))
 
-    def _outcome(self, trial: Trial) -> Outcome:
-        settings, faults = self.settings, self.faults
-        steps, starts = settings.law.autocorrelation_time, self.places
-        heat = math.nan
-        if trial.is_finite:
-            steps, starts = trial.autocorrelation_time * self.thinning, trial.last
-            heat = float(np.mean(trial.heat))
-        else:
-            faults.append(
-                "pilot runs did not stay finite: take larger batches, or look at the model's tails"
-            )
-        error = settings.law.standard_deviation_error
-        if self.misses:
-            needed = settings.rows_needed(self.estimators.batch_size, self.tolerance)
-            faults.append(
-                f"gradient noise alone makes standard deviations {100 * error:.0f} % too wide: "
-                f"batches of about {needed:,} would do"
-            )
-        return Outcome(
-            engine="minibatch",
-            region=self.region,
-            sampler=settings.sampler(self.region),
-            gradient=self.choice.gradient,
-            starts=starts,
-            thinning=self._thinning(steps),
-            step_size=settings.step_size,
-            friction=settings.friction,
-            kinetic_temperature=heat,
-            autocorrelation_time=steps,
-            gradient_noise=self.choice.noises,
-            predicted_error=error,
-            halving_change=self.change,
-            halving_noise=self.change_noise,
-            faults=faults,
-            notes=self.notes,
+
+def compare(
+    whole: Trial, half: Trial, tolerance: float, *, is_dense: bool
+) -> tuple[float, float, bool]:
+    """The largest change of a standard deviation, its error, and whether all are small."""
+    if not (whole.is_finite and half.is_finite):
+        return math.inf, 0.0, False
+    before, after = whole.moments(), half.moments()
+    change = np.abs(before.log_spread - after.log_spread)
+    error = np.hypot(before.log_spread_error, after.log_spread_error)
+    spread = np.exp(after.log_spread)
+    shift = np.abs(before.mean - after.mean) / spread
+    shift_error = np.hypot(before.mean_error, after.mean_error) / spread
+    # The bias falls with the square of the step size: a third more than what half of it took.
+    is_small = np.all(change <= tolerance / 3 + 2 * error)
+    is_still = np.all(shift <= tolerance + 2 * shift_error)
+    is_each = not is_dense or (is_small and is_still)
+    # A change that all share stands out of their noise.
+    common = abs(np.mean(before.log_spread - after.log_spread))
+    is_apart = common <= tolerance / 3 + np.mean(error)
+    worst = int(np.argmax(change - 2 * error))
+    return float(change[worst]), float(error[worst]), bool(is_each and is_apart)
+
+
+def _outcome(search: Batches, trial: Trial) -> Outcome:
+    settings, faults = search.settings, search.faults
+    steps, starts = settings.law.autocorrelation_time, search.places
+    heat = math.nan
+    if trial.is_finite:
+        steps, starts = trial.autocorrelation_time * search.thinning, trial.last
+        heat = float(np.mean(trial.heat))
+    else:
+        faults.append(
+            "pilot runs did not stay finite: take larger batches, or look at the model's tails"
         )
+    error = settings.law.standard_deviation_error
+    if search.misses:
+        needed = settings.rows_needed(search.estimators.batch_size, search.tolerance)
+        faults.append(
+            f"gradient noise alone makes standard deviations {100 * error:.0f} % too wide: "
+            f"batches of about {needed:,} would do"
+        )
+    return Outcome(
+        engine="minibatch",
+        region=search.region,
+        sampler=settings.sampler(search.region),
+        gradient=search.choice.gradient,
+        starts=starts,
+        thinning=search.total_thinning(steps),
+        step_size=settings.step_size,
+        friction=settings.friction,
+        kinetic_temperature=heat,
+        autocorrelation_time=steps,
+        gradient_noise=search.choice.noises,
+        predicted_error=error,
+        halving_change=search.change,
+        halving_noise=search.change_noise,
+        faults=faults,
+        notes=search.notes,
+    )
