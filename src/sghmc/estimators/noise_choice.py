@@ -44,7 +44,9 @@ def held_out_logs(
     num_steps: int,
 ) -> dict[str, np.ndarray]:
     """Weighted log-likelihoods of held-out rows under each kind of noise."""
-    plan, table, logs = Plan.of(num_steps, 1).trial(), columns(seen), {}
+    # Of the length that the fit of all rows has: its program serves the trial, too.
+    table = columns(seen, room=len(seen.x) + len(held.x))
+    plan, logs = Plan.of(num_steps, 1).trial(), {}
     for first in range(0, len(KINDS), num_chains):
         names = [KINDS[first:][i % len(KINDS[first:])] for i in range(num_chains)]
         chains = NumberChains(network, table, names)

@@ -232,8 +232,12 @@ def _activated(name: str, value, numpy):
         return value / (1 + np.exp(-value))
 
 
-def columns(rows: Rows) -> Table:
-    """Standardized rows as columns, padded to lengths that programs are compiled for."""
-    length = padded_size(len(rows.x), 1 if len(rows.x) <= 256 else 4)
+def columns(rows: Rows, room: int = 0) -> Table:
+    """Standardized rows as columns, padded to lengths that programs are compiled for.
+
+    With `room` for so many rows, the length is that of a table of as many.
+    """
+    count = max(len(rows.x), room)
+    length = padded_size(count, 1 if count <= 256 else 4)
     parts = (padded(rows.x, length).T, padded(rows.y, length), padded(rows.weight, length))
     return Table(*(np.ascontiguousarray(part, np.float32) for part in parts))
