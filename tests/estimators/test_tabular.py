@@ -27,7 +27,7 @@ class Classifier:
         return self.p[x[:, 0].astype(int)]
 
     def predict_uncertainty(self, x):
-        entropy = stats.entropy(self.predict_proba(x), axis=1)
+        entropy = np.asarray(stats.entropy(self.predict_proba(x), axis=1))
         return ClassUncertainty(entropy, 0.1 * entropy)
 
 

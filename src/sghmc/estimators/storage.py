@@ -7,7 +7,6 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator
 
 from sghmc.core import atomic_file
 from sghmc.core.version import __version__
@@ -36,7 +35,7 @@ class ModelFileError(ValueError):
     """A file that is not a model, is damaged, or comes from another version."""
 
 
-def write(model: BaseEstimator, path: pathlib.Path) -> None:
+def write(model: Any, path: pathlib.Path) -> None:
     content = _packed(model)
     digest = hashlib.sha256(content).hexdigest().encode()
     whole = _MAGIC + str(_VERSION).encode() + b"\n" + digest + b"\n" + content
@@ -68,7 +67,7 @@ def read(path: pathlib.Path, wanted: type) -> Any:
     return model
 
 
-def _packed(model: BaseEstimator) -> bytes:
+def _packed(model: Any) -> bytes:
     arrays = {f"draw/{name}": values for name, values in model.draws_.items()}
     header: dict[str, Any] = {
         "class": type(model).__name__,
