@@ -137,7 +137,7 @@ def judge_bde(task: Task, python: str) -> dict[str, Any]:
         command = [python, str(HERE / "workloads" / "peer_bde.py"), rows, laws, str(task.split)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            sys.exit(f"bde failed on {task.set}, split {task.split}:\n{done.stderr[-2000:]}")
+            raise RuntimeError(f"bde ended with {done.returncode}:\n{done.stderr[-2000:]}")
         with np.load(laws) as file:
             mean, std, seconds = file["mean"], file["std"], float(file["seconds"])
     return {**mixture_scores(mean, std, new_y), "seconds": seconds}
@@ -161,7 +161,8 @@ def mixture_scores(mean: np.ndarray, std: np.ndarray, y: np.ndarray) -> dict[str
 
 def judge(task: Task, peer_python: str) -> dict[str, Any]:
     found = judge_ours(task) if task.who == "ours" else judge_bde(task, peer_python)
-    return {**task._asdict(), **found, "data": None}
+    who, name, split, is_inner = task.name
+    return {"who": who, "set": name, "split": split, "is_inner": is_inner, **found}
 
 
 def take_one_core(cores) -> None:
@@ -177,9 +178,14 @@ def run(tasks: list[Task], jobs: int, peer_python: str, file: pathlib.Path) -> N
         cores.put(core)
     limits = {"initializer": take_one_core, "initargs": (cores,)} if jobs > 1 else {}
     with ProcessPoolExecutor(jobs, context, **limits) as pool:
-        futures = [pool.submit(judge, task, peer_python) for task in tasks]
+        futures = {pool.submit(judge, task, peer_python): task for task in tasks}
         for future in as_completed(futures):
-            result = future.result()
+            task = futures[future]
+            try:
+                result = future.result()
+            except (FloatingPointError, RuntimeError) as error:
+                print(f"{task.who} {task.set} {task.split} FAILED: {error}", file=sys.stderr)
+                continue
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(result) + "\n")
             shown = " ".join(f"{name} {result[name]:.4g}" for name in METRICS)

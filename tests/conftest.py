@@ -4,6 +4,7 @@ A test that needs a package which is not installed is skipped, and says so.
 """
 
 import importlib.util
+import pathlib
 
 import jax
 import pytest
@@ -22,11 +23,23 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Contract tests of some samplers are slow."""
+    """Contract tests of some samplers are slow, and what `slow_tests.txt` names."""
+    lines = (pathlib.Path(__file__).parent / "slow_tests.txt").read_text("utf-8").splitlines()
+    slow = {line for line in lines if not line.startswith("#")}
     for item in items:
+        file, test = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
+        if {file, test, item.nodeid} & slow:
+            item.add_marker(pytest.mark.slow)
         call = getattr(item, "callspec", None)
         if call and any(str(value) in SLOW_SAMPLERS for value in call.params.values()):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_programs_of_other_files():
+    """Compiled programs of all tests together would be gigabytes."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -92,12 +92,21 @@ def test_files_do_not_import_each_other_in_circles():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_and_classes_can_be_read_at_once(path):
+    """350 lines; of a class 200, docstrings apart, which the reference shows page by page."""
     text = path.read_text()
     assert len(text.splitlines()) <= 350
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef):
-            assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno < 200, node.name
+            assert length(node) - sum(map(docstring_length, ast.walk(node))) <= 200, node.name
+
+
+def length(node: ast.AST) -> int:
+    return node.end_lineno - node.lineno + 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def docstring_length(node: ast.AST) -> int:
+    has_one = isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
+    return length(node.body[0]) if has_one else 0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_importing_sghmc_imports_nothing_heavy():

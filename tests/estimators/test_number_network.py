@@ -41,7 +41,7 @@ def by_hand(network: NumberNetwork, z: np.ndarray, name: str):
         locations.append(value[0])
         scales.append(np.exp(named["log_scale"][0] + (name != "constant") * value[1]))
     degrees = named["degrees"][0] if name == "student" else np.inf
-    return np.array(locations), np.hypot(scales, 1e-4), degrees
+    return np.array(locations), 1 / np.hypot(1 / np.hypot(scales, 1e-4), 0.1), degrees
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -84,7 +84,8 @@ def test_weights_have_the_prior_that_is_said():
 @pytest.mark.parametrize("name", KINDS)
 def test_new_units_leave_the_law_as_it_was(name):
     network = NumberNetwork(3, (5,), "silu")
-    z = draws(network)
+    # Noise well inside its bounds, which are relative to the target's spread.
+    z = 0.1 * draws(network)
     raw = RNG.normal(size=(7, 3))
     old = (Scaling(np.array([0, 1, 2.0]), np.array([1, 2, 0.5])), Scaling(*np.array([1.0, 2.0])))
     new = (Scaling(np.array([1, 2, 3.0]), np.array([2, 1, 4.0])), Scaling(*np.array([5.0, 3.0])))
@@ -95,7 +96,7 @@ def test_new_units_leave_the_law_as_it_was(name):
         return target.center + target.scale * found.location, target.scale * found.scale
 
     for moved, before in zip(law(network.rescaled(z, old, new), new), law(z, old), strict=True):
-        np.testing.assert_allclose(moved, before, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(moved, before, rtol=2e-3, atol=1e-4)
 
 
 def test_starts_keep_sizes_and_differ():

@@ -100,8 +100,8 @@ def test_every_bit_is_watched(path):
 
 
 def test_another_format_is_told(path):
-    path.write_bytes(path.read_bytes().replace(b"format 2", b"format 3", 1))
-    with pytest.raises(ModelFileError, match=r"format '3', but this version .* reads format 2"):
+    path.write_bytes(path.read_bytes().replace(b"format 3", b"format 4", 1))
+    with pytest.raises(ModelFileError, match=r"format '4', but this version .* reads format 3"):
         storage.read(path, Kind)
 
 
@@ -112,7 +112,7 @@ HEADER = {"class": "Toy", "sghmc": "0", "params": {}, "attributes": {}, "lists":
 
 def craft(path, content):
     digest = hashlib.sha256(content).hexdigest().encode()
-    path.write_bytes(b"sghmc model, format 2\n" + digest + b"\n" + content)
+    path.write_bytes(b"sghmc model, format 3\n" + digest + b"\n" + content)
     return path
 
 

@@ -59,7 +59,18 @@ SAMPLERS = {
     "cycles of sghmc": sghmc.Cyclical(sghmc.SGHMC(0.2, 2.0, mass=1.7), cycle_length=4),
     "hmc with austerity": sghmc.HMC(0.1, 3, mass=1.7, metropolis=sghmc.Austerity(0.1, 10)),
 }
-SLOW_SAMPLERS = ("obabo", "cycles of sghmc", "hmc with austerity")
+SLOW_SAMPLERS = (
+    "obabo",
+    "cycles of sghmc",
+    "hmc with austerity",
+    "hmc without accept step",
+    "sghmc learning rate",
+    "sghmc resampling",
+    "sghmc literal resampling",
+    "momentum",
+    "replicas of sghmc",
+    "whitened hmc",
+)
 """Whose steps are those of others, or have tests of their own: their contract tests are slow."""
 RANDOM_SAMPLERS = {n: s for n, s in SAMPLERS.items() if not n.startswith(("sgd", "momentum"))}
 

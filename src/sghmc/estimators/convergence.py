@@ -114,6 +114,5 @@ def effective_size(location: np.ndarray) -> np.ndarray:
     num_chains, num_draws, _ = location.shape
     if num_draws < 4:
         return np.full(location.shape[2], float(num_chains * num_draws))
-    away = location - location.mean((0, 1))
-    time = 2 * autocorrelation_time(away) - 1 if num_draws > 1 else np.ones(location.shape[2])
+    time = 2 * autocorrelation_time(np.moveaxis(location, -1, 0)) - 1
     return num_chains * num_draws / np.maximum(time, 1.0)

@@ -23,8 +23,9 @@ Narrower priors are too smooth for tables such as concrete, and wider ones gave 
 _LOG_SCALE, _LOG_SCALE_SPREAD = -2.0, 2.0
 _LOG_DEGREES, _LOG_DEGREES_SPREAD = 2.0, 1.5
 _LEAST_DEGREES = 2.0
-_LEAST_SCALE = 1e-4
-"""Of the noise, in standard deviations of the target: float32 tells no more apart."""
+_LEAST_SCALE, _LARGEST_SCALE = 1e-4, 10.0
+"""Of the noise, in standard deviations of the target: float32 tells no less apart, and far from all
+rows a draw's noise should not be without bounds."""
 _START_LOG_SCALE = -1.0
 _START_HEAD = 0.1
 _HALF_LOG_TAU = 0.5 * np.log(2 * np.pi)
@@ -148,6 +149,7 @@ class NumberNetwork:
         level = _LOG_SCALE + _LOG_SCALE_SPREAD * z[..., -2:-1]
         log_scale = level + kind.is_input[..., None] * value[..., 1, :]
         log_scale = 0.5 * numpy.logaddexp(2 * log_scale, np.float32(2 * np.log(_LEAST_SCALE)))
+        log_scale = -0.5 * numpy.logaddexp(-2 * log_scale, np.float32(-2 * np.log(_LARGEST_SCALE)))
         degrees = _LEAST_DEGREES + numpy.exp(_LOG_DEGREES + _LOG_DEGREES_SPREAD * z[..., -1])
         return Law(value[..., 0, :], log_scale, degrees)
 

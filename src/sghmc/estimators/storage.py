@@ -4,17 +4,15 @@ import hashlib
 import io
 import json
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator
 
 from sghmc.core import atomic_file
 from sghmc.core.version import __version__
 from sghmc.data.tables.npy import read_npz
 from sghmc.estimators.rows import Scaling
-
-if TYPE_CHECKING:
-    from sghmc.estimators.base import BayesianEstimator
 
 _MAGIC = b"sghmc model, format "
 _VERSION = 3
@@ -38,7 +36,7 @@ class ModelFileError(ValueError):
     """A file that is not a model, is damaged, or comes from another version."""
 
 
-def write(model: "BayesianEstimator", path: pathlib.Path) -> None:
+def write(model: BaseEstimator, path: pathlib.Path) -> None:
     content = _packed(model)
     digest = hashlib.sha256(content).hexdigest().encode()
     whole = _MAGIC + str(_VERSION).encode() + b"\n" + digest + b"\n" + content
@@ -70,7 +68,7 @@ def read(path: pathlib.Path, wanted: type) -> Any:
     return model
 
 
-def _packed(model: "BayesianEstimator") -> bytes:
+def _packed(model: BaseEstimator) -> bytes:
     arrays = {f"draw/{name}": values for name, values in model.draws_.items()}
     header: dict[str, Any] = {
         "class": type(model).__name__,
