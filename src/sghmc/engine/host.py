@@ -115,9 +115,8 @@ class Host:
     def run(self, *, progress: bool, throw: bool) -> Samples:
         """Make the draws that are left, and return all."""
         thinning, startup, pace = self.program.thinning, self.startup_seconds, [Pace(), Pace()]
-        bar = Bar(
-            progress and processes.is_leader(), self.num_draws * thinning, self.done * thinning
-        )
+        is_shown = progress and processes.is_leader()
+        bar = Bar(is_shown, self.num_draws * thinning, self.done * thinning)
         fault: DataError | None = None
         with Interruption() as interruption, bar:
             while self.done < self.num_draws and not processes.broadcast(interruption.happened):
@@ -222,8 +221,7 @@ class Host:
         self.num_saved = self.done
 
     def _samples(self) -> Samples:
-        layout = self.program.layout
-        draws = self.store.draws()
+        layout, draws = self.program.layout, self.store.draws()
         sums = self.place.fetch_carry(layout, self.carry.sums)
         means = {} if sums is None else layout.over_chains(running_sum.mean)(sums)
         return Samples(
