@@ -100,6 +100,62 @@ def test_files_and_classes_can_be_read_at_once(path):
             assert length(node) - sum(map(docstring_length, ast.walk(node))) <= 200, node.name
 
 
+ELSEWHERE = {
+    "adapt/mass.py": "adapt/test_adapt.py",
+    "adapt/scale.py": "adapt/test_adapt.py",
+    "checkpoint/background.py": "checkpoint/test_checkpoint.py",
+    "checkpoint/lock.py": "checkpoint/test_checkpoint.py",
+    "checkpoint/multiprocess.py": "core/test_processes.py",
+    "core/xla.py": "engine/test_loop.py",
+    "engine/faults.py": "engine/test_run.py",
+    "estimators/modes.py": "estimators/test_network.py",
+    "estimators/network_settings.py": "estimators/test_mlp_classifier.py",
+    "estimators/whitened.py": "estimators/test_linear.py",
+    "experiments/claims.py": "experiments/test_figure1.py",
+    "experiments/pages.py": "experiments/test_experiments.py",
+    "experiments/pictures.py": "experiments/test_experiments.py",
+    "interop/arguments.py": "interop/test_numpyro.py",
+    "interop/model.py": "interop/test_numpyro.py",
+    "interop/sites.py": "interop/test_numpyro.py",
+    "posterior/potential.py": "posterior/test_posterior.py",
+    "posterior/target.py": "posterior/test_posterior.py",
+    "results/errors.py": "engine/test_run.py",
+    "results/overview.py": "results/test_samples.py",
+    "samplers/noise.py": "samplers/test_laws.py",
+    "torch/baoab.py": "torch/test_laws.py",
+    "torch/parameters.py": "torch/test_base.py",
+    "torch/prediction.py": "torch/test_collector.py",
+    "torch/resume.py": "torch/test_base.py",
+    "torch/settings.py": "torch/test_base.py",
+    "torch/sghmc.py": "torch/test_laws.py",
+    "torch/sgld.py": "torch/test_laws.py",
+    "transforms/base.py": "transforms/test_maps.py",
+    "transforms/cholesky.py": "transforms/test_maps.py",
+    "transforms/numbers.py": "transforms/test_maps.py",
+    "transforms/simplex.py": "transforms/test_maps.py",
+    "tuning/saved.py": "checkpoint/test_checkpoint.py",
+}
+"""Where files are tested that no test imports, and none is named after."""
+
+
+def test_every_file_knows_its_test():
+    """One of its name in the same folder, one that imports it, or one that is named here."""
+    tests = ROOT.parents[1] / "tests"
+    text = "\n".join(path.read_text("utf-8") for path in sorted(tests.rglob("*.py")))
+    unknown = set()
+    for path in FILES:
+        own = path.relative_to(ROOT)
+        folder, _, name = names_of(path).rpartition(".")
+        is_imported = names_of(path) in text or re.search(
+            rf"from {re.escape(folder)} import [^\n]*\b{name}\b", text
+        )
+        has_own = (tests / own.parent / f"test_{own.name}").exists()
+        if not (path.name.startswith("__") or is_imported or has_own):
+            unknown.add(own.as_posix())
+    assert unknown == set(ELSEWHERE)
+    assert all((tests / test).exists() for test in ELSEWHERE.values())
+
+
 def length(node: ast.AST) -> int:
     return node.end_lineno - node.lineno + 1  # pyright: ignore[reportAttributeAccessIssue]
 
