@@ -74,9 +74,10 @@ def test_many_runs_leave_nothing_behind(is_mapped, tmp_path):
         )
 
     num_runs, warm = (40, 10) if is_mapped else (500, 50)
-    for i in range(num_runs):
-        if i == warm:
-            before = _resources()
+    for i in range(warm):
+        run(i)
+    before = _resources()
+    for i in range(warm, num_runs):
         run(i)
     after = _resources()
     assert after[0] - before[0] < 40, "megabytes"

@@ -350,3 +350,25 @@ def test_accept_step_without_full_data():
     sampler = sghmc.HMC(0.1, 3, metropolis=False)
     samples = sghmc.sample(jax.random.key(0), target, sampler, jnp.zeros(2), **settings)
     assert samples.info.is_finite.all()
+
+
+def test_a_run_is_no_part_of_a_compiled_function():
+    target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+
+    def run(init):
+        return sghmc.sample(jax.random.key(0), target, sghmc.SGLD(0.1), init, progress=False)
+
+    for transform in (jax.jit, jax.vmap):
+        with pytest.raises(TypeError, match=r"call it outside, .* sghmc\.Stepper"):
+            transform(run)(jnp.zeros((2, 2)))
+
+
+def test_a_list_that_is_meant_as_a_vector_is_told():
+    target = sghmc.Potential(lambda theta: jnp.sum((theta - 1) ** 2))
+    with pytest.raises(TypeError, match=r"init is a list of 2 numbers, .* give jnp\.array\(init\)"):
+        sghmc.sample(jax.random.key(0), target, sghmc.SGLD(0.1), [0.0, 1.0], progress=False)
+
+
+def test_whole_numbers_that_jax_cannot_hold_are_refused():
+    with pytest.raises(ValueError, match="The data hold 3000000000, which int32 cannot"):
+        sghmc.Posterior(lambda t, x: t, lambda t: t, np.array([3_000_000_000]))

@@ -1,10 +1,12 @@
 """What sample() refuses: each error names the input, what came, and the remedy."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from sghmc.adapt import Adaptation
 from sghmc.core.checking import check_count
@@ -127,6 +129,16 @@ def check_key(key) -> None:
         )
 
 
+def check_outside(key, init: PyTree) -> None:
+    """A run is driven by the host: it is no part of a compiled function."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((key, init))):
+        raise TypeError(
+            "sample was called inside jax.jit, vmap, grad or the like, but it compiles and drives "
+            "its own loop: call it outside, with num_chains for several chains; inside, take the "
+            "steps of sghmc.Stepper."
+        )
+
+
 def check_counts(num_samples, num_burnin, thinning, num_chains) -> None:
     check_count(num_samples, "num_samples")
     check_count(num_burnin, "num_burnin", 0)
@@ -193,22 +205,36 @@ def _repeated(arrays: PyTree, count: int) -> PyTree:
 
 def check_functions(target: Target, like: PyTree) -> None:
     """U, log-likelihood and log-prior must return one real number."""
-    if not isinstance(target, AbstractPosterior):
-        shown = {"The potential U(params)": jax.eval_shape(target.potential, like)}
-    else:
-        hyper = () if target.hyper is None else (target.hyper,)
-        shown = {
-            "log_likelihood(params, example)": jax.eval_shape(
-                target.log_likelihood, like, target.example, *hyper
-            ),
-            "log_prior(params)": jax.eval_shape(target.log_prior, like, *hyper),
-        }
+    try:
+        shown = _returned(target, like)
+    except TypeError as error:
+        is_plain = isinstance(like, list | tuple) and all(leaf.shape == () for leaf in like)
+        if not is_plain:
+            raise
+        raise TypeError(
+            f"init is a {type(like).__name__} of {len(like)} numbers, which jax takes for as many "
+            f"parameters, and the posterior's functions do not: {error}. If it is one vector, give "
+            f"jnp.array(init)."
+        ) from error
     for name, out in shown.items():
         if getattr(out, "shape", None) != () or not jnp.issubdtype(out.dtype, jnp.floating):
             raise ValueError(
                 f"{name} must return one real number, a float array of shape (), but returns "
                 f"{out}. Sum over the parts of one example with jnp.sum."
             )
+
+
+def _returned(target: Target, like: PyTree) -> dict[str, Any]:
+    """What the functions of a target return, by shapes alone."""
+    if not isinstance(target, AbstractPosterior):
+        return {"The potential U(params)": jax.eval_shape(target.potential, like)}
+    hyper = () if target.hyper is None else (target.hyper,)
+    return {
+        "log_likelihood(params, example)": jax.eval_shape(
+            target.log_likelihood, like, target.example, *hyper
+        ),
+        "log_prior(params)": jax.eval_shape(target.log_prior, like, *hyper),
+    }
 
 
 def check_beginning(begun: Beginning) -> None:

@@ -45,6 +45,7 @@ def run(
     options: RunOptions,
 ) -> Samples:
     """Draw from a target with a sampler: `sample` without "auto"."""
+    checks.check_outside(key, init)
     checks.check_key(key)
     checks.check_options(options, target)
     checks.check_sampler(sampler, options, target)

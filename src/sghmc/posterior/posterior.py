@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc.core.integers import check_fit, held_type
 from sghmc.posterior import passes
 from sghmc.posterior.base import AbstractPosterior, part_of
 from sghmc.posterior.source import Source
@@ -122,4 +123,5 @@ def _as_array(leaf) -> jax.Array:
         leaf = np.asarray(leaf)
         if leaf.dtype.kind not in "fiubc":
             raise TypeError(f"data must hold numbers, but holds an array of dtype {leaf.dtype}.")
+        check_fit(leaf, held_type(leaf.dtype), "The data")
     return jnp.asarray(leaf)

@@ -55,6 +55,7 @@ def tune(
     >>> tuned.report.is_met
     True
     """
+    checks.check_outside(key, init)
     checks.check_key(key)
     _check(target, batch_size, tolerance, engine, budget)
     checks.check_counts(num_samples, 0, 1, num_chains)
