@@ -5,6 +5,7 @@ A test that needs a package which is not installed is skipped, and says so.
 
 import importlib.util
 import pathlib
+import resource
 
 import jax
 import pytest
@@ -13,6 +14,9 @@ from cases import SLOW_SAMPLERS
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
+
+_MOST_BYTES = 1_500_000_000
+"""Of a process, before the compiled programs of a file's tests are dropped."""
 
 
 def pytest_addoption(parser):
@@ -36,10 +40,19 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_programs_of_other_files():
+def not_all_programs_at_once():
     """Compiled programs of all tests together would be gigabytes."""
     yield
-    jax.clear_caches()
+    if _resident_bytes() > _MOST_BYTES:
+        jax.clear_caches()
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = pathlib.Path("/proc/self/statm").read_text("ascii").split()[1]
+    except OSError:  # not Linux: at its most, which comes to the same
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(pages) * resource.getpagesize()
 
 
 @pytest.hookimpl(wrapper=True)
