@@ -92,12 +92,12 @@ def test_files_do_not_import_each_other_in_circles():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_and_classes_can_be_read_at_once(path):
-    """350 lines; of a class 200, docstrings apart, which the reference shows page by page."""
     text = path.read_text()
     assert len(text.splitlines()) <= 350
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef):
-            assert length(node) - sum(map(docstring_length, ast.walk(node))) <= 200, node.name
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < 200, node.name
 
 
 ELSEWHERE = {
@@ -127,6 +127,7 @@ ELSEWHERE = {
     "torch/prediction.py": "torch/test_collector.py",
     "torch/resume.py": "torch/test_base.py",
     "torch/settings.py": "torch/test_base.py",
+    "torch/shared_priors.py": "torch/test_base.py",
     "torch/sghmc.py": "torch/test_laws.py",
     "torch/sgld.py": "torch/test_laws.py",
     "transforms/base.py": "transforms/test_maps.py",
@@ -154,15 +155,6 @@ def test_every_file_knows_its_test():
             unknown.add(own.as_posix())
     assert unknown == set(ELSEWHERE)
     assert all((tests / test).exists() for test in ELSEWHERE.values())
-
-
-def length(node: ast.AST) -> int:
-    return node.end_lineno - node.lineno + 1  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def docstring_length(node: ast.AST) -> int:
-    has_one = isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
-    return length(node.body[0]) if has_one else 0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_importing_sghmc_imports_nothing_heavy():

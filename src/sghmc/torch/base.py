@@ -3,7 +3,6 @@
 # pyright: reportPrivateImportUsage=false
 
 import abc
-import copy
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 import torch
 
 from sghmc.torch import loss as losses
-from sghmc.torch import parameters, pieces, priors, resume
-from sghmc.torch.chains import are_chains
+from sghmc.torch import parameters, pieces, priors, resume, shared_priors
 from sghmc.torch.finite import FiniteCheck
 from sghmc.torch.gradient_noise import VARIANCE, Microbatches, is_estimated
 from sghmc.torch.normals import Normals
@@ -56,20 +54,14 @@ log density, or None: flat |
     """
 
     def __init__(
-        self,
-        params: Iterable,
-        settings: dict[str, Any],
-        *,
-        num_data: Any,
-        prior: Any,
-        seed: Any,
+        self, params: Iterable, settings: dict[str, Any], *, num_data: Any, prior: Any, seed: Any
     ):
         self.num_data = whole_number(given(num_data, "num_data", _NUM_DATA), "num_data", least=1)
         self.normals = Normals(whole_number(given(seed, "seed", _SEED), "seed", least=0))
         self.num_steps = 0
         self._finite = FiniteCheck()
         self._microbatches = Microbatches()
-        self._priors: dict[int, tuple[Any, Any]] = {}
+        self._priors = shared_priors.Copies()
         self._plans: dict[tuple[int, ...], Plan] = {}
         super().__init__(params, {**settings, "prior": given(prior, "prior", _PRIOR)})
 
@@ -99,18 +91,11 @@ log density, or None: flat |
         group = self.param_groups[-1]
         number(group["lr"], "step_size", positive=True)
         self._check_group(group)
-        group["prior"] = self._own(group["prior"])
+        group["prior"] = self._priors.own(group["prior"])
         for param in group["params"]:
             parameters.check(param)
             if is_estimated(group):
                 self._microbatches.watch(param)
-
-    def _own(self, prior: Any) -> Any:
-        """A copy, the same for all groups that share a prior: `gibbs` changes it."""
-        priors.check_prior(prior)
-        if id(prior) not in self._priors:
-            self._priors[id(prior)] = (prior, copy.copy(prior))  # holds on to what has this id
-        return self._priors[id(prior)][1]
 
     def _check_group(self, group: dict[str, Any]) -> None:
         number(group["lr"], "step_size")
@@ -183,12 +168,6 @@ log density, or None: flat |
         """Parameters or, where they have few digits, the copies that have more."""
         return [self.state.get(param, {}).get(POSITION, param) for param in params]
 
-    def _estimates(self, group: dict[str, Any]) -> list[torch.Tensor]:
-        """V̂ of every parameter, where it is estimated."""
-        if not is_estimated(group):
-            return []
-        return [self.state[param][VARIANCE] for param in group["params"] if param in self.state]
-
     def _add_gradient(
         self, target: list[torch.Tensor], group: dict[str, Any], piece: Piece, factor: float
     ) -> None:
@@ -199,12 +178,6 @@ log density, or None: flat |
         elif isinstance(prior, GaussianPrior) and prior.precision:
             torch._foreach_add_(target, piece.positions, alpha=factor * prior.precision)
         torch._foreach_add_(target, piece.grads, alpha=factor * self.num_data)
-
-    def _gradient(self, group: dict[str, Any], piece: Piece) -> list[torch.Tensor]:
-        """∇Ũ(θ)."""
-        grads = [torch.zeros_like(position) for position in piece.positions]
-        self._add_gradient(grads, group, piece, 1.0)
-        return grads
 
     @torch.no_grad()
     def potential(self, loss: Any) -> float:
@@ -234,22 +207,10 @@ log density, or None: flat |
         """
         if self.num_steps == 0:
             raise ValueError("gibbs() draws between steps: call it after the first one.")
-        shared: dict[int, list[dict[str, Any]]] = {}
-        for group in self.param_groups:
-            if isinstance(group["prior"], GaussianPrior) and parameters.moving(group):
-                shared.setdefault(id(group["prior"]), []).append(group)
-        for groups in shared.values():
-            if any(are_chains(group["params"]) for group in groups):
-                raise ValueError(
-                    "One precision would tie all chains together: with gibbs() run chains one "
-                    "after the other, each with its own sampler."
-                )
-            seen = [
-                position
-                for group in groups
-                for position in self._middle(group, parameters.moving(group))
-            ]
-            groups[0]["prior"].draw(seen, groups[0]["temperature"], self.normals.generator())
+        for groups in shared_priors.sharing(self.param_groups):
+            seen = [self._middle(group, parameters.moving(group)) for group in groups]
+            positions = [position for each in seen for position in each]
+            groups[0]["prior"].draw(positions, groups[0]["temperature"], self.normals.generator())
 
     def _middle(self, group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Where position and momentum are independent."""

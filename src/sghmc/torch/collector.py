@@ -1,5 +1,6 @@
 """Draws from a training loop: kept, looked at, and averaged into predictions."""
 
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -109,36 +110,10 @@ the model that returns tensors by name |
             return
         if self.sampler is not None:
             self.sampler.settle()
-        kept = {name: _array(tensor) for name, tensor in self._kept().items()}
+        kept = {name: _array(tensor) for name, tensor in _kept(self.model, self.keep).items()}
         if not isinstance(self.model, Chains):
             kept = {name: array[None] for name, array in kept.items()}
-        self._stores[-1].append(kept | self._statistics(loss, kept))
-
-    def _kept(self) -> dict[str, torch.Tensor]:
-        if callable(self.keep):
-            kept = self.keep(self.model)
-            if not isinstance(kept, dict) or not kept:
-                raise TypeError(f"keep must return tensors by name, but returned {kept!r}.")
-            return kept
-        params, buffers = _members(self.model)
-        if self.keep is not None:
-            return {name: params[name] for name in self.keep}
-        return params | {_BUFFER + name: buffer for name, buffer in buffers.items()}
-
-    def _statistics(self, loss: Any, kept: Draw) -> Draw:
-        """What the sampler says of a draw, for each chain."""
-        count = next(iter(kept.values())).shape[0]
-        finite = [np.isfinite(array).reshape(count, -1).all(1) for array in kept.values()]
-        found = {"is_finite": np.all(finite, axis=0)}
-        if self.sampler is not None:
-            if loss is not None and count == 1:  # of several chains only the sum is known
-                found["potential"] = np.array([self.sampler.potential(loss)])
-            heat = self.sampler.kinetic_temperature()
-            found["kinetic_temperature"] = np.full(count, np.nan if heat is None else heat)
-            groups = self.sampler.param_groups
-            precisions = [_precision(group["prior"]) for group in groups]
-            found["precision"] = np.tile(precisions, (count, 1))
-        return {_STATISTIC + name: array for name, array in found.items()}
+        self._stores[-1].append(kept | _statistics(self.sampler, loss, kept))
 
     def samples(self) -> Samples:
         """The draws of all chains, as `sghmc.sample` returns them.
@@ -205,7 +180,9 @@ the model that returns tensors by name |
         is_training = self.model.training
         self.model.eval()
         try:
-            return prediction.predict(self._apply, self._positions, loader, link)
+            return prediction.predict(
+                functools.partial(_apply, self.model), self._positions, loader, link
+            )
         finally:
             self.model.train(is_training)
 
@@ -223,11 +200,6 @@ the model that returns tensors by name |
                     kept = {name: tensor.to(device) for name, tensor in kept.items()}
                     whole = self.model.chain(chain) if isinstance(self.model, Chains) else {}
                     yield whole | kept
-
-    def _apply(self, draw: dict[str, torch.Tensor], x: Any) -> torch.Tensor:
-        module = self.model.template if isinstance(self.model, Chains) else self.model
-        x = x.to(next(iter(draw.values())).device) if isinstance(x, torch.Tensor) else x
-        return torch.func.functional_call(module, draw, (x,))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the collector is; with the draws, if they are in memory."""
@@ -290,3 +262,38 @@ def _in_words(sampler: Sampler) -> dict[str, str]:
         words = [f"{'step_size' if n == 'lr' else n} {v}" for n, v in settings.items()]
         named[f"parameter group {number}"] = ", ".join([*words, f"prior {group['prior']}"])
     return named
+
+
+def _statistics(sampler: Sampler | None, loss: Any, kept: Draw) -> Draw:
+    """What the sampler says of a draw, for each chain."""
+    count = next(iter(kept.values())).shape[0]
+    finite = [np.isfinite(array).reshape(count, -1).all(1) for array in kept.values()]
+    found = {"is_finite": np.all(finite, axis=0)}
+    if sampler is not None:
+        if loss is not None and count == 1:  # of several chains only the sum is known
+            found["potential"] = np.array([sampler.potential(loss)])
+        heat = sampler.kinetic_temperature()
+        found["kinetic_temperature"] = np.full(count, np.nan if heat is None else heat)
+        groups = sampler.param_groups
+        precisions = [_precision(group["prior"]) for group in groups]
+        found["precision"] = np.tile(precisions, (count, 1))
+    return {_STATISTIC + name: array for name, array in found.items()}
+
+
+def _apply(model: torch.nn.Module, draw: dict[str, torch.Tensor], x: Any) -> torch.Tensor:
+    module = model.template if isinstance(model, Chains) else model
+    x = x.to(next(iter(draw.values())).device) if isinstance(x, torch.Tensor) else x
+    return torch.func.functional_call(module, draw, (x,))
+
+
+def _kept(model: torch.nn.Module, keep: Any) -> dict[str, torch.Tensor]:
+    """What `keep` says of a draw."""
+    if callable(keep):
+        kept: Any = keep(model)
+        if not isinstance(kept, dict) or not kept:
+            raise TypeError(f"keep must return tensors by name, but returned {kept!r}.")
+        return kept
+    params, buffers = _members(model)
+    if keep is not None:
+        return {name: params[name] for name in keep}
+    return params | {_BUFFER + name: buffer for name, buffer in buffers.items()}

@@ -2,6 +2,7 @@
 
 # pyright: reportPrivateImportUsage=false
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,13 @@ _ROUNDING = 1 + 1e-5
 
 def is_estimated(group: dict[str, Any]) -> bool:
     return group.get("gradient_noise") == ESTIMATE
+
+
+def estimates(group: dict[str, Any], state: Mapping[torch.Tensor, Any]) -> list[torch.Tensor]:
+    """V̂ of every parameter, where it is estimated."""
+    if not is_estimated(group):
+        return []
+    return [state[param][VARIANCE] for param in group["params"] if param in state]
 
 
 def check(

@@ -95,7 +95,7 @@ class FrictionSampler(MomentumSampler, abc.ABC):
         check_decay(epsilon * friction / mass, self.largest_decay)
         noise.check(
             group,
-            self._estimates(group),
+            noise.estimates(group, self.state),
             share=epsilon**2,
             room=2 * epsilon * tau * friction,
             remedy="Take a larger friction, a smaller step_size or larger batches.",

@@ -145,7 +145,10 @@ class PSGLD(Sampler):
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
         epsilon, tau, forgotten = group["lr"], group["temperature"], 1 - group["decay"]
-        grads = piece.grads if self.correction else self._gradient(group, piece)
+        grads = piece.grads
+        if not self.correction:  # ∇Ũ(θ)
+            grads = [torch.zeros_like(position) for position in piece.positions]
+            self._add_gradient(grads, group, piece, 1.0)
         averages = {_SQUARES: torch._foreach_mul(grads, grads)}
         if self.correction:
             averages[_SLOPES] = torch._foreach_mul(grads, piece.state[_TURNED])

@@ -63,7 +63,7 @@ from microbatches |
         step = group["lr"] * number(group["preconditioner"], "preconditioner", positive=True)
         noise.check(
             group,
-            self._estimates(group),
+            noise.estimates(group, self.state),
             share=step**2,
             room=2 * step * group["temperature"],
             remedy="Take a smaller step_size, or larger batches.",
