@@ -190,7 +190,8 @@ def test_an_object_that_holds_itself_ends():
 
 
 @pytest.mark.parametrize("row", [0, 3, 1234, 4999])
-def test_every_row_of_a_file_counts(row, tmp_path):
+def test_every_row_of_a_file_counts(row, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_CHUNK_ROWS", 1000)  # several of them
     rows = np.arange(10_000, dtype=np.float32).reshape(5000, 2)
     np.save(tmp_path / "rows.npy", rows)
     before = describe({"data": sghmc.data.MemoryMapped(tmp_path / "rows.npy")})
