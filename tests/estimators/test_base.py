@@ -35,7 +35,7 @@ def test_scikit_learns_own_checks(estimator, check):
     [
         BayesianLinearRegression(**SMALL),
         BayesianMLPClassifier(**NETWORK),
-        BayesianMLPRegressor(**NETWORK),
+        BayesianMLPRegressor(**NETWORK | {"num_steps": 2000}),
     ]
 )
 def test_scikit_learns_own_checks_of_the_others(estimator, check):

@@ -165,7 +165,7 @@ def test_a_tolerance_out_of_reach_is_said():
         posterior,
         jnp.zeros(3),
         batch_size=1,
-        tolerance=0.0005,
+        tolerance=0.00001,
         engine="minibatch",
     )
     assert not tuned.report.is_met
