@@ -31,6 +31,7 @@ def test_scikit_learns_own_checks(estimator, check):
 
 # Every shape of data compiles a program of its own: two minutes of processor time a network.
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # few steps, few rows
 @parametrize_with_checks(
     [
         BayesianLinearRegression(**SMALL),
