@@ -36,7 +36,7 @@ def test_scikit_learns_own_checks(estimator, check):
     [
         BayesianLinearRegression(**SMALL),
         BayesianMLPClassifier(**NETWORK),
-        BayesianMLPRegressor(**NETWORK | {"num_steps": 2000}),
+        BayesianMLPRegressor(hidden_layer_sizes=(8,), num_steps=2000, **SMALL),
     ]
 )
 def test_scikit_learns_own_checks_of_the_others(estimator, check):
