@@ -110,6 +110,7 @@ def test_tables_in_memory_agree():
         assert triples(ratings) == wanted
         assert ratings.users.tolist() == ["a", "b", "c"]
         assert ratings.users.dtype.kind == "U"
+    ratings = from_table(frame)
     assert from_table(ratings) is ratings
 
 

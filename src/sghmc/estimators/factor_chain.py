@@ -206,8 +206,8 @@ def _sample(
     gradient = FullBatch() if batch_size is None else Minibatch(batch_size, replacement="epochs")
     mass = _safe_mass(posterior, model, begin)
     failure: DivergenceError | None = None
-    for attempt in range(_NUM_ATTEMPTS):
-        step_size = settings.step_size * _SHORTENED**attempt
+    step_sizes = [settings.step_size * _SHORTENED**attempt for attempt in range(_NUM_ATTEMPTS)]
+    for attempt, step_size in enumerate(step_sizes):
         try:
             samples = sample(
                 jax.random.fold_in(key, attempt),
@@ -231,7 +231,7 @@ def _sample(
     assert failure is not None
     raise DivergenceError(
         f"The chain diverged {_NUM_ATTEMPTS} times, from step_size={settings.step_size:g} down to "
-        f"{step_size:.3g}. Give the estimator a smaller step_size, or a longer num_burnin so that "
-        f"it can settle, or a smaller rank.",
+        f"{step_sizes[-1]:.3g}. Give the estimator a smaller step_size, or a longer num_burnin so "
+        f"that it can settle, or a smaller rank.",
         failure.samples,
     ) from failure

@@ -16,7 +16,11 @@ _MOST_COEFFICIENTS = 4000
 class _Linear(BayesianEstimator):
     """Draws are kept for standardized inputs: "coef" (draw, output, input), "intercept"."""
 
-    progress: bool
+    def __init__(self, num_draws=400, num_chains=4, random_state=None, progress=False):
+        self.num_draws = num_draws
+        self.num_chains = num_chains
+        self.random_state = random_state
+        self.progress = progress
 
     def _inputs(self) -> np.ndarray:
         """Standardized inputs with a column of ones, zero columns up to a common width."""
@@ -133,12 +137,6 @@ class BayesianLinearRegression(_Linear, BayesianRegressor):
     True
     """
 
-    def __init__(self, num_draws=400, num_chains=4, random_state=None, progress=False):
-        self.num_draws = num_draws
-        self.num_chains = num_chains
-        self.random_state = random_state
-        self.progress = progress
-
     def _sample(self, key):
         assert self._rows is not None
         self.target_scaling_ = Scaling.of(self._rows.y, self._rows.weight)
@@ -177,12 +175,6 @@ class BayesianLogisticRegression(_Linear, BayesianClassifier):
     >>> model.predict([[-1.5], [1.5]])
     array([False,  True])
     """
-
-    def __init__(self, num_draws=400, num_chains=4, random_state=None, progress=False):
-        self.num_draws = num_draws
-        self.num_chains = num_chains
-        self.random_state = random_state
-        self.progress = progress
 
     def _sample(self, key):
         assert self._rows is not None

@@ -22,15 +22,9 @@ class BAOAB(FrictionSampler):
 
     | argument | symbol | meaning |
     | --- | --- | --- |
-    | `step_size` | ε | what torch's schedulers move |
-    | `friction` | C | |
-    | `mass` | M | |
-    | `gradient_noise` | V̂ | variance of ∇Ũ's error, taken off the injected noise; "estimate": \
-from microbatches |
-    | `temperature` | τ | samples exp(−U/τ) |
+    | `step_size`, `friction`, `mass` | ε, C, M | as in `SGHMC` |
+    | `gradient_noise`, `temperature` | V̂, τ | as in `SGHMC` |
     | `num_data`, `prior`, `seed` | N, p(θ) | what every `Sampler` must be given |
-
-    All are numbers, and may differ by parameter group.
 
     Law: that of `sghmc.BAOAB`, covariance τA⁻¹ on U = ½θᵀAθ with an exact gradient, for every step
     size; stable for M > ¼ε²A at every friction. Gradient noise that V̂ describes adds a bias of

@@ -5,7 +5,7 @@
 import abc
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -16,7 +16,7 @@ from sghmc.torch.gradient_noise import VARIANCE, Microbatches, is_estimated
 from sghmc.torch.normals import Normals
 from sghmc.torch.pieces import Piece, Plan
 from sghmc.torch.priors import GaussianPrior
-from sghmc.torch.settings import given, number, whole_number
+from sghmc.torch.settings import REQUIRED, given, number, whole_number
 
 _NUM_DATA = (
     "give num_data=N, the number of rows of the whole training set. The loss is a mean over a "
@@ -32,6 +32,14 @@ _SEED = (
 )
 POSITION = "position"
 _MOST_PLANS = 64
+
+
+class Required(TypedDict):
+    """What every sampler must be given."""
+
+    num_data: Any
+    prior: Any
+    seed: Any
 
 
 class Sampler(torch.optim.Optimizer, abc.ABC):
@@ -54,7 +62,7 @@ log density, or None: flat |
     """
 
     def __init__(
-        self, params: Iterable, settings: dict[str, Any], *, num_data: Any, prior: Any, seed: Any
+        self, params: Iterable, settings: dict, *, num_data=REQUIRED, prior=REQUIRED, seed=REQUIRED
     ):
         self.num_data = whole_number(given(num_data, "num_data", _NUM_DATA), "num_data", least=1)
         self.normals = Normals(whole_number(given(seed, "seed", _SEED), "seed", least=0))
@@ -77,11 +85,8 @@ log density, or None: flat |
         """Bring what is fresh to where a chain begins, in place."""
 
     @abc.abstractmethod
-    def _move(self, group: dict[str, Any], piece: Piece) -> None:
-        """One step of positions and states, in place."""
-
     def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
-        plan.run(functools.partial(self._move, group))
+        """One step of positions and states, in place: most move each piece by itself."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "step_size" in param_group:

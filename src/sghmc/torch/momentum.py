@@ -3,16 +3,17 @@
 # pyright: reportPrivateImportUsage=false
 
 import abc
+import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from sghmc.torch import gradient_noise as noise
 from sghmc.torch import priors
-from sghmc.torch.base import Sampler
-from sghmc.torch.pieces import Piece
-from sghmc.torch.settings import REQUIRED, check_decay, number
+from sghmc.torch.base import Required, Sampler
+from sghmc.torch.pieces import Piece, Plan
+from sghmc.torch.settings import check_decay, number
 
 MOMENTUM = "momentum"
 
@@ -74,10 +75,7 @@ class FrictionSampler(MomentumSampler, abc.ABC):
         mass: float = 1.0,
         gradient_noise: float | str = 0.0,
         temperature: float = 1.0,
-        *,
-        num_data: Any = REQUIRED,
-        prior: Any = REQUIRED,
-        seed: Any = REQUIRED,
+        **required: Unpack[Required],
     ):
         settings = {
             "lr": step_size,
@@ -86,7 +84,7 @@ class FrictionSampler(MomentumSampler, abc.ABC):
             "gradient_noise": gradient_noise,
             "temperature": temperature,
         }
-        super().__init__(params, settings, num_data=num_data, prior=prior, seed=seed)
+        super().__init__(params, settings, **required)
 
     def _check(self, group: dict[str, Any]) -> None:
         friction = number(group["friction"], "friction")
@@ -100,3 +98,10 @@ class FrictionSampler(MomentumSampler, abc.ABC):
             room=2 * epsilon * tau * friction,
             remedy="Take a larger friction, a smaller step_size or larger batches.",
         )
+
+    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+        plan.run(functools.partial(self._move, group))
+
+    @abc.abstractmethod
+    def _move(self, group: dict[str, Any], piece: Piece) -> None:
+        """One step of a piece, in place."""

@@ -2,16 +2,17 @@
 
 # pyright: reportPrivateImportUsage=false
 
+import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from sghmc.torch import loss as losses
 from sghmc.torch import parameters
-from sghmc.torch.base import Sampler
-from sghmc.torch.pieces import Piece
-from sghmc.torch.settings import REQUIRED, number
+from sghmc.torch.base import Required, Sampler
+from sghmc.torch.pieces import Piece, Plan
+from sghmc.torch.settings import number
 
 _SQUARES, _SLOPES, _TURNED = "squares", "slopes", "turned"
 _FIRST = "first_step"
@@ -59,14 +60,11 @@ class PSGLD(Sampler):
         damping: float = 1.0,
         correction: bool = True,
         temperature: float = 1.0,
-        *,
-        num_data: Any = REQUIRED,
-        prior: Any = REQUIRED,
-        seed: Any = REQUIRED,
+        **required: Unpack[Required],
     ):
         self.correction = correction
         settings = {"lr": step_size, "decay": decay, "damping": damping, "temperature": temperature}
-        super().__init__(params, settings, num_data=num_data, prior=prior, seed=seed)
+        super().__init__(params, settings, **required)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -142,6 +140,9 @@ class PSGLD(Sampler):
         with torch.no_grad():
             for sign, product in zip(signs, products, strict=True):
                 sign.mul_(0.0 if product is None else 2 * product)
+
+    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+        plan.run(functools.partial(self._move, group))
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
         epsilon, tau, forgotten = group["lr"], group["temperature"], 1 - group["decay"]

@@ -3,10 +3,11 @@
 # pyright: reportPrivateImportUsage=false
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from sghmc.torch.base import Required
 from sghmc.torch.gradient_noise import inject
 from sghmc.torch.momentum import MOMENTUM, FrictionSampler
 from sghmc.torch.pieces import Piece
@@ -59,7 +60,7 @@ from microbatches |
         momentum_decay: float,
         gradient_noise: float | str = 0.0,
         temperature: float = 1.0,
-        **required: Any,
+        **required: Unpack[Required],
     ) -> "SGHMC":
         """The same sampler in the terms of SGD with momentum (Eq. 15).
 

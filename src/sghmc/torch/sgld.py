@@ -1,14 +1,15 @@
 """Stochastic gradient Langevin dynamics."""
 
+import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from sghmc.torch import gradient_noise as noise
-from sghmc.torch.base import Sampler
-from sghmc.torch.pieces import Piece
-from sghmc.torch.settings import REQUIRED, number
+from sghmc.torch.base import Required, Sampler
+from sghmc.torch.pieces import Piece, Plan
+from sghmc.torch.settings import number
 
 
 class SGLD(Sampler):
@@ -46,10 +47,7 @@ from microbatches |
         preconditioner: float = 1.0,
         gradient_noise: float | str = 0.0,
         temperature: float = 1.0,
-        *,
-        num_data: Any = REQUIRED,
-        prior: Any = REQUIRED,
-        seed: Any = REQUIRED,
+        **required: Unpack[Required],
     ):
         settings = {
             "lr": step_size,
@@ -57,7 +55,7 @@ from microbatches |
             "gradient_noise": gradient_noise,
             "temperature": temperature,
         }
-        super().__init__(params, settings, num_data=num_data, prior=prior, seed=seed)
+        super().__init__(params, settings, **required)
 
     def _check(self, group: dict[str, Any]) -> None:
         step = group["lr"] * number(group["preconditioner"], "preconditioner", positive=True)
@@ -71,6 +69,9 @@ from microbatches |
 
     def _fresh(self, group: dict[str, Any], position: torch.Tensor) -> dict[str, torch.Tensor]:
         return {}
+
+    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+        plan.run(functools.partial(self._move, group))
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
         step = group["lr"] * group["preconditioner"]

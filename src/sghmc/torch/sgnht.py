@@ -3,15 +3,16 @@
 # pyright: reportPrivateImportUsage=false
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 
 from sghmc.torch import parameters, priors
+from sghmc.torch.base import Required
 from sghmc.torch.chains import are_chains
 from sghmc.torch.momentum import MOMENTUM, MomentumSampler
 from sghmc.torch.pieces import Piece, Plan
-from sghmc.torch.settings import REQUIRED, number
+from sghmc.torch.settings import number
 
 _THERMOSTAT, _VALUE = "thermostat", "thermostat_value"
 
@@ -19,13 +20,7 @@ _THERMOSTAT, _VALUE = "thermostat", "thermostat_value"
 class SGNHT(MomentumSampler):
     """Dynamics whose friction ξ rises while momenta are too hot and falls while they are too cold.
 
-    symmetric:                                     literal:
-        r ← r − ε ∇Ũ(θ)                                r ← r − ε ∇Ũ(θ) − εξ r + N(0, 2ετAM)
-        θ ← θ + ½ε M⁻¹ r                               θ ← θ + ε M⁻¹ r
-        ξ ← ξ + ½ε (rᵀM⁻¹r/d − τ)/μ                    ξ ← ξ + ε (rᵀM⁻¹r/d − τ)/μ
-        r ← e^{−εξ} r + N(0, τA(1 − e^{−2εξ})/ξ M)
-        ξ ← ξ + ½ε (rᵀM⁻¹r/d − τ)/μ
-        θ ← θ + ½ε M⁻¹ r
+    Updates: those of `sghmc.SGNHT`, with a number for M.
 
     | argument | symbol | meaning |
     | --- | --- | --- |
@@ -65,10 +60,7 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         thermostat: Literal["scalar", "diagonal"] = "scalar",
         thermostat_mass: float = 1.0,
         scheme: Literal["symmetric", "literal"] = "symmetric",
-        *,
-        num_data: Any = REQUIRED,
-        prior: Any = REQUIRED,
-        seed: Any = REQUIRED,
+        **required: Unpack[Required],
     ):
         _check_choice("thermostat", thermostat, ("scalar", "diagonal"))
         _check_choice("scheme", scheme, ("symmetric", "literal"))
@@ -80,7 +72,7 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
             "temperature": temperature,
             "thermostat_mass": thermostat_mass,
         }
-        super().__init__(params, settings, num_data=num_data, prior=prior, seed=seed)
+        super().__init__(params, settings, **required)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -105,6 +97,8 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         return state
 
     def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+        """Part by part: a thermostat looks at all pieces at once."""
+
         def each(part: Callable, *arguments: Any) -> None:
             plan.run(lambda piece: part(group, piece, *arguments))
 
@@ -120,9 +114,6 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         each(self._damp)
         self._follow(group, plan, 0.5)
         each(self._drift, 0.5)
-
-    def _move(self, group: dict[str, Any], piece: Piece) -> None:
-        raise NotImplementedError  # a thermostat looks at all pieces at once
 
     def _kick(self, group: dict[str, Any], piece: Piece) -> None:
         self._add_gradient(piece.state[MOMENTUM], group, piece, -group["lr"])

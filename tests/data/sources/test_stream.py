@@ -51,26 +51,16 @@ def test_the_buffer_shuffles_as_one_row_at_a_time_would():
     np.testing.assert_array_equal(np.concatenate(taken), expected)
 
 
-def failing():
-    yield ROWS
-    raise OSError("connection lost")
-
-
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
         (iter([ROWS]), "ended early, after 5 rows"),
-        (failing(), "raised after 5 rows: OSError: connection lost"),
-        ([ROWS, ROWS[:0]], "empty batch after 5 rows"),
-        ([ROWS, ROWS.astype(np.int32)], r"rows of int32\[\] in its array, but the first had float"),
-        ([ROWS, {"x": ROWS}], "but the first PyTreeDef"),
         ([ROWS, np.full(3, np.nan)], "has nan in row 0, its array"),
-        ([ROWS, np.array(["one"])], "must hold numbers"),
-        ([ROWS, [[1.0], [1.0, 2.0]]], "ragged"),
     ],
-    ids=["ends", "raises", "empty", "dtype", "structure", "nan", "words", "ragged"],
+    ids=["ends", "nan"],
 )
 def test_streams_that_fail(batches, message):
+    """What all batches may be refused for is tested with them."""
     stream = Stream(batches, size=10)
     stream.take(np.zeros(5, int))
     with pytest.raises(sghmc.DataError, match=message):

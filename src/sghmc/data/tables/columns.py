@@ -72,18 +72,22 @@ def encode(column: Any, role: str, source: str) -> tuple[np.ndarray, np.ndarray]
     missing = array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False)
-    if not missing.any():
-        ids = _plain_ids(encoded.dictionary)
-        missing = (ids == "")[codes] if ids.dtype.kind == "U" else missing
-    if missing.any():
-        raise ValueError(
-            f"The {role} column of {source} has no id in row {int(missing.argmax()) + 1}; "
-            f"{missing.sum():,} of its {len(array):,} rows are like that."
-        )
+    _check_none(missing, role, source)
+    ids = _plain_ids(encoded.dictionary)
+    if ids.dtype.kind == "U":
+        _check_none((ids == "")[codes], role, source)
     distinct, place = np.unique(ids, return_inverse=True)  # sorts; a dictionary may have repeats
     used = np.bincount(place[codes], minlength=len(distinct)) > 0
     renumbered = (np.cumsum(used) - 1)[place].astype(np.int32)
     return distinct[used], renumbered[codes]
+
+
+def _check_none(missing: np.ndarray, role: str, source: str) -> None:
+    if missing.any():
+        raise ValueError(
+            f"The {role} column of {source} has no id in row {int(missing.argmax()) + 1}; "
+            f"{missing.sum():,} of its {len(missing):,} rows are like that."
+        )
 
 
 def _plain_ids(ids: "pyarrow.Array") -> np.ndarray:

@@ -32,19 +32,18 @@ def _column(column: Any, name: str, path: pathlib.Path) -> np.ndarray:
     kind = array.type
     if pa.types.is_dictionary(kind):
         array, kind = array.dictionary_decode(), kind.value_type
-    is_real = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if is_real:
-        values = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        missing = int(np.isnan(values).sum())
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        reals = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        missing = int(np.isnan(reals).sum())
     else:
-        missing = array.null_count
+        reals, missing = None, array.null_count
     if missing:
         raise ValueError(
             f"The column {name!r} of {path} has {missing:,} missing values in {len(array):,} "
             f"rows: fill them or leave these rows out."
         )
-    if is_real:
-        return values
+    if reals is not None:
+        return reals
     if pa.types.is_boolean(kind):
         return array.to_numpy(zero_copy_only=False)
     if pa.types.is_integer(kind):
