@@ -195,7 +195,7 @@ def judge_psgld():
 
 
 ADDED = "torch._foreach_add_(targets, drawn, alpha=scale)"
-SLOWED, DRIFTED = "torch._foreach_mul_(momenta", "self._drift(group, piece)"
+KICKED = "self._kick_and_drift(group, piece, inertia, 1.0)"
 FRICTION, TAU, MASS = '* group["friction"]', '* group["temperature"]', ' / group["mass"]'
 FAULTS = {  # in which method, what becomes what
     "friction squared": (judge_sghmc, SGHMC._move, {f"{FRICTION}\n": f"{FRICTION}**2\n"}),
@@ -212,20 +212,32 @@ FAULTS = {  # in which method, what becomes what
     "old momentum": (
         judge_sghmc,
         SGHMC._move,
-        {DRIFTED: "pass", SLOWED: f"{DRIFTED}; {SLOWED}"},
+        {KICKED: f"self._drift(group, piece); {KICKED.replace('1.0', '0.0')}"},
     ),
-    "half a drift": (judge_sghmc, SGHMC._move, {DRIFTED: "self._drift(group, piece, 0.5)"}),
-    "no mass in the drift": (judge_sghmc, SGHMC._drift, {MASS: ""}),
-    "N forgotten": (judge_sghmc, SGHMC._add_gradient, {"factor * self.num_data": "factor"}),
+    "half a drift": (judge_sghmc, SGHMC._move, {KICKED: KICKED.replace("1.0", "0.5")}),
+    "no mass in the drift": (judge_sghmc, SGHMC._kick_and_drift, {MASS: ""}),
+    "noise that the friction damps": (judge_sghmc, SGHMC._move, {", 1 / inertia": ""}),
+    "N forgotten": (judge_sghmc, SGHMC._kick_and_drift, {" * self.num_data": ""}),
     "N on the prior": (
         judge_sghmc,
-        SGHMC._add_gradient,
-        {"prior.precision)": "prior.precision * 7)"},
+        SGHMC._kick_and_drift,
+        {"prior.precision": "prior.precision * 7"},
     ),
-    "prior forgotten": (judge_sghmc, SGHMC._add_gradient, {"and prior.precision": "and False"}),
+    "prior forgotten": (judge_sghmc, SGHMC._kick_and_drift, {"if is_gaussian": "if False"}),
     "prior of the other sign": (
         judge_sghmc,
-        SGHMC._add_gradient,
+        SGHMC._kick_and_drift,
+        {"-epsilon * prior": "epsilon * prior"},
+    ),
+    "SGLD forgets N": (judge_sgld, SGLD._add_gradient, {"factor * self.num_data": "factor"}),
+    "SGLD's prior forgotten": (
+        judge_sgld,
+        SGLD._add_gradient,
+        {"and prior.precision": "and False"},
+    ),
+    "SGLD's prior of the other sign": (
+        judge_sgld,
+        SGLD._add_gradient,
         {"factor * prior": "-factor * prior"},
     ),
     "noise of a root too many": (judge_sghmc, Piece.add_noise, {"alpha=scale": "alpha=scale**0.5"}),

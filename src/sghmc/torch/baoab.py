@@ -42,8 +42,7 @@ class BAOAB(FrictionSampler):
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
         momenta = piece.state[MOMENTUM]
-        self._add_gradient(momenta, group, piece, -group["lr"])
-        self._drift(group, piece, 0.5)
+        self._kick_and_drift(group, piece, 1.0, 0.5)
         damping = group["lr"] * group["friction"] / group["mass"]
         torch._foreach_mul_(momenta, math.exp(-damping))
         heat = -group["temperature"] * group["mass"] * math.expm1(-2 * damping)

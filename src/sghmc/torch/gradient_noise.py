@@ -53,18 +53,24 @@ def check(
 
 
 def inject(
-    group: dict[str, Any], piece: Piece, targets: list[torch.Tensor], heat: float, share: float
+    group: dict[str, Any],
+    piece: Piece,
+    targets: list[torch.Tensor],
+    heat: float,
+    share: float,
+    factor: float = 1.0,
 ) -> None:
-    """target ← target + N(0, heat − share · V̂), in place."""
+    """target ← target + factor · N(0, heat − share · V̂), in place."""
     if not is_estimated(group):
         variance = heat - share * group["gradient_noise"]
         if variance > 0:
-            piece.add_noise(targets, variance**0.5)
+            piece.add_noise(targets, factor * variance**0.5)
         return
     scale = list(torch._foreach_mul(piece.state[VARIANCE], -share))
     torch._foreach_add_(scale, heat)
     torch._foreach_clamp_min_(scale, 0.0)  # what `check` lets pass as rounding
     torch._foreach_sqrt_(scale)
+    torch._foreach_mul_(scale, factor)
     piece.add_noise(targets, scale)
 
 

@@ -12,6 +12,7 @@ import torch
 from sghmc.torch import gradient_noise as noise
 from sghmc.torch import priors
 from sghmc.torch.base import Required, Sampler
+from sghmc.torch.fused import kick_and_drift
 from sghmc.torch.pieces import Piece, Plan
 from sghmc.torch.settings import check_decay, number
 
@@ -101,6 +102,24 @@ class FrictionSampler(MomentumSampler, abc.ABC):
 
     def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
         plan.run(functools.partial(self._move, group))
+
+    def _kick_and_drift(
+        self, group: dict[str, Any], piece: Piece, inertia: float, fraction: float
+    ) -> None:
+        """r ← inertia · r − ε∇Ũ(θ), θ ← θ + fraction · εM⁻¹r."""
+        epsilon, prior = group["lr"], group["prior"]
+        if piece.prior_grads is not None:
+            torch._foreach_add_(piece.state[MOMENTUM], piece.prior_grads, alpha=epsilon / inertia)
+        is_gaussian = isinstance(prior, priors.GaussianPrior)
+        kick_and_drift(
+            piece.positions,
+            piece.state[MOMENTUM],
+            piece.grads,
+            inertia=inertia,
+            force=-epsilon * self.num_data,
+            pull=-epsilon * prior.precision if is_gaussian else 0.0,
+            drift=fraction * epsilon / group["mass"],
+        )
 
     @abc.abstractmethod
     def _move(self, group: dict[str, Any], piece: Piece) -> None:

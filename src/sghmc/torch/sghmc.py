@@ -76,11 +76,14 @@ from microbatches |
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
         epsilon, momenta = group["lr"], piece.state[MOMENTUM]
-        torch._foreach_mul_(momenta, 1 - epsilon * group["friction"] / group["mass"])
-        self._add_gradient(momenta, group, piece, -epsilon)
+        inertia = 1 - epsilon * group["friction"] / group["mass"]
+        if inertia == 0:  # SGLD
+            torch._foreach_zero_(momenta)
+            inertia = 1.0
         heat = 2 * epsilon * group["temperature"] * group["friction"]
-        inject(group, piece, momenta, heat, epsilon**2)
-        self._drift(group, piece)
+        # Before the kick, which is then one pass with the drift.
+        inject(group, piece, momenta, heat, epsilon**2, 1 / inertia)
+        self._kick_and_drift(group, piece, inertia, 1.0)
 
     def _correction(self, group: dict[str, Any]) -> float:
         return 1 - group["lr"] * group["friction"] / (2 * group["mass"])
