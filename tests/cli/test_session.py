@@ -44,6 +44,8 @@ def test_escape_sequences_do_not_reach_the_terminal(invoke, tmp_path, capsys):
 )
 def test_the_command_and_the_module_are_the_same(way):
     command = [sys.executable, *way] if way[0] == "-m" else way
+    if way[0] != "-m" and not way[0].exists():
+        pytest.skip("sghmc is not installed here, only on the path")
     shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout == f"sghmc {sghmc.__version__}\n"
 

@@ -4,7 +4,6 @@ import warnings
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 from sklearn.base import is_regressor
 from sklearn.exceptions import ConvergenceWarning
@@ -127,6 +126,8 @@ def test_damaged_files_are_refused(fitted, tmp_path):
 
 
 def test_frames_of_both_kinds(fitted):
+    import polars as pl
+
     model, frame, _ = fitted
     np.testing.assert_array_equal(
         outputs(model, frame), outputs(model, pl.DataFrame(frame.to_dict("list")))

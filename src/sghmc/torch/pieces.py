@@ -1,8 +1,7 @@
-"""Parameters in pieces that stay in a cache while all operations of a step go over them.
+"""Parameters in pieces, which all operations of a step go over one after the other.
 
-A step is six or so passes over the momenta. Over a whole network each would come from memory; over
-a piece, all but the first come from the cache. The noise of a piece needs little memory, and on a
-CPU pieces go to as many threads as torch has.
+The noise of a piece needs little memory. On a CPU a piece stays in the cache, so that a pass over
+it comes from memory once, and pieces go to as many threads as torch has.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -18,8 +17,11 @@ import torch
 
 from sghmc.torch.normals import Normals, Source, shard
 
-_CPU_SIZE, _SIZE = 1 << 16, 1 << 22
-"""Numbers of a piece, at most: 256 KiB on a CPU, 16 MiB elsewhere."""
+_CPU_SIZE = 1 << 16
+"""Numbers of a piece on a CPU, at most: 256 KiB stay in a core's cache."""
+_LAUNCH, _SHARE, _FEW = 320 << 16, 1 / 5, 1 << 22
+"""Elsewhere: what one launch of torch's kernels for lists takes, 320 blocks of 65,536 numbers, since
+fewer leave processors idle; but at most a fifth of all, so that the noise needs little memory."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 Scale = float | torch.Tensor | list[torch.Tensor]
@@ -165,10 +167,11 @@ def piece_size(total: int, num_streams: int) -> int:
     """Numbers of a piece, so that generators have equal shares of `total`.
 
     >>> from sghmc.torch.pieces import piece_size
-    >>> piece_size(20_000, 8), piece_size(79_510, 8), piece_size(10_000_000, 1)
-    (20000, 39755, 3333334)
+    >>> piece_size(20_000, 8), piece_size(79_510, 8), piece_size(100_000_000, 1)
+    (20000, 39755, 20000000)
     """
-    count = max(1, math.ceil(total / (_SIZE if num_streams == 1 else _CPU_SIZE)))
+    most = _CPU_SIZE if num_streams > 1 else min(_LAUNCH, max(_FEW, total * _SHARE))
+    count = max(1, math.ceil(total / most))
     if num_streams > 1:  # a power of 2, or a multiple of the streams
         shares = min(num_streams, 1 << (count - 1).bit_length())
         count = shares * math.ceil(count / shares)
