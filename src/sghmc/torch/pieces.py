@@ -20,7 +20,7 @@ from sghmc.torch.normals import Normals, Source, shard
 _CPU_SIZE = 1 << 16
 """Numbers of a piece on a CPU, at most: 256 KiB stay in a core's cache."""
 _LAUNCH, _SHARE, _FEW = 320 << 16, 1 / 5, 1 << 22
-"""Elsewhere: what one launch of torch's kernels for lists takes, 320 blocks of 65,536 numbers, since
+"""Elsewhere: what a launch of torch's kernels for lists takes, 320 blocks of 65,536 numbers, since
 fewer leave processors idle; but at most a fifth of all, so that the noise needs little memory."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
