@@ -472,3 +472,24 @@ def test_a_run_works_outside_the_main_thread(plain):
     thread.start()
     thread.join()
     close(found[0].positions, plain.positions)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_chains_see_batches_of_their_own_unless_they_share_them(is_shared):
+    """Without noise of its own a chain is what its batches make of it."""
+    samples = sample(
+        POSTERIOR,
+        sghmc.SGD(0.01),
+        gradient=sghmc.Minibatch(2, shared=is_shared),
+        num_chains=2,
+        num_samples=3,
+    )
+    assert np.array_equal(*samples.positions) == is_shared
+
+
+def test_thinned_draws_are_every_third_of_the_same_chain():
+    """Also what is told of them, which depends on the step where settings change with it."""
+    sampler = sghmc.SGHMC(lambda t: 0.1 / (1 + t), 2.0)
+    every, third = (sample(sampler=sampler, num_samples=12 // k, thinning=k) for k in (1, 3))
+    close(third.positions, every.positions[:, 2::3])
+    close(third.info.kinetic_temperature, every.info.kinetic_temperature[:, 2::3])

@@ -16,9 +16,13 @@ LABELS = (X[:, 0] + X[:, 1] > 0).astype(np.int32)
 TARGETS = (X[:, :1] - 2 * X[:, 1:2]).astype(np.float32)
 
 
+def with_biases(params):
+    return [layer | {"bias": 0.5 - jnp.arange(layer["bias"].size)} for layer in params]
+
+
 def test_log_likelihood_of_classes():
     model = MLP((4, 5, 3))
-    params = model.init(jax.random.key(0), scale=1.0)
+    params = with_biases(model.init(jax.random.key(0), scale=1.0))
     hidden = 1 / (1 + np.exp(-(X[0] @ params[0]["weight"] + params[0]["bias"])))
     logits = np.asarray(hidden @ params[1]["weight"] + params[1]["bias"])
     expected = logits[2] - np.log(np.exp(logits).sum())

@@ -1,5 +1,7 @@
 """Gibbs updates inside SGHMC: the joint law of parameters and hyperparameters."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,3 +97,23 @@ def test_updates_at_the_end_of_a_step_are_seen(monkeypatch):
 def test_untempered_conditional_is_seen():
     errors = first_order_errors(0.2, temperature=0.6, prior_temperature=1.0)
     assert np.abs(errors).max() > 8
+
+
+def test_updates_begin_when_they_should():
+    """Every second step from step 5 on: the first draws have the hyperparameters of the start."""
+    prior = GaussianPrior(SHAPE, RATE)
+    posterior = sghmc.Posterior(
+        log_likelihood, prior.log_density, (OBSERVED, np.arange(3)), prior.start(jnp.zeros(3))
+    )
+    samples = sghmc.sample(
+        jax.random.key(1),
+        posterior,
+        sghmc.SGHMC(0.1, friction=1.0),
+        jnp.zeros(3),
+        num_samples=10,
+        gibbs=dataclasses.replace(prior.gibbs(2), start=5),
+        progress=False,
+    )
+    (precision,) = samples.hyper.values()
+    changed = np.flatnonzero(np.diff(np.concatenate([[1.0], np.ravel(precision)])))
+    np.testing.assert_array_equal(changed, [5, 7, 9])

@@ -44,7 +44,7 @@ from gaussian_settings import (
 from planted_faults import becomes, planted
 from sghmc import theory
 from sghmc.core import matrices, random, tree
-from sghmc.samplers.hmc import HMCKernel, HMCState
+from sghmc.samplers.hmc import HMCKernel, HMCNoise, HMCState
 from sghmc.samplers.settings import value_at
 from sghmc.samplers.sghmc import SGHMCKernel, SGHMCState
 from sghmc.types import StepInfo
@@ -696,3 +696,19 @@ def test_the_judge_sees_the_fault(group, fault):
 def test_the_judge_sees_a_wrong_factor_of_the_batch(kind, replacement):
     with pytest.raises(AssertionError):
         judge_minibatch(quadratic_posterior(kind), replacement)
+
+
+@pytest.mark.parametrize(("uniform", "factor"), [(0.0, 0.6), (0.5, 1.0), (1.0, 1.4)])
+def test_jitter_goes_both_ways(uniform, factor):
+    kernel, plain = (
+        sghmc.HMC(0.1, 3, metropolis=False, jitter=jitter).prepare(jnp.zeros(2))
+        for jitter in (0.4, 0.0)
+    )
+    target = sghmc.Potential(lambda theta: jnp.sum(theta**4))
+    oracle = sghmc.FullBatch().prepare(target, jnp.zeros(2)).oracle(target, [])
+    start = HMCState(jnp.ones(2), jnp.zeros(2))
+    noise = HMCNoise([jnp.array([0.3, -1.0])], jnp.array([0.5, uniform]), None)
+    plain = dataclasses.replace(plain, step_size=0.1 * factor)
+    moved, _ = kernel.step(0, noise, start, oracle)
+    wanted, _ = plain.step(0, noise, start, oracle)
+    np.testing.assert_allclose(moved.position, wanted.position, rtol=1e-6)

@@ -217,3 +217,20 @@ SGLD = sghmc.SGLD(0.1)
 def test_settings_that_cannot_be_are_refused(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+def test_each_replica_has_batches_of_its_own():
+    """Without noise, from one start, replicas differ by their batches alone."""
+    data = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)
+    posterior = sghmc.Posterior(
+        lambda theta, x: -((x - theta) ** 2) / 2, lambda theta: -(theta**2), data
+    )
+    gradient, like = sghmc.Minibatch(2), jnp.zeros(())
+    kernel = sghmc.ReplicaExchange(sghmc.SGLD(0.01), [1.0, 1.5, 2.0], every=2).prepare(like)
+    estimator = gradient.prepare(posterior, like)
+    words = random.words(jax.random.key(0))
+    rows = estimator.draw(words, 0, 1, kernel.num_gradients, like)
+    oracle = estimator.oracle(posterior, rows)
+    noise = jax.tree.map(jnp.zeros_like, kernel.draw(words, 0, 1, like))
+    state, _ = kernel.step(0, noise, kernel.init([jnp.zeros(1)], like), oracle)
+    assert len(np.unique(state.replicas.position)) == 3

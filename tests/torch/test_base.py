@@ -261,12 +261,13 @@ def test_autocast_leaves_parameters_and_momenta_alone():
     assert dtypes == {param.dtype for param in model.parameters()} == {torch.float32}
 
 
-def test_a_prior_may_be_any_function():
+@pytest.mark.parametrize("name", ["sghmc", "baoab", "sgld"])
+def test_a_prior_may_be_any_function(name):
     """A Gaussian one written out moves by the same gradient."""
     model, other = network(torch.float64), network(torch.float64)
     written = lambda params: sum(-0.5 * 2.0 * (p**2).sum() for p in params)  # noqa: E731
-    train(model, make("sghmc", model), 3)
-    train(other, make("sghmc", other, prior=written), 3)
+    train(model, make(name, model), 3)
+    train(other, make(name, other, prior=written), 3)
     np.testing.assert_allclose(flat(model), flat(other), rtol=1e-12)
 
 

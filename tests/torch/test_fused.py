@@ -1,5 +1,7 @@
 """The fused pass does what the operations one by one do, and takes only what it can take."""
 
+# pyright: reportPrivateImportUsage=false
+
 import pytest
 import torch
 

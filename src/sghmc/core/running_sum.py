@@ -43,11 +43,8 @@ def add(running: RunningSum, value: PyTree, is_counted: jax.Array) -> RunningSum
 
 
 def mean(running: RunningSum) -> PyTree:
-    return jax.tree.map(
-        lambda total, lost: (total - lost) / running.num_terms.astype(total.dtype),
-        running.total,
-        running.lost,
-    )
+    # What is lost is below the total's last digit.
+    return jax.tree.map(lambda total: total / running.num_terms.astype(total.dtype), running.total)
 
 
 def _real(dtype):
