@@ -11,7 +11,7 @@ from sklearn.exceptions import NotFittedError
 from estimator_data import NETWORK, line
 from sghmc.estimators import BayesianMLPRegressor, isokinetic
 from sghmc.estimators.number_chains import NumberChains, Plan, Run, _together
-from sghmc.estimators.number_network import NumberNetwork, columns
+from sghmc.estimators.number_network import Kind, NumberNetwork, columns
 from sghmc.estimators.rows import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -242,11 +242,21 @@ def test_predictions_that_are_worse_than_none_are_an_error(monkeypatch):
         BayesianMLPRegressor(**NETWORK, noise="constant").fit(*line())
 
 
+def test_a_rounded_target_is_known_no_better_than_its_rounding():
+    """Noise-free but for the rounding, and in units that change nothing."""
+    x = np.linspace(-1, 1, 75)[:, None]
+    y = np.round(4 * x[:, 0])
+    model = BayesianMLPRegressor((10, 10), noise="constant", **QUICK).fit(x, 1e3 * y)
+    assert model.target_rounding_ == pytest.approx(1e3 / 12**0.5)
+    uncertainty = model.predict_uncertainty(x)
+    assert uncertainty.aleatoric.min() >= 1e3 / 12**0.5 * (1 - 1e-5)
+    assert uncertainty.aleatoric.max() < 2e3 / 12**0.5
+
+
 def test_too_few_accepted_trajectories_are_run_again_with_a_smaller_step(monkeypatch):
     x, y = line()
-    chains = NumberChains(
-        NumberNetwork(5, (8,), "silu"), columns(Rows(x, y, np.ones(30))), ["constant"] * 2
-    )
+    network, table = NumberNetwork(5, (8,), "silu"), columns(Rows(x, y, np.ones(30)))
+    chains = NumberChains(network, table, Kind.of(["constant"] * 2))
     steps, plan = [], Plan.of(200, 10)
 
     def passed(key, walkers, count, length, errors=None, is_adapting=False):

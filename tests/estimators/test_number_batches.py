@@ -21,7 +21,7 @@ TABLE = Table(X, (X[0] + RNG.normal(size=512)).astype(np.float32), np.ones(512, 
 
 @pytest.fixture
 def batches():
-    return NumberBatches(NETWORK, TABLE, "constant", 2, 64)
+    return NumberBatches(NETWORK, TABLE, Kind.of(["constant"] * 2), 64)
 
 
 def test_masses_and_noise_are_those_of_the_rows(batches, monkeypatch):
@@ -39,7 +39,7 @@ def test_masses_and_noise_are_those_of_the_rows(batches, monkeypatch):
     monkeypatch.setattr(number_batches, "sample", sample)
     z = np.asarray(NETWORK.start(jax.random.key(0), 2))
     squares = batches._fisher(z)
-    kind = Kind(jnp.zeros(()), jnp.zeros(()))
+    kind = batches.kind.of_one()
 
     def of_row(z, i):
         row = Table(X[:, i][:, None], TABLE.y[i][None], np.ones(1, np.float32))
@@ -57,16 +57,41 @@ def test_masses_and_noise_are_those_of_the_rows(batches, monkeypatch):
         NETWORK, z, Table(X[:, :8], TABLE.y[:8], TABLE.weight[:8]), Kind.of(["constant"] * 2)
     )
     np.testing.assert_allclose(some, by_hand, rtol=1e-4, atol=1e-6)
-    batches._round(jax.random.key(0), z, 0.05, squares, 3, 5)
+    batches._round(jax.random.key(0), z, 0.02, squares, 3, 5)
     sampler = seen["sampler"]
     np.testing.assert_allclose(sampler.mass, 1 + 512 * squares, rtol=1e-5)
     np.testing.assert_allclose(sampler.gradient_noise, 512**2 / 64 * squares, rtol=1e-5)
-    np.testing.assert_allclose(sampler.friction, sampler.mass * 0.2 / 0.05, rtol=1e-5)
+    np.testing.assert_allclose(sampler.friction, sampler.mass * 0.05 / 0.02, rtol=1e-5)
     table = Table(*map(jnp.asarray, TABLE))
     expected = NETWORK.potential(jnp.asarray(z[0]), table, kind)
     assert float(seen["posterior"].potential(jnp.asarray(z[0]))) == pytest.approx(
         float(expected), rel=1e-4
     )
+
+
+def test_the_step_is_a_part_of_the_shortest_period(batches):
+    """Frequencies are those of an eigendecomposition, and less noise makes them higher."""
+    z = np.asarray(NETWORK.start(jax.random.key(0), 2))
+    table, kind = Table(*map(jnp.asarray, batches._part())), batches.kind.of_one()
+    squares = batches._fisher(z)
+    mass = 1 + 512 * squares
+
+    def of_row(z, i):
+        row = Table(table.x[:, i][:, None], table.y[i][None], np.ones(1, np.float32))
+        return NETWORK.log_likelihood(z, row, kind)
+
+    found = number_batches._frequencies(NETWORK, z, table, batches.kind, mass, 512)
+    grads = jax.jit(jax.vmap(jax.grad(of_row), in_axes=(None, 0)))
+    for each, frequency in zip(z, np.asarray(found), strict=True):
+        rows = np.asarray(grads(jnp.asarray(each), np.arange(512)), np.float64)
+        curvature = np.eye(len(each)) + rows.T @ rows
+        expected = np.linalg.eigvalsh(curvature / np.sqrt(np.outer(mass, mass))).max() ** 0.5
+        assert frequency == pytest.approx(expected, rel=1e-2)
+    wanted = min(0.1, 0.6 / float(found.max()), (0.05 / 8) ** 0.5)
+    assert batches._step(z, squares) == pytest.approx(wanted)
+    # A tenth of the noise, since log σ = 2 z − 2.
+    quieter = z - np.eye(len(z[0]))[-2] * np.log(10) / 2
+    assert batches._step(quieter, squares) < 0.2 * batches._step(z, squares)
 
 
 def rounds(temperatures, steps, scale=1e-3):
@@ -85,6 +110,7 @@ def rounds(temperatures, steps, scale=1e-3):
 
 def test_rounds_that_are_too_hot_are_done_again_with_half_the_step(batches, monkeypatch):
     steps: list[float] = []
+    monkeypatch.setattr(batches, "_step", lambda position, squares: 0.1)
     monkeypatch.setattr(batches, "_round", rounds([None, 1.5, 1.1, 1.0, 1.0, 1.0, 1.3], steps))
     z = np.zeros((2, NETWORK.num_parameters))
     run = batches.sample(jax.random.key(0), z, 100, 10)
@@ -101,6 +127,7 @@ def test_rounds_that_are_too_hot_are_done_again_with_half_the_step(batches, monk
 
 def test_rounds_that_lose_what_was_learned_are_done_again(batches, monkeypatch):
     """Calm momenta, but weights that are far off."""
+    monkeypatch.setattr(batches, "_step", lambda position, squares: 0.1)
     monkeypatch.setattr(batches, "_round", rounds([], [], scale=5.0))
     with pytest.raises(FloatingPointError, match="larger batch_size"):
         batches.sample(jax.random.key(0), np.zeros((2, NETWORK.num_parameters)), 100, 10)
@@ -116,12 +143,12 @@ def test_ctrl_c_ends_the_fit(batches, monkeypatch):
 @pytest.mark.slow
 def test_the_law_is_that_of_exact_chains():
     """Means within 5 standard errors, of eight chains each, and sds within 15 %."""
-    names = ["constant"] * 8
-    exact = NumberChains(NETWORK, TABLE, names)
+    kind = Kind.of(["constant"] * 8)
+    exact = NumberChains(NETWORK, TABLE, kind)
     truth = exact.sample(
         jax.random.key(0), exact.train(jax.random.key(1)), Plan.of(9000, 100)
     ).draws
-    batches = NumberBatches(NETWORK, TABLE, "constant", 8, 64)
+    batches = NumberBatches(NETWORK, TABLE, kind, 64)
     start = batches.train(jax.random.key(2), 1000)
     found = batches.sample(jax.random.key(3), start, 16_000, 400).draws
     # The mean's weights and bias, and the noise; the other output has no part in the likelihood.

@@ -19,8 +19,7 @@ def draws(network: NumberNetwork, count: int = 4) -> np.ndarray:
 
 
 def one(name: str) -> Kind:
-    kind = Kind.of([name])
-    return Kind(kind.is_input[0], kind.is_student[0])
+    return Kind.of([name]).of_one()
 
 
 def by_hand(network: NumberNetwork, z: np.ndarray, name: str):
@@ -60,6 +59,22 @@ def test_the_potential_is_that_of_prior_and_noise(activation, name):
     np.testing.assert_allclose(law.location[0], location, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(law.scale[0], scale, rtol=1e-4)
     np.testing.assert_allclose(law.degrees[0], degrees, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_noise_is_not_below_the_least_scale(name):
+    """Variances add, in the potential as in predictions."""
+    network = NumberNetwork(3, (5,), "tanh")
+    z = 0.5 * draws(network)[0]
+    free, bound = (network.predictive(z[None], X, name, least) for least in (0.0, 0.5))
+    # The upper bound of 10 comes after the lower one.
+    whole = [1 / np.sqrt(law.scale**-2.0 - 0.01) for law in (free, bound)]
+    np.testing.assert_allclose(whole[1], np.hypot(whole[0], 0.5), rtol=1e-4)
+    logs = TABLE.weight @ bound.log_density(TABLE.y)
+    kind, table = Kind.of([name], 0.5).of_one(), Table(*map(jnp.asarray, TABLE))
+    assert float(network.log_likelihood(jnp.asarray(z), table, kind)) == pytest.approx(
+        logs, rel=1e-4
+    )
 
 
 def test_weights_have_the_prior_that_is_said():

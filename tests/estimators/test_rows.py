@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
+from sghmc.estimators.rows import Rows, Scaling, padded, padded_size, rounding
 
 
 def rows(x, y, weight):
@@ -66,3 +66,18 @@ def test_padding_is_zeros_at_the_end():
     array = np.arange(1.0, 7).reshape(2, 3)
     assert padded(array, 3).tolist() == [[1, 2, 3], [4, 5, 6], [0, 0, 0]]
     assert padded(array, 4, axis=1).tolist() == [[1, 2, 3, 0], [4, 5, 6, 0]]
+
+
+def test_rounding_is_seen_where_values_repeat_on_a_grid():
+    values = np.random.default_rng(0).normal(size=400)
+    rounded = values.round(1)
+    assert rounding(rounded) == pytest.approx(0.1 / 12**0.5)
+    # What it says: the error of values rounded so; its standard error is 3 %.
+    assert rounding(rounded) == pytest.approx((rounded - values).std(), rel=0.15)
+    assert rounding(7 + 1e6 * rounded) == pytest.approx(1e5 / 12**0.5)
+    assert rounding(rounded.astype(np.float32)) == pytest.approx(0.1 / 12**0.5, rel=1e-4)
+    assert rounding(values) == 0
+    # Many zeros among numbers, a grid without repetition, one value only.
+    assert rounding(np.maximum(values, 0.8)) == 0
+    assert rounding(np.arange(40.0)) == 0
+    assert rounding(np.ones(9)) == 0

@@ -12,9 +12,9 @@ from sghmc.estimators.convergence import Diagnostics, diagnose, judged_rows
 from sghmc.estimators.network_settings import check_network, hidden_sizes
 from sghmc.estimators.number_batches import NumberBatches
 from sghmc.estimators.number_chains import NumberChains, Plan, Run
-from sghmc.estimators.number_network import KINDS, NumberNetwork, columns
+from sghmc.estimators.number_network import KINDS, Kind, NumberNetwork, columns
 from sghmc.estimators.regressor import BayesianRegressor
-from sghmc.estimators.rows import Rows, Scaling
+from sghmc.estimators.rows import Rows, Scaling, rounding
 
 _FULL_BATCH, _BATCH = 4096, 512
 _SMALL, _LARGE = (16, 16), (50, 50)
@@ -60,6 +60,7 @@ what takes some ten seconds, 9000 for few rows |
 
     noise_: str
     hidden_layer_sizes_: tuple[int, ...]
+    target_rounding_: float
     diagnostics_: dict[str, Any]
 
     def __init__(
@@ -111,6 +112,7 @@ what takes some ten seconds, 9000 for few rows |
         assert self._rows is not None
         rows, is_new = self._rows, self._chains is None
         self.target_scaling_ = Scaling.of(rows.y, rows.weight)
+        self.target_rounding_ = rounding(rows.y)
         if is_new:
             self.hidden_layer_sizes_ = self._sizes(len(rows.x))
         if len(np.unique(rows.y)) == 1:
@@ -148,19 +150,18 @@ what takes some ten seconds, 9000 for few rows |
         """Train starts, or go on from where the chains stand, and sample."""
         start_key, key = jax.random.split(key)
         network, table, start = self._network(), columns(rows), None
+        kind = Kind.of([self.noise_] * self.num_chains, self._least_scale())
         if self._chains is not None:
             position, old = self._chains
             start = network.rescaled(position, old, (self.input_scaling_, self.target_scaling_))
         size = self._batch_size(len(rows.x))
         if size is not None:
-            batches = NumberBatches(
-                network, table, self.noise_, self.num_chains, size, self.progress
-            )
+            batches = NumberBatches(network, table, kind, size, self.progress)
             if start is None:
                 start = batches.train(start_key, num_steps)
             return batches.sample(key, start, num_steps, self._draws_per_chain)
         plan = Plan.of(num_steps, self._draws_per_chain)
-        chains = NumberChains(network, table, [self.noise_] * self.num_chains, self.progress)
+        chains = NumberChains(network, table, kind, self.progress)
         if start is None:
             return chains.sample(key, chains.train(start_key), plan)
         return chains.sample(key, start, plan.going_on())
@@ -210,7 +211,10 @@ what takes some ten seconds, 9000 for few rows |
         self.diagnostics_ = diagnose(0 * ones, ones, acceptance=(), potential=()).plain()
 
     def _law(self, x):
-        return self._network().predictive(self.draws_["z"], x.T, self.noise_)
+        return self._network().predictive(self.draws_["z"], x.T, self.noise_, self._least_scale())
+
+    def _least_scale(self) -> float:
+        return self.target_rounding_ / float(self.target_scaling_.scale)
 
     def _described(self):
         """Weights (draw, input, unit) and biases by layer, and what the noise has."""

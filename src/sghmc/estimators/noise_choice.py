@@ -5,8 +5,8 @@ import numpy as np
 
 from sghmc.estimators.held_out import clearly_likeliest
 from sghmc.estimators.number_chains import NumberChains, Plan
-from sghmc.estimators.number_network import KINDS, NumberNetwork, columns
-from sghmc.estimators.rows import Rows
+from sghmc.estimators.number_network import KINDS, Kind, NumberNetwork, columns
+from sghmc.estimators.rows import Rows, rounding
 
 _SHARE = 0.15
 _FEWEST_ROWS, _MOST_ROWS = 40, 2048
@@ -46,16 +46,16 @@ def held_out_logs(
     """Weighted log-likelihoods of held-out rows under each kind of noise."""
     # Of the length that the fit of all rows has: its program serves the trial, too.
     table = columns(seen, room=len(seen.x) + len(held.x))
-    plan, logs = Plan.of(num_steps, 1).trial(), {}
+    plan, least_scale, logs = Plan.of(num_steps, 1).trial(), rounding(seen.y), {}
     for first in range(0, len(KINDS), num_chains):
         names = [KINDS[first:][i % len(KINDS[first:])] for i in range(num_chains)]
-        chains = NumberChains(network, table, names)
+        chains = NumberChains(network, table, Kind.of(names, least_scale))
         train_key, run_key = jax.random.split(jax.random.fold_in(key, first))
         position = chains.train(train_key)
         _, passed = chains.explore(run_key, position, plan)
         draws = passed.position[-int(_JUDGED * len(passed.position)) :]
         for name in dict.fromkeys(names):
             mine = draws[:, [each == name for each in names]].reshape(-1, draws.shape[-1])
-            law = network.predictive(mine, held.x.T, name)
+            law = network.predictive(mine, held.x.T, name, least_scale)
             logs[name] = held.weight * law.log_density(held.y)
     return logs

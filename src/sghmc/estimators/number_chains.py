@@ -98,10 +98,10 @@ def _block(network: NumberNetwork, keys, walkers: Walkers, table: Table, kind: K
 class NumberChains:
     """The chains of one fit."""
 
-    def __init__(self, network: NumberNetwork, table: Table, names, progress: bool = False):
-        """`names` are those of the noise of each chain."""
+    def __init__(self, network: NumberNetwork, table: Table, kind: Kind, progress: bool = False):
+        """`kind` is the noise of each chain."""
         self.network, self.table = network, Table(*map(jnp.asarray, table))
-        self.kind, self.num_chains = Kind.of(names), len(names)
+        self.kind, self.num_chains = kind, len(kind.is_input)
         self.progress = progress
 
     def train(self, key: jax.Array) -> jax.Array:
@@ -109,10 +109,9 @@ class NumberChains:
         start_key, key = jax.random.split(key)
         start = self.network.start(start_key, self.num_chains)
         if self.table.x.shape[1] <= _MOST_AT_ONCE:
-            return training.of_all_rows(self.network, start, self.table)
-        kind = training.constant(self.num_chains)
+            return training.of_all_rows(self.network, start, self.table, self.kind.plain())
         return training.of_batches(
-            self.network, key, start, self.table, kind, _TRAIN_STEPS, _TRAIN_BATCH
+            self.network, key, start, self.table, self.kind.plain(), _TRAIN_STEPS, _TRAIN_BATCH
         )
 
     def explore(self, key: jax.Array, position, plan: Plan) -> tuple[Walkers, Passed]:

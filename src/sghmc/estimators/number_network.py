@@ -22,28 +22,41 @@ Narrower priors are too smooth for tables such as concrete, and wider ones gave 
 """
 _LOG_SCALE, _LOG_SCALE_SPREAD = -2.0, 2.0
 _LOG_DEGREES, _LOG_DEGREES_SPREAD = 2.0, 1.5
-_LEAST_DEGREES = 2.0
+_LEAST_DEGREES = 3.0
+"""From 2 down no variance exists; from 3 up it is at most three times the squared scale."""
 _LEAST_SCALE, _LARGEST_SCALE = 1e-4, 10.0
 """Of the noise, in standard deviations of the target: float32 tells no less apart, and far from all
-rows a draw's noise should not be without bounds."""
+rows a draw's noise should not be without bounds. A rounded target has a larger least scale."""
 _START_LOG_SCALE = -1.0
 _START_HEAD = 0.1
 _HALF_LOG_TAU = 0.5 * np.log(2 * np.pi)
 
 
 class Kind(NamedTuple):
-    """Which noise: 0 or 1 each, numbers so that one compiled program serves all."""
+    """Which noise, one entry a chain: numbers, so that one compiled program serves all.
+
+    `log_least` is the logarithm of the scale that its own is never below: σ² ← σ² + least².
+    """
 
     is_input: Any
     is_student: Any
+    log_least: Any
 
     @classmethod
-    def of(cls, names) -> "Kind":
-        """One entry a chain."""
+    def of(cls, names, least_scale: float = 0.0) -> "Kind":
         return cls(
             np.array([name != "constant" for name in names], np.float32),
             np.array([name == "student" for name in names], np.float32),
+            np.full(len(names), np.log(max(least_scale, _LEAST_SCALE)), np.float32),
         )
+
+    def plain(self) -> "Kind":
+        """One Gaussian noise for all rows."""
+        return self._replace(is_input=0 * self.is_input, is_student=0 * self.is_student)
+
+    def of_one(self) -> "Kind":
+        """That of the first chain."""
+        return Kind(*(column[0] for column in self))
 
 
 class Table(NamedTuple):
@@ -69,10 +82,11 @@ class NumberNetwork:
         f, g = W_L s(… s(W_1 x + b_1) …) + b_L          two outputs
         "constant": e ~ N(0, 1), log σ = l
         "input":    e ~ N(0, 1), log σ(x) = l + g(x)
-        "student":  e ~ t_ν,     log σ(x) = l + g(x),  log(ν − 2) ~ N(2, 1.5²)
+        "student":  e ~ t_ν,     log σ(x) = l + g(x),  log(ν − 3) ~ N(2, 1.5²)
         W_ij ~ N(0, spread² · gain / fan in),  l ~ N(−2, 2²)
 
-    Inputs come as columns: such products are twice as fast on a processor as those of rows.
+    What rounding of y leaves unknown adds to the noise: σ² + least². Inputs come as columns: such
+    products are twice as fast on a processor as those of rows.
 
     | field | meaning |
     | --- | --- |
@@ -148,7 +162,7 @@ class NumberNetwork:
                 value = _activated(self.activation, value, numpy)
         level = _LOG_SCALE + _LOG_SCALE_SPREAD * z[..., -2:-1]
         log_scale = level + kind.is_input[..., None] * value[..., 1, :]
-        log_scale = 0.5 * numpy.logaddexp(2 * log_scale, np.float32(2 * np.log(_LEAST_SCALE)))
+        log_scale = 0.5 * numpy.logaddexp(2 * log_scale, 2 * kind.log_least[..., None])
         log_scale = -0.5 * numpy.logaddexp(-2 * log_scale, np.float32(-2 * np.log(_LARGEST_SCALE)))
         degrees = _LEAST_DEGREES + numpy.exp(_LOG_DEGREES + _LOG_DEGREES_SPREAD * z[..., -1])
         return Law(value[..., 0, :], log_scale, degrees)
@@ -168,9 +182,11 @@ class NumberNetwork:
     def potential(self, z: jax.Array, table: Table, kind: Kind) -> jax.Array:
         return 0.5 * jnp.sum(z**2) - self.log_likelihood(z, table, kind)
 
-    def predictive(self, z: np.ndarray, x: np.ndarray, name: str) -> Predictive:
+    def predictive(
+        self, z: np.ndarray, x: np.ndarray, name: str, least_scale: float = 0.0
+    ) -> Predictive:
         """On the host, for draws (draw, parameter) and standardized inputs as columns."""
-        kind = Kind.of([name] * len(z))
+        kind = Kind.of([name] * len(z), least_scale)
         law = self.law(z, x.astype(np.float32), kind, np)
         degrees = np.where(kind.is_student > 0, law.degrees, np.inf)[:, None]
         return Predictive(

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+_ON_GRID = 0.01
+
 
 class Rows(NamedTuple):
     """Inputs (rows), labels or targets, and a weight for each row: how often it was seen."""
@@ -54,6 +56,21 @@ class Scaling(NamedTuple):
 
     def apply(self, values: np.ndarray) -> np.ndarray:
         return (values - self.center) / self.scale
+
+
+def rounding(values: np.ndarray) -> float:
+    """The standard deviation of the error that rounding makes; 0 where values are not rounded.
+
+    Rounded ones repeat, and lie on a grid whose unit is their smallest gap: the error is uniform
+    inside it, with a standard deviation of gap / √12 (Sheppard's correction).
+    """
+    distinct = np.unique(values)
+    if not 1 < len(distinct) <= len(values) / 2:
+        return 0.0
+    gaps = np.diff(distinct)
+    steps = gaps / gaps.min()
+    is_grid = np.all(np.abs(steps - steps.round()) < _ON_GRID)
+    return float(gaps.min() / 12**0.5) if is_grid else 0.0
 
 
 def padded_size(size: int, steps: int) -> int:

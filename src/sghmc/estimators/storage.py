@@ -20,6 +20,7 @@ _ATTRIBUTES = (
     "likelihood_power_",
     "sharpness_",
     "noise_",
+    "target_rounding_",
     "hidden_layer_sizes_",
     "diagnostics_",
     "table_",

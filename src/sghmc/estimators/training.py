@@ -17,9 +17,9 @@ _FEW_STEPS = 300
 """With all rows: more make starts that are surer, and chains that see less of the posterior."""
 
 
-def of_all_rows(network: NumberNetwork, position: jax.Array, table: Table) -> jax.Array:
-    """The mean and one noise, few steps."""
-    return _with_all(network, position, table, _FEW_STEPS)
+def of_all_rows(network: NumberNetwork, position: jax.Array, table: Table, kind: Kind) -> jax.Array:
+    """Few steps."""
+    return _with_all(network, position, table, kind, _FEW_STEPS)
 
 
 def of_batches(
@@ -35,14 +35,10 @@ def of_batches(
     return _with_batches(network, key, position, table, kind, num_steps, batch_size)
 
 
-def constant(num_chains: int) -> Kind:
-    return Kind.of(["constant"] * num_chains)
-
-
 @functools.partial(jax.jit, static_argnames="network")
-def _with_all(network: NumberNetwork, position, table: Table, num_steps):
-    grads = jax.vmap(jax.grad(network.potential), in_axes=(0, None, None))
-    kind, total = Kind(jnp.zeros(()), jnp.zeros(())), jnp.sum(table.weight)
+def _with_all(network: NumberNetwork, position, table: Table, kind: Kind, num_steps):
+    grads = jax.vmap(jax.grad(network.potential), in_axes=(0, None, 0))
+    total = jnp.sum(table.weight)
     return _adam(position, num_steps, lambda t, z: grads(z, table, kind) / total)
 
 
