@@ -492,4 +492,6 @@ def test_thinned_draws_are_every_third_of_the_same_chain():
     sampler = sghmc.SGHMC(lambda t: 0.1 / (1 + t), 2.0)
     every, third = (sample(sampler=sampler, num_samples=12 // k, thinning=k) for k in (1, 3))
     close(third.positions, every.positions[:, 2::3])
-    close(third.info.kinetic_temperature, every.info.kinetic_temperature[:, 2::3])
+    heats = every.info.kinetic_temperature
+    assert heats is not None
+    close(third.info.kinetic_temperature, heats[:, 2::3])
