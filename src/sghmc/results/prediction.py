@@ -81,7 +81,7 @@ def _points(target: Target, positions: PyTree, is_finite: np.ndarray) -> PyTree 
     try:
         one = jax.tree.map(lambda leaf: leaf[0], points)
         # Not the method itself: jax compares methods it has seen, and these by all their data.
-        jax.eval_shape(lambda params: target.potential(params), one)
+        jax.eval_shape(lambda params: target.potential(params), one)  # noqa: PLW0108
     except Exception:  # whatever a user's function raises on what is not its parameters
         return "the law of the settings: the draws kept are not the parameters"
     return points
