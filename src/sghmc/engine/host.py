@@ -5,14 +5,13 @@ import time
 import warnings
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sghmc.checkpoint.folder import RunFolder, Save
 from sghmc.checkpoint.memory import Memory, Store
-from sghmc.core import processes, running_sum
+from sghmc.core import processes, running_sum, xla
 from sghmc.engine import checks, faults, loop
 from sghmc.engine.pace import Pace
 from sghmc.engine.placement import Placement
@@ -104,17 +103,21 @@ class Host:
     def _room(self, carry: Carry) -> tuple[StoredDraws, int]:
         """What no draws look like, and how many there will be."""
         num_samples = int(self.is_kept.sum())
-        _, record = eqx.filter_eval_shape(loop.observe, self.program, 0, carry)
+        record = loop.record_like(self.program, carry)
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
         self.capacity = max(1, min(self.room or num_samples, _BLOCK_BYTES // size))
         """How many draws the compiled loop may hold at a time."""
+        is_whole = xla.has_accelerator()
+        self.block = loop.plan_of(self.program, carry, is_burnin=False).rows(1) if is_whole else 1
+        """Draws that the loop makes at once, however few it is asked for."""
         record = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
         record = self.program.layout.chains_first(record, leading=1)
         return StoredDraws.of(record, np.empty((1, 0))), num_samples
 
     def run(self, *, progress: bool, throw: bool) -> Samples:
         """Make the draws that are left, and return all."""
-        thinning, startup, pace = self.program.thinning, self.startup_seconds, [Pace(), Pace()]
+        thinning, startup = self.program.thinning, self.startup_seconds
+        pace = [Pace(self.block), Pace(self.block)]
         is_shown = progress and processes.is_leader()
         bar = Bar(is_shown, self.num_draws * thinning, self.done * thinning)
         fault: DataError | None = None
