@@ -161,7 +161,7 @@ def find_region(
     is_gaussian = is_peak and found.is_peak
     region = Region(like, center, factor, found.distance, is_gaussian, is_gaussian)
     if region.is_gaussian:
-        _check_rises(surface.part(FEW_ROWS), region, origin)
+        _check_rises(surface, region, origin)
     return region
 
 
@@ -210,15 +210,17 @@ def _dense_factor(hessian: np.ndarray, like: PyTree) -> tuple[np.ndarray, bool]:
 def _check_rises(surface: Surface, region: Region, origin: np.ndarray) -> None:
     """A proper posterior falls off in every direction, as far as two standard deviations tell.
 
-    One of them is the way that the search has come: where classes can be separated it goes on.
-    Some of the rows have a slope at the mode of all: what it makes of a rise is taken off.
+    One of them is the way that the search has come: where classes can be separated it goes on. Of
+    many rows some are looked at; what their slope at the center differs from that of all by, and
+    makes of a rise, is taken off.
     """
     way = region.inward(origin[None])
     axes = np.concatenate([np.eye(way.size), way / max(np.linalg.norm(way), np.finfo(float).tiny)])
     axes = _REACH * axes[np.any(axes, axis=1)] @ region.factor.T
-    away = np.concatenate([axes, -axes])
-    values, slopes = surface.looks(np.concatenate([region.center[None], region.center + away]))
-    rises = values[1:] - values[0] - away @ slopes[0]
+    away, center = np.concatenate([axes, -axes]), region.center[None]
+    values, slopes = surface.part(FEW_ROWS).looks(np.concatenate([center, center + away]))
+    _, (slope,) = surface.looks(center)
+    rises = values[1:] - values[0] - away @ (slopes[0] - slope)
     worst = int(np.argmin(np.where(np.isnan(rises), np.inf, rises)))
     if rises[worst] < _LEAST_RISE * _EXPECTED_RISE:
         raise mode.ModeError(_flat(region.like, axes[worst % len(axes)]))
