@@ -6,6 +6,7 @@ import pytest
 
 import sghmc
 from sghmc.posterior.surface import _TOGETHER, Surface
+from sghmc.tuning import choice
 from sghmc.tuning.budget import Budget, BudgetError
 from sghmc.tuning.choice import check_pilots, choose_engine, predicted_seconds
 from sghmc.tuning.region import Region
@@ -69,7 +70,7 @@ def test_cheap_passes_are_made_exactly_and_dear_ones_are_not():
 def test_an_accelerator_has_steps_of_all_chains_launched_one_by_one(monkeypatch):
     surface = Measured(posterior(100_000), 4e-4, compile_seconds=0.0)
     assert choose(surface).engine == "minibatch"
-    monkeypatch.setattr("sghmc.core.xla.has_accelerator", lambda: True)
+    monkeypatch.setattr(choice.xla, "has_accelerator", lambda: True)
     assert choose(surface).engine == "exact"
 
 

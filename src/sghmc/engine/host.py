@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from sghmc.checkpoint.folder import RunFolder, Save
 from sghmc.checkpoint.memory import Memory, Store
-from sghmc.core import processes, running_sum, xla
+from sghmc.core import processes, running_sum
 from sghmc.engine import checks, faults, loop
 from sghmc.engine.pace import Pace
 from sghmc.engine.placement import Placement
@@ -44,10 +44,7 @@ class StoredDraws(NamedTuple):
 
 
 class Host:
-    """How far a run is, and the draws it has gathered.
-
-    `is_kept` says of every draw whether it is kept: not in burn-in.
-    """
+    """How far a run is, and the draws it has gathered: those that `is_kept`, not of burn-in."""
 
     store: Store
 
@@ -107,9 +104,6 @@ class Host:
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
         self.capacity = max(1, min(self.room or num_samples, _BLOCK_BYTES // size))
         """How many draws the compiled loop may hold at a time."""
-        is_whole = xla.has_accelerator()
-        self.block = loop.plan_of(self.program, carry, is_burnin=False).rows(1) if is_whole else 1
-        """Draws that the loop makes at once, however few it is asked for."""
         record = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
         record = self.program.layout.chains_first(record, leading=1)
         return StoredDraws.of(record, np.empty((1, 0))), num_samples
@@ -117,7 +111,7 @@ class Host:
     def run(self, *, progress: bool, throw: bool) -> Samples:
         """Make the draws that are left, and return all."""
         thinning, startup = self.program.thinning, self.startup_seconds
-        pace = [Pace(self.block), Pace(self.block)]
+        pace = [Pace(loop.draws_at_once(self.program, self.carry)) for _ in range(2)]
         is_shown = progress and processes.is_leader()
         bar = Bar(is_shown, self.num_draws * thinning, self.done * thinning)
         fault: DataError | None = None

@@ -76,6 +76,11 @@ def plan_of(program: Program, carry: Carry, *, is_burnin: bool) -> LoopPlan:
     )
 
 
+def draws_at_once(program: Program, carry: Carry) -> int:
+    """Draws that the loop makes, however few it is asked for."""
+    return plan_of(program, carry, is_burnin=False).rows(1) if xla.has_accelerator() else 1
+
+
 def make_draws(
     program: Program, carry: Carry, first, count, *, capacity: int
 ) -> tuple[Carry, DrawRecord | None]:

@@ -115,7 +115,7 @@ class NumPyroPosterior(Posterior):
     ):
         size = 1 if plate is None else structure.plates[plate]
         arguments, rows = given.split(size) if is_sliced else (given.whole(), [])
-        data = Examples(rows, np.arange(size, dtype=np.int32))
+        data = Examples(rows, jnp.asarray(np.arange(size, dtype=np.int32)))
         model = Model(function, arguments, plate, structure.local_axes(plate), structure.fixed)
         first = jax.tree.map(lambda leaf: leaf[:1], data)
         super().__init__(_LogLikelihood(model), _LogPrior(model, first), data)
@@ -263,7 +263,7 @@ class NumPyroPosterior(Posterior):
 
 
 @functools.partial(jax.jit, static_argnames="shapes")
-def _uniforms(key: jax.Array, radius: ArrayLike, shapes: tuple[tuple[int, ...], ...]):
+def _uniforms(key: jax.Array, radius: float, shapes: tuple[tuple[int, ...], ...]):
     keys = jax.random.split(key, len(shapes))
     return [
         jax.random.uniform(keys[i], shape, minval=-radius, maxval=radius)
@@ -281,7 +281,7 @@ def _compare(posterior: NumPyroPosterior, numbers: np.ndarray) -> tuple[jax.Arra
     """Log densities of some rows, alone and among all; of the rest, with one row and with all."""
     params = posterior.init(jax.random.key(0), radius=0.5)
     together, rest = posterior.model.log_densities(params, posterior.data)
-    alone = posterior.log_likelihoods(params, posterior.rows(numbers))
+    alone = posterior.log_likelihoods(params, posterior.rows(jnp.asarray(numbers)))
     return alone, together[numbers], posterior.log_prior(params), rest
 
 

@@ -80,9 +80,8 @@ class Batches:
         if self._is_dear:
             return None
         trial = self._run(self.settings, length=_NUM_DRAWS // _GLANCE)
-        if not trial.is_finite or trial.is_hot:
+        if not trial.is_finite:
             return None
-        self.places = self._sound_places(trial)
         seen = self.region.spread_of(trial.draws.reshape(-1, trial.draws.shape[-1]))
         return trial if seen.fits() and self._is_quadratic(trial) else None
 
@@ -104,7 +103,8 @@ class Batches:
                 break
             self._choose()
             if attempt == 0 and self._is_dear:
-                self._approach()
+                self.region, self.places = _approach(self)
+                self.largest_step = self.most
                 self._choose()
             trial = self._run(self.settings)
             if not trial.is_hot:
@@ -166,24 +166,6 @@ class Batches:
             return False
         is_long = target.num_examples > FEW_BATCHES * self.estimators.batch_size
         return bool(is_long and (self.misses or isinstance(self.choice.gradient, FullBatch)))
-
-    def _approach(self) -> None:
-        """Go to where most draws lie by few rows in place of all.
-
-        The mode of a hierarchical model may lie far off, and gradients are noisy on the way.
-        """
-        target, rng = self.pilots.target, self.estimators.rng
-        assert isinstance(target, Posterior)
-        count = FEW_BATCHES * self.estimators.batch_size
-        chosen = rng.choice(int(target.num_examples), count, replace=False)
-        rows = target.rows(jnp.asarray(chosen))
-        thinned = Potential(lambda params: target.estimate(params, rows))
-        key = jax.random.fold_in(self.pilots.key, 0)
-        pilots = self.pilots
-        scouts = Pilots(key, thinned, pilots.num_chains, pilots.room, pilots.budget)
-        found = Exact(scouts, self.region, self.places, self.tolerance, _NUM_DRAWS).search()
-        self.region, self.places = found.region, found.starts
-        self.largest_step = self.most
 
     def _sound_places(self, trial: Trial) -> np.ndarray:
         """Where the chains are; those that were lost go back to where sound ones are."""
@@ -257,6 +239,24 @@ class Batches:
         """A multiple of that of the pilots; of many parameters none, however long they remember."""
         most = math.inf if self.region.is_dense else 1
         return self.thinning * int(min(most, max(1, round(steps / self.thinning))))
+
+
+def _approach(search: Batches) -> tuple[Region, np.ndarray]:
+    """Region and places where most draws lie, found by few rows in place of all.
+
+    The mode of a hierarchical model may lie far off, and gradients are noisy on the way.
+    """
+    pilots, rng = search.pilots, search.estimators.rng
+    target = pilots.target
+    assert isinstance(target, Posterior)
+    count = FEW_BATCHES * search.estimators.batch_size
+    chosen = rng.choice(int(target.num_examples), count, replace=False)
+    rows = target.rows(jnp.asarray(chosen))
+    thinned = Potential(lambda params: target.estimate(params, rows))
+    key = jax.random.fold_in(pilots.key, 0)
+    scouts = Pilots(key, thinned, pilots.num_chains, pilots.room, pilots.budget)
+    found = Exact(scouts, search.region, search.places, search.tolerance, _NUM_DRAWS).search()
+    return found.region, found.starts
 
 
 def compare(
