@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -21,6 +22,7 @@ from sghmc.posterior.target import Target
 from sghmc.results.samples import Samples
 from sghmc.results.thinning import thinned
 from sghmc.samplers.base import Sampler
+from sghmc.tuning import promise
 from sghmc.tuning.choice import Engine
 from sghmc.tuning.report import Tuned
 from sghmc.tuning.saved import recall
@@ -29,6 +31,8 @@ from sghmc.types import PyTree
 
 _BATCH_SIZE = 500
 """Examples that a step of "auto" looks at, unless a `gradient` says how many."""
+_NUM_STRETCHES = 2
+"""Longer runs of "auto" at the most, where the draws of one know too little."""
 _ENGINES: dict[str, Engine] = {"auto": "auto", "auto:exact": "exact", "auto:minibatch": "minibatch"}
 
 
@@ -106,9 +110,25 @@ def sample(
         raise TypeError(
             f'sample needs a sampler such as sghmc.SGHMC(…), or "auto", not {sampler!r}.'
         )
+    if isinstance(target, StackedPosterior):
+        raise TypeError('"auto" takes one posterior at a time, not a stack of them.')
     tuned = _tuned(key, target, init, options, sampler)
+    samples = _drawn(jax.random.fold_in(key, 1), target, tuned, options, thinning)
+    for attempt in range(_NUM_STRETCHES):
+        longer = promise.stretch(samples, tuned.report)
+        if longer is None or thinning is not None or checkpoint is not None:
+            break
+        tuned = dataclasses.replace(tuned, thinning=math.ceil(longer * tuned.thinning))
+        samples = _drawn(jax.random.fold_in(key, 2 + attempt), target, tuned, options, thinning)
+    return samples.with_tuning(promise.judged(tuned.report, samples))
+
+
+def _drawn(
+    key: jax.Array, target: Target, tuned: Tuned, options: RunOptions, thinning: int | None
+) -> Samples:
+    """The run, with the thinning that was tuned where none is given."""
+    num_samples, num_burnin, every = options.num_samples, options.num_burnin, 1
     chosen = {"gradient": tuned.gradient, "init_axis": 0, "room": max(num_samples, LEAST_ROOM)}
-    every = 1
     if thinning is None and tuned.report.engine == "exact":
         # Pilots keep every trajectory: so does the run, which then is the same program.
         every = tuned.thinning
@@ -116,13 +136,12 @@ def sample(
     elif thinning is None:
         chosen["thinning"] = tuned.thinning
     options = dataclasses.replace(options, **chosen)
-    samples = run(jax.random.fold_in(key, 1), target, tuned.sampler, tuned.init, options)
-    return thinned(samples, every).with_tuning(tuned.report)
+    return thinned(run(key, target, tuned.sampler, tuned.init, options), every)
 
 
 def _tuned(
     key: jax.Array,
-    target: Target | StackedPosterior,
+    target: Target,
     init: PyTree,
     options: RunOptions,
     sampler: Literal["auto", "auto:exact", "auto:minibatch"],
@@ -139,8 +158,6 @@ def _tuned(
             f'"auto" tunes in one process, but jax.distributed runs {jax.process_count()}: call '
             f"sghmc.tune in one of its own, and sample with its sampler in all."
         )
-    if isinstance(target, StackedPosterior):
-        raise TypeError('"auto" takes one posterior at a time, not a stack of them.')
     checks.check_options(options, target)
     tuning = functools.partial(
         tune,

@@ -13,8 +13,8 @@ def clock(monkeypatch):
     return now
 
 
-def blocks(clock, seconds_per_draw, compilation, num_blocks, most=10**9):
-    made, steps = pace.Pace(), []
+def blocks(clock, seconds_per_draw, compilation, num_blocks, most=10**9, least=1):
+    made, steps = pace.Pace(least), []
     for i in range(num_blocks):
         with made.timing(most) as count:
             clock[0] += count * seconds_per_draw + (compilation if i == 0 else 0.0)
@@ -34,3 +34,8 @@ def test_a_draw_that_takes_longer_is_made_alone(clock):
 
 def test_no_more_than_are_left(clock):
     assert blocks(clock, 0.001, compilation=0.0, num_blocks=3, most=10)[1] == [1, 10, 10]
+
+
+def test_no_fewer_than_a_program_makes_at_once(clock):
+    assert blocks(clock, 0.1, compilation=0.0, num_blocks=3, least=32)[1] == [32, 32, 32]
+    assert blocks(clock, 0.1, compilation=0.0, num_blocks=2, least=32, most=20)[1] == [20, 20]

@@ -31,7 +31,7 @@ def test_draws_of_pilots_are_nearly_independent():
     for noise in (0.0, 1.0):
         settings = Settings.for_noise(noise, 0.05, 0.3)
         time = settings.law.autocorrelation_time
-        assert 2 * time <= settings.thinning <= 4 * time
+        assert 2**0.5 * time <= settings.thinning <= 2**1.5 * time
     assert settings.halved().step_size == settings.step_size / 2
     assert settings.halved().friction == settings.friction
 

@@ -158,6 +158,7 @@ def test_where_the_potential_is_a_gaussian_no_half_step_is_tried():
     pilots = standard()
     found = batches(pilots, region(is_local=True)).search()
     assert len(pilots.steps) == 1
+    assert pilots.lengths == [800 // 4 + 20]  # a short look, and burn-in
     assert "a Gaussian's up to" in found.notes[0]
     assert np.isnan(found.halving_change)
 
@@ -168,6 +169,7 @@ def test_a_potential_that_is_no_gaussian_is_not_taken_for_one():
     pilots = standard()
     found = batches(pilots, region(is_local=True), target).search()
     assert found.notes == []
+    assert pilots.lengths[0] < pilots.lengths[1]  # a short look was not enough
     assert min(pilots.steps) == pytest.approx(0.15)
 
 

@@ -172,6 +172,18 @@ def test_a_posterior_that_does_not_fall_off_is_refused(name):
         region_of(BAD_POSTERIORS[name], jnp.zeros(size))
 
 
+def test_some_rows_of_many_tell_whether_a_posterior_falls_off(monkeypatch):
+    """The slope of 50 of 2,000 rows is six standard deviations off: that is no rise."""
+    monkeypatch.setattr(region, "FEW_ROWS", 50)
+    rows = np.random.default_rng(0).normal(size=(2_000, 2)).astype(np.float32)
+    target = sghmc.Posterior(
+        lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2), lambda theta: 0.0 * theta[0], rows
+    )
+    assert region_of(target, jnp.ones(2)).is_gaussian
+    with pytest.raises(ModeError, match="does not fall off along"):
+        region_of(logistic_separable(2_000), jnp.zeros(3))
+
+
 def test_a_search_that_runs_away_is_refused():
     with pytest.raises(ModeError, match=r"ran away|does not fall off"):
         region_of(sghmc.Potential(lambda theta: -jnp.sum(theta**4)), jnp.ones(2))

@@ -1,8 +1,10 @@
 """What sample() refuses: each error names the input, what came, and the remedy."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -227,14 +229,28 @@ def check_functions(target: Target, like: PyTree) -> None:
 def _returned(target: Target, like: PyTree) -> dict[str, Any]:
     """What the functions of a target return, by shapes alone."""
     if not isinstance(target, AbstractPosterior):
-        return {"The potential U(params)": jax.eval_shape(target.potential, like)}
+        return {"The potential U(params)": _shape(_potential, target, like)}
     hyper = () if target.hyper is None else (target.hyper,)
     return {
-        "log_likelihood(params, example)": jax.eval_shape(
+        "log_likelihood(params, example)": _shape(
             target.log_likelihood, like, target.example, *hyper
         ),
-        "log_prior(params)": jax.eval_shape(target.log_prior, like, *hyper),
+        "log_prior(params)": _shape(target.log_prior, like, *hyper),
     }
+
+
+def _potential(target: Target, params: PyTree) -> jax.Array:
+    return target.potential(params)
+
+
+def _shape(function: Callable, *args) -> Any:
+    return eqx.filter_eval_shape(_traced_once, function, *args)
+
+
+@eqx.filter_jit
+def _traced_once(function: Callable, *args) -> Any:
+    """Functions may be Modules that hold data: jax would trace those again and again."""
+    return jax.tree.map(jnp.asarray, function(*args))
 
 
 def check_beginning(begun: Beginning) -> None:

@@ -5,7 +5,6 @@ import time
 import warnings
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -45,10 +44,7 @@ class StoredDraws(NamedTuple):
 
 
 class Host:
-    """How far a run is, and the draws it has gathered.
-
-    `is_kept` says of every draw whether it is kept: not in burn-in.
-    """
+    """How far a run is, and the draws it has gathered: those that `is_kept`, not of burn-in."""
 
     store: Store
 
@@ -104,7 +100,7 @@ class Host:
     def _room(self, carry: Carry) -> tuple[StoredDraws, int]:
         """What no draws look like, and how many there will be."""
         num_samples = int(self.is_kept.sum())
-        _, record = eqx.filter_eval_shape(loop.observe, self.program, 0, carry)
+        record = loop.record_like(self.program, carry)
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
         self.capacity = max(1, min(self.room or num_samples, _BLOCK_BYTES // size))
         """How many draws the compiled loop may hold at a time."""
@@ -114,7 +110,8 @@ class Host:
 
     def run(self, *, progress: bool, throw: bool) -> Samples:
         """Make the draws that are left, and return all."""
-        thinning, startup, pace = self.program.thinning, self.startup_seconds, [Pace(), Pace()]
+        thinning, startup = self.program.thinning, self.startup_seconds
+        pace = [Pace(loop.draws_at_once(self.program, self.carry)) for _ in range(2)]
         is_shown = progress and processes.is_leader()
         bar = Bar(is_shown, self.num_draws * thinning, self.done * thinning)
         fault: DataError | None = None

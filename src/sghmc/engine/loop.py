@@ -68,16 +68,25 @@ def compiled_draws() -> Any:
     return eqx.filter_jit(make_draws, donate="all-except-first", **xla.loop_options())
 
 
+def plan_of(program: Program, carry: Carry, *, is_burnin: bool) -> LoopPlan:
+    one = jax.eval_shape(lambda: _block(program, 0, 1, has_motion=True)).variates
+    must_watch = carry.info.acceptance is not None
+    return LoopPlan.of(
+        program, tree.size(one.motion), tree.size(one.gradient), is_burnin, must_watch
+    )
+
+
+def draws_at_once(program: Program, carry: Carry) -> int:
+    """Draws that the loop makes, however few it is asked for."""
+    return plan_of(program, carry, is_burnin=False).rows(1) if xla.has_accelerator() else 1
+
+
 def make_draws(
     program: Program, carry: Carry, first, count, *, capacity: int
 ) -> tuple[Carry, DrawRecord | None]:
     """`advance`, not compiled."""
     is_burnin = capacity == 0
-    one = jax.eval_shape(lambda: _block(program, 0, 1, has_motion=True)).variates
-    must_watch = carry.info.acceptance is not None
-    plan = LoopPlan.of(
-        program, tree.size(one.motion), tree.size(one.gradient), is_burnin, must_watch
-    )
+    plan = plan_of(program, carry, is_burnin=is_burnin)
     records = _empty_records(program, carry, plan.rows(capacity))
 
     def make_draw(k, block, offset, loop):
@@ -116,6 +125,14 @@ def make_draws(
 def observe(program: Program, t, carry: Carry) -> tuple[Carry, DrawRecord]:
     """What is kept of all chains after step t."""
     return each_carry(program, carry, lambda chain, carry: chain.observe(t, carry))
+
+
+def record_like(program: Program, carry: Carry) -> DrawRecord:
+    """Shapes of what `observe` records; traced once for all runs that share a program."""
+    return eqx.filter_eval_shape(_traced_once, program, np.int32(0), carry)[1]
+
+
+_traced_once = eqx.filter_jit(observe)
 
 
 def _empty_records(program: Program, carry: Carry, capacity: int) -> DrawRecord | None:

@@ -14,10 +14,10 @@ _LONG_COMPILATION = 1.0
 
 
 class Pace:
-    """One draw, to compile, then as many as take half a second."""
+    """`least` draws, to compile, then as many as take half a second."""
 
-    def __init__(self):
-        self.count, self.first_seconds = 1, 0.0
+    def __init__(self, least: int = 1):
+        self.count, self.least, self.first_seconds = least, least, 0.0
 
     @contextlib.contextmanager
     def timing(self, most: int) -> Iterator[int]:
@@ -29,7 +29,7 @@ class Pace:
         if not self.first_seconds and elapsed > _LONG_COMPILATION:
             _give_memory_back()
         self.first_seconds = self.first_seconds or elapsed
-        self.count = max(1, int(count * min(_LARGEST_GROWTH, _BLOCK_SECONDS / elapsed)))
+        self.count = max(self.least, int(count * min(_LARGEST_GROWTH, _BLOCK_SECONDS / elapsed)))
 
 
 def _give_memory_back() -> None:

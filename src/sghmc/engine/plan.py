@@ -12,8 +12,9 @@ _SMALL = 8
 """A model is small where so many of its steps fit into one block."""
 _FEW = 4
 """Steps of a block of very many chains, though they do not fit."""
-_BLOCK_DRAWS = 512
-"""Draws of a block on an accelerator, which makes all of them even where fewer are asked for."""
+_BLOCK_DRAWS, _BLOCK_TRAJECTORIES = 512, 32
+"""Draws of a block on an accelerator, which makes all of them even where fewer are asked for: of
+single steps, and of trajectories, beside which a question to the host is nothing."""
 _BLOCK_ROWS = 1_048_576
 """Variates of gradients drawn at once, alone: each time costs an accelerator some launches."""
 
@@ -69,9 +70,10 @@ class LoopPlan(NamedTuple):
         # to the host. Elsewhere, where there is none but 1, the last block is cut short.
         length = max(n for n in range(1, most + 1) if period % n == 0)
         length = most if length == 1 and not is_padded else length
+        whole = _BLOCK_DRAWS if program.kernel.num_gradients == 1 else _BLOCK_TRAJECTORIES
         return cls(
             period=period,
-            draws_per_block=min(draws, _BLOCK_DRAWS) if is_padded else draws,
+            draws_per_block=min(draws, whole) if is_padded else draws,
             block_length=length,
             block_has_motion=is_small or (is_wide and length > 1),
             is_watched=must_watch or (program.has_info and (is_small or program.thinning == 1)),

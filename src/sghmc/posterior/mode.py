@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.posterior import newton
-from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.newton import Minimum
 from sghmc.posterior.surface import FEW_ROWS, Surface, as_params, as_vector
 from sghmc.posterior.target import Target
@@ -56,11 +55,10 @@ def find_mode(target: Target, start: PyTree) -> Mode:
 
 def mode_of(surface: Surface, start: PyTree) -> Mode:
     """The mode near `start` of a surface over all data."""
-    x, target = as_vector(start), surface.target
+    x, part = as_vector(start), surface.part(_FEW_ROWS)
     search = newton.minimize if x.size <= DENSE_LIMIT else _quasi_newton
-    rough = None
-    if isinstance(target, AbstractPosterior) and target.num_examples > 2 * _FEW_ROWS:
-        rough = Surface(target, start, _FEW_ROWS, surface.check)
+    rough = None if part is surface else part
+    if rough is not None:
         x = search(rough, x).x
     end = search(surface, x, rough)
     if not np.isfinite(end.value):

@@ -63,6 +63,12 @@ class Surface:
                 self.rows = _some_rows(target, num_rows)
             self.is_short = min(num_rows or count, count) <= FEW_ROWS
 
+    def part(self, num_rows: int) -> "Surface":
+        """U estimated from so many rows; this surface itself, where there are not twice as many."""
+        target = self.target
+        is_long = isinstance(target, AbstractPosterior) and target.num_examples > 2 * num_rows
+        return Surface(target, self.like, num_rows, self.check) if is_long else self
+
     def looks(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """U and ∇U at each row of `points`."""
         values, slopes = [], []

@@ -5,7 +5,9 @@ define them. Draws have axes (number, chain, draw) here, and results one entry f
 where a draw is NaN, and where there are fewer than four draws of each chain.
 """
 
+import functools
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -165,8 +167,6 @@ def _split(draws: np.ndarray) -> np.ndarray:
 
 def _ranked(draws: np.ndarray) -> np.ndarray:
     """The normal quantiles of the ranks among all chains; those of equal draws are averaged."""
-    from scipy.special import ndtri
-
     pooled = draws.reshape(len(draws), -1)
     size = pooled.shape[1]
     if size == 0:
@@ -175,19 +175,29 @@ def _ranked(draws: np.ndarray) -> np.ndarray:
     in_order = np.take_along_axis(pooled, order, axis=1)
     is_new = np.ones(pooled.shape, bool)
     is_new[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
-    quantiles = ndtri((np.arange(2, 2 * size + 1) / 2 - 3 / 8) / (size + 1 / 4))
-    scores = np.broadcast_to(quantiles[::2], pooled.shape)
+    scores = np.broadcast_to(_quantiles(size, 1), pooled.shape)
     if not is_new.all():
         numbers = np.arange(size)
         first = np.maximum.accumulate(np.where(is_new, numbers, 0), axis=1)
         is_last = np.append(is_new[:, 1:], np.ones((len(pooled), 1), bool), axis=1)
         last = np.where(is_last, numbers, size)
         last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
-        scores = quantiles[first + last]
+        scores = _quantiles(size, 2)[first + last]
     ranked = np.empty(pooled.shape)
     np.put_along_axis(ranked, order, scores, axis=1)
     ranked[np.isnan(in_order[:, -1])] = np.nan
     return ranked.reshape(draws.shape)
+
+
+@functools.lru_cache(maxsize=8)
+def _quantiles(size: int, density: int) -> np.ndarray:
+    """Normal quantiles of the ranks 1 to `size`, and of `density` − 1 places between neighbours.
+
+    Without scipy, whose import would take longer than all else that a verdict needs.
+    """
+    ranks = 1 + np.arange(density * (size - 1) + 1) / density
+    levels = (ranks - 3 / 8) / (size + 1 / 4)
+    return np.fromiter(map(NormalDist().inv_cdf, levels.tolist()), float, len(levels))
 
 
 def _shortest_interval(in_order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

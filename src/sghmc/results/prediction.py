@@ -80,7 +80,8 @@ def _points(target: Target, positions: PyTree, is_finite: np.ndarray) -> PyTree 
     )
     try:
         one = jax.tree.map(lambda leaf: leaf[0], points)
-        jax.eval_shape(target.potential, one)
+        # Not the method itself: jax compares methods it has seen, and these by all their data.
+        jax.eval_shape(lambda params: target.potential(params), one)  # noqa: PLW0108
     except Exception:  # whatever a user's function raises on what is not its parameters
         return "the law of the settings: the draws kept are not the parameters"
     return points
@@ -117,7 +118,7 @@ def _noise(origin: Origin, target: Target, points: PyTree, *, diagonal: bool):
 
 def _widened(leaf):
     is_float = eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
-    return jnp.asarray(leaf, jnp.float64) if is_float else leaf
+    return np.asarray(leaf, np.float64) if is_float else leaf
 
 
 def _in_all_directions(

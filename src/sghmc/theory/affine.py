@@ -62,13 +62,13 @@ def affine_map(
     precision = as_matrix(precision)
     size = len(precision)
     with jax.enable_x64(True):
-        like = jnp.zeros(size, jnp.float64)
+        like = jax.ShapeDtypeStruct((size,), np.float64)
         kernel = sampler.with_center(np.zeros(size)).prepare(
             like, t + 1 if num_steps is None else num_steps
         )
         estimator = NoisyGradient(np.asarray(gradient_noise)).prepare(_gaussian(precision), like)
         step = jax.tree.map(
-            np.asarray, _differentiated()(kernel, estimator, jnp.asarray(precision), jnp.asarray(t))
+            np.asarray, _differentiated()(kernel, estimator, precision, np.asarray(t, np.int32))
         )
     if not np.allclose(step.seen, step.foretold, rtol=_AFFINE, atol=_AFFINE):
         raise ValueError(_not_affine(sampler))
@@ -100,8 +100,11 @@ def _differentiate(kernel: Kernel, estimator: GradientEstimator, precision, t) -
     target = _gaussian(precision)
     key = jnp.zeros(2, jnp.uint32)
     gradients = kernel.num_gradients
+    shapes = jax.eval_shape(  # no program need draw what only its shape is wanted of
+        lambda: (kernel.draw(key, 0, 1, like), estimator.draw(key, 0, 1, gradients, like))
+    )
     normals, unravel_normals = ravel_pytree(
-        (kernel.draw(key, 0, 1, like), estimator.draw(key, 0, 1, gradients, like))
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     )
     state, unravel_state = ravel_pytree(kernel.init([jnp.zeros_like(like)], like))
 
@@ -110,17 +113,19 @@ def _differentiate(kernel: Kernel, estimator: GradientEstimator, precision, t) -
         oracle = estimator.oracle(target, of_gradient)
         return ravel_pytree(kernel.step(t, own, unravel_state(z), oracle)[0])[0]
 
-    def position_and_momentum(z):
+    def looks(z):
         state = unravel_state(z)
-        return ravel_pytree((kernel.position(state), kernel.momentum(state)))[0]
+        shown = ravel_pytree((kernel.position(state), kernel.momentum(state)))[0]
+        return kernel.observed(t, state), shown
 
     origin = jnp.zeros_like(state), jnp.zeros_like(normals)
-    transition, noise = jax.jacfwd(step, argnums=(0, 1))(*origin)
+    first, push = jax.linearize(step, *origin)
+    transition = jax.vmap(push, (1, None), 1)(jnp.eye(len(state)), origin[1])
+    noise = jax.vmap(push, (None, 1), 1)(origin[0], jnp.eye(len(normals)))
     z, n = (jnp.cos(jnp.arange(x.size) + 1.0) for x in origin)
-    view = jax.jacfwd(lambda z: kernel.observed(t, unravel_state(z)))(origin[0])
-    shown = jax.jacfwd(position_and_momentum)(origin[0])
+    view, shown = jax.jacfwd(looks)(origin[0])
     units = jnp.eye(len(state), dtype=state.dtype).at[: len(shown)].set(shown)
-    foretold = step(*origin) + transition @ z + noise @ n
+    foretold = first + transition @ z + noise @ n
     return _Derivatives(transition, noise, view, units, step(z, n), foretold)
 
 

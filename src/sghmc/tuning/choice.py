@@ -2,6 +2,7 @@
 
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from sghmc.core import xla
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.surface import Surface
@@ -23,12 +24,12 @@ _HASTY_COMPILING = 2.5
 """How many times as long compiling takes that is not done in a hurry."""
 _GATHERING = 2.0
 """What a row of a batch costs, beside one of a pass."""
-_STEP = 3e-6
-"""Seconds of a step besides its rows."""
+_STEP, _LAUNCHES = 3e-6, 4e-5
+"""Seconds of a step besides its rows: of a chain, and on an accelerator of all chains."""
 _WARM_UP = 800
 _PILOT_STEPS, _DRAW_STEPS = 50_000, 16
 """Trajectories of all chains before the draws of one engine; steps of the other, and of a draw."""
-_PREFERENCE = 1.5
+_PREFERENCE = 2.5
 """An answer without bias is worth so many times the seconds."""
 
 
@@ -44,6 +45,7 @@ def choose_engine(
     *,
     batch_size: int,
     num_draws: int,
+    num_chains: int,
     gibbs: Gibbs | None,
 ) -> Chosen:
     """`num_draws` are those of all chains together."""
@@ -66,6 +68,7 @@ def choose_engine(
         num_gradients=Settings.first(region).num_steps + 1,
         batch_size=batch_size,
         num_draws=num_draws,
+        step_seconds=_LAUNCHES / num_chains if xla.has_accelerator() else _STEP,
     )
     best = "exact" if seconds["exact"] < _PREFERENCE * seconds["minibatch"] else "minibatch"
     told = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
@@ -98,12 +101,13 @@ def predicted_seconds(
     num_gradients: int,
     batch_size: int,
     num_draws: int,
+    step_seconds: float = _STEP,
 ) -> dict[str, float]:
     """Of tuning and run, by engine; `num_gradients` are those of a trajectory."""
     row = pass_seconds / num_examples
     passes = (_WARM_UP + num_draws) * num_gradients
     steps = _PILOT_STEPS + _DRAW_STEPS * num_draws
     # A control variate looks at every row of its batch twice.
-    step = _STEP + 2 * batch_size * _GATHERING * row
-    work = {"exact": passes * pass_seconds, "minibatch": steps * step}
+    step = step_seconds + 2 * batch_size * _GATHERING * row
+    work = {"exact": passes * (step_seconds + pass_seconds), "minibatch": steps * step}
     return {name: _COMPILING[name] * compile_seconds + work[name] for name in work}

@@ -58,7 +58,7 @@ class Settings:
     def thinning(self) -> int:
         """About an independent draw; a power of two, so that pilots share programs."""
         steps = min(2 * self.law.autocorrelation_time, _LARGEST_THINNING)
-        return 2 ** max(2, math.ceil(math.log2(steps)))
+        return 2 ** max(2, round(math.log2(steps)))
 
     def sampler(self, region: Region) -> Whitened:
         inner = SGHMC(self.step_size, self.friction, observe="middle")

@@ -30,8 +30,11 @@ _NUM_PROLONGATIONS = 10
 _NUM_DRAWS, _NUM_DRAWS_OF_MANY = 3_200, 96
 """Draws of all chains in a pilot run, and where the parameters are many."""
 _LARGEST_R_HAT = 1.2
-_NUM_LOOKS = 32
-"""Draws at which the potential is compared with that of a Gaussian."""
+_NUM_LOOKS = 31
+"""Draws at which the potential is compared with a Gaussian's: four passes, with its center."""
+_GLANCE = 4
+"""A first pilot run, from a peak with a curvature, is so many times shorter: it may show that the
+potential is a Gaussian's, and then there is nothing to refine or to test."""
 _MONTE_CARLO_SHARE = 1 / 6
 """Of the tolerance: how well pilot runs know standard deviations before they are compared."""
 
@@ -53,6 +56,7 @@ class Batches:
         self.largest_step = self.most if region.is_gaussian else self.most / 4
         self.faults: list[str] = []
         self.notes: list[str] = []
+        self.is_quadratic = False
         self.change = self.change_noise = math.nan
         settings = Settings.for_noise(0.0, self.tolerance, self.largest_step)
         self.choice = Choice(FullBatch(), settings, {})
@@ -63,10 +67,23 @@ class Batches:
         return self.choice.settings
 
     def search(self) -> Outcome:
-        trial = self._refine()
+        trial = self._glance() or self._refine()
         if trial is not None and (self.faults or self._is_quadratic(trial)):
             return _outcome(self, trial)
         return _outcome(self, self._verify())
+
+    def _glance(self) -> Trial | None:
+        """A short pilot run, where it shows all there is to know."""
+        if not self.region.is_local or not self.region.is_dense:
+            return None
+        self._choose()
+        if self._is_dear:
+            return None
+        trial = self._run(self.settings, length=_NUM_DRAWS // _GLANCE)
+        if not trial.is_finite:
+            return None
+        seen = self.region.spread_of(trial.draws.reshape(-1, trial.draws.shape[-1]))
+        return trial if seen.fits() and self._is_quadratic(trial) else None
 
     def _choose(self) -> None:
         self.choice = self.estimators.best(self.region, self.places, self.largest_step)
@@ -86,7 +103,8 @@ class Batches:
                 break
             self._choose()
             if attempt == 0 and self._is_dear:
-                self._approach()
+                self.region, self.places = _approach(self)
+                self.largest_step = self.most
                 self._choose()
             trial = self._run(self.settings)
             if not trial.is_hot:
@@ -121,6 +139,8 @@ class Batches:
         Drawn in the middle of drifts a Gaussian has none; what a potential has beyond it makes one
         of the square of the step size, times its own size.
         """
+        if self.is_quadratic:
+            return True
         if self.misses or not self.region.is_local:
             return False
         if heat_fault(trial.heat, self.tolerance) is not None:
@@ -135,6 +155,7 @@ class Batches:
             f"the potential is a Gaussian's up to ± {beyond:.2g}: the step size makes no error to "
             f"speak of, so half of it was not tried"
         )
+        self.is_quadratic = True
         return True
 
     @property
@@ -146,24 +167,6 @@ class Batches:
         is_long = target.num_examples > FEW_BATCHES * self.estimators.batch_size
         return bool(is_long and (self.misses or isinstance(self.choice.gradient, FullBatch)))
 
-    def _approach(self) -> None:
-        """Go to where most draws lie by few rows in place of all.
-
-        The mode of a hierarchical model may lie far off, and gradients are noisy on the way.
-        """
-        target, rng = self.pilots.target, self.estimators.rng
-        assert isinstance(target, Posterior)
-        count = FEW_BATCHES * self.estimators.batch_size
-        chosen = rng.choice(int(target.num_examples), count, replace=False)
-        rows = target.rows(jnp.asarray(chosen))
-        thinned = Potential(lambda params: target.estimate(params, rows))
-        key = jax.random.fold_in(self.pilots.key, 0)
-        pilots = self.pilots
-        scouts = Pilots(key, thinned, pilots.num_chains, pilots.room, pilots.budget)
-        found = Exact(scouts, self.region, self.places, self.tolerance, _NUM_DRAWS).search()
-        self.region, self.places = found.region, found.starts
-        self.largest_step = self.most
-
     def _sound_places(self, trial: Trial) -> np.ndarray:
         """Where the chains are; those that were lost go back to where sound ones are."""
         sound = np.flatnonzero(trial.is_sound)
@@ -171,9 +174,11 @@ class Batches:
             return self.places
         return trial.last[sound[np.arange(len(trial.draws)) % len(sound)]]
 
-    def _run(self, settings: Settings, places: np.ndarray | None = None) -> Trial:
-        """Pilot chains from `places`, as long for smaller steps."""
-        whole = _NUM_DRAWS if self.region.is_dense else _NUM_DRAWS_OF_MANY
+    def _run(
+        self, settings: Settings, places: np.ndarray | None = None, length: int | None = None
+    ) -> Trial:
+        """Pilot chains from `places`, as long for smaller steps; `length` draws of all."""
+        whole = length or (_NUM_DRAWS if self.region.is_dense else _NUM_DRAWS_OF_MANY)
         share = max(1, settings.thinning // self.thinning)
         num_draws = share * math.ceil(whole / self.pilots.num_chains) + _NUM_BURNIN
         trial = self.pilots.run(
@@ -236,6 +241,24 @@ class Batches:
         return self.thinning * int(min(most, max(1, round(steps / self.thinning))))
 
 
+def _approach(search: Batches) -> tuple[Region, np.ndarray]:
+    """Region and places where most draws lie, found by few rows in place of all.
+
+    The mode of a hierarchical model may lie far off, and gradients are noisy on the way.
+    """
+    pilots, rng = search.pilots, search.estimators.rng
+    target = pilots.target
+    assert isinstance(target, Posterior)
+    count = FEW_BATCHES * search.estimators.batch_size
+    chosen = rng.choice(int(target.num_examples), count, replace=False)
+    rows = target.rows(jnp.asarray(chosen))
+    thinned = Potential(lambda params: target.estimate(params, rows))
+    key = jax.random.fold_in(pilots.key, 0)
+    scouts = Pilots(key, thinned, pilots.num_chains, pilots.room, pilots.budget)
+    found = Exact(scouts, search.region, search.places, search.tolerance, _NUM_DRAWS).search()
+    return found.region, found.starts
+
+
 def compare(
     whole: Trial, half: Trial, tolerance: float, *, is_dense: bool
 ) -> tuple[float, float, bool]:
@@ -264,7 +287,9 @@ def _outcome(search: Batches, trial: Trial) -> Outcome:
     steps, starts = settings.law.autocorrelation_time, search.places
     heat = math.nan
     if trial.is_finite:
-        steps, starts = trial.autocorrelation_time * search.thinning, trial.last
+        starts = trial.last
+        if not search.is_quadratic:  # of a Gaussian theory knows it better than a short run
+            steps = trial.autocorrelation_time * search.thinning
         heat = float(np.mean(trial.heat))
     else:
         faults.append(

@@ -15,7 +15,7 @@ from sghmc.core import tree
 from sghmc.posterior import mode
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.potential import Potential
-from sghmc.posterior.surface import Surface, as_params, as_vector
+from sghmc.posterior.surface import FEW_ROWS, Surface, as_params, as_vector
 from sghmc.posterior.target import Target
 from sghmc.types import PyTree
 
@@ -147,8 +147,7 @@ def find_region(
     """
     like, origin = surface.like, as_vector(start)
     if len(origin) > mode.DENSE_LIMIT:
-        part = Surface(surface.target, start, _NUM_ROWS, surface.check)
-        center, value = part.descend(origin, goes_on)
+        center, value = surface.part(_NUM_ROWS).descend(origin, goes_on)
         _check_end(surface, origin, center, value)
         return _diagonal_region(surface, center)
     found = mode.mode_of(surface, start)
@@ -162,7 +161,7 @@ def find_region(
     is_gaussian = is_peak and found.is_peak
     region = Region(like, center, factor, found.distance, is_gaussian, is_gaussian)
     if region.is_gaussian:
-        _check_rises(surface, region, origin, found.potential)
+        _check_rises(surface, region, origin)
     return region
 
 
@@ -170,9 +169,8 @@ def draw_starts(surface: Surface, region: Region, rng, count: int) -> np.ndarray
     """Draws of N(center, L Lᵀ), drawn in where the potential is far above a Gaussian's."""
     size = len(region.center)
     z = rng.normal(size=(count, size))
-    lowest = surface.potentials(region.center[None])[0]
     for _ in range(_NUM_CONTRACTIONS):
-        rises = surface.potentials(region.outward(z)) - lowest
+        rises = _rises(surface, region.center, region.outward(z))
         expected = np.sum(z**2, axis=1) / 2
         is_far = ~(rises < 1.5 * expected + 5)
         if not is_far.any():
@@ -183,8 +181,14 @@ def draw_starts(surface: Surface, region: Region, rng, count: int) -> np.ndarray
 
 def excess(surface: Surface, region: Region, draws: np.ndarray) -> float:
     """How far the potential is from that of N(center, L Lᵀ): the standard deviation over draws."""
-    rises = surface.potentials(draws) - surface.potentials(region.center[None])
+    rises = _rises(surface, region.center, draws)
     return float(np.std(rises - np.sum(region.inward(draws) ** 2, axis=1) / 2))
+
+
+def _rises(surface: Surface, center: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """The potential above that of the center: asked for together, where a pass has room for it."""
+    values = surface.potentials(np.concatenate([center[None], points]))
+    return values[1:] - values[0]
 
 
 def _dense_factor(hessian: np.ndarray, like: PyTree) -> tuple[np.ndarray, bool]:
@@ -203,16 +207,20 @@ def _dense_factor(hessian: np.ndarray, like: PyTree) -> tuple[np.ndarray, bool]:
     return (vectors / np.sqrt(values)) / scale[:, None], is_positive
 
 
-def _check_rises(surface: Surface, region: Region, origin: np.ndarray, lowest: float) -> None:
+def _check_rises(surface: Surface, region: Region, origin: np.ndarray) -> None:
     """A proper posterior falls off in every direction, as far as two standard deviations tell.
 
-    One of them is the way that the search has come: where classes can be separated it goes on.
+    One of them is the way that the search has come: where classes can be separated it goes on. Of
+    many rows some are looked at; what their slope at the center differs from that of all by, and
+    makes of a rise, is taken off.
     """
     way = region.inward(origin[None])
     axes = np.concatenate([np.eye(way.size), way / max(np.linalg.norm(way), np.finfo(float).tiny)])
     axes = _REACH * axes[np.any(axes, axis=1)] @ region.factor.T
-    points = np.concatenate([region.center + axes, region.center - axes])
-    rises = surface.potentials(points) - lowest
+    away, center = np.concatenate([axes, -axes]), region.center[None]
+    values, slopes = surface.part(FEW_ROWS).looks(np.concatenate([center, center + away]))
+    _, (slope,) = surface.looks(center)
+    rises = values[1:] - values[0] - away @ (slopes[0] - slope)
     worst = int(np.argmin(np.where(np.isnan(rises), np.inf, rises)))
     if rises[worst] < _LEAST_RISE * _EXPECTED_RISE:
         raise mode.ModeError(_flat(region.like, axes[worst % len(axes)]))
@@ -226,7 +234,7 @@ def _check_end(surface: Surface, origin: np.ndarray, center: np.ndarray, value: 
     if not np.isfinite(value) or np.abs(center).max() > _FAR * (1 + np.abs(origin).max()):
         raise mode.ModeError(_ran_away(center))
     way = center - origin
-    rises = surface.potentials(center + np.outer(_FARTHER, way)) - surface.potentials(center[None])
+    rises = _rises(surface, center, center + np.outer(_FARTHER, way))
     if np.any(way) and np.all(rises < _LEAST_RISE * _EXPECTED_RISE):
         raise mode.ModeError(_flat(surface.like, way))
 

@@ -53,7 +53,9 @@ class TuneReport:
     | `halving_noise` | and the Monte Carlo error of that |
     | `kinetic_temperature` | of the momenta in the pilot runs: 1 when right |
     | `autocorrelation_time` | 1 + Σρ in steps, of the slowest parameter in the pilot runs |
-    | `is_met` | whether all this keeps within `tolerance` |
+    | `monte_carlo_error` | of standard deviations, relative: what chance may do to the worst of |
+    | | them in 19 of 20 runs; known after the run |
+    | `is_met` | whether all this keeps within `tolerance`, with the draws made |
     | `stages` | seconds of each stage of the tuning |
     """
 
@@ -78,6 +80,7 @@ class TuneReport:
     num_steps: int
     acceptance: float
     stages: dict[str, float]
+    monte_carlo_error: float = math.nan
 
     def __str__(self) -> str:
         data = "a potential" if self.num_examples is None else f"{self.num_examples:,} examples"
@@ -118,8 +121,11 @@ class TuneReport:
 
     @property
     def verdict(self) -> str:
+        chance = ""
+        if not math.isnan(self.monte_carlo_error):
+            chance = f" (± {100 * self.monte_carlo_error:.2g} % of standard deviations)"
         if self.engine == "exact" and self.is_met:
-            return "exact: no error but that of a finite number of draws"
+            return f"exact: no error but that of a finite number of draws{chance}"
         aim = f"errors of standard deviations below {100 * self.tolerance:.3g} %"
         return f"{aim} are {'to be expected' if self.is_met else 'NOT to be expected'}"
 

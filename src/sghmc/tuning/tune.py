@@ -76,6 +76,7 @@ def tune(
             region,
             batch_size=batch_size,
             num_draws=num_samples * num_chains,
+            num_chains=num_chains,
             gibbs=gibbs,
         )
         pilots = Pilots(key, target, num_chains, max(num_samples, LEAST_ROOM), clock, gibbs)
