@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import errno
 import hashlib
 import os
 import pathlib
@@ -298,6 +299,38 @@ def test_a_finished_run_is_returned_without_running(folder, whole, monkeypatch):
     before = contents(folder)
     same(sample(folder), whole)
     assert contents(folder) == before
+
+
+def make_read_only(monkeypatch):
+    """Nothing can be opened for writing: permissions would not stop a superuser's test."""
+
+    def refuse():
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def opened(path, mode="r", *args, plain=open, **given):
+        return plain(path, mode, *args, **given) if set(mode) <= set("rbt") else refuse()
+
+    def opened_by_number(path, flags, *args, plain=os.open, **given):
+        return plain(path, flags, *args, **given) if not flags & os.O_ACCMODE else refuse()
+
+    monkeypatch.setattr("builtins.open", opened)
+    monkeypatch.setattr(os, "open", opened_by_number)
+    monkeypatch.setattr(pathlib.Path, "write_bytes", lambda *_: refuse())
+
+
+def test_a_finished_run_on_a_read_only_disk_is_returned(folder, whole, monkeypatch):
+    make_read_only(monkeypatch)
+    same(sample(folder), whole)
+
+
+def test_an_unfinished_run_on_a_read_only_disk_is_refused(tmp_path, kill_at, monkeypatch):
+    kill_at(5)
+    with pytest.raises(Killed):
+        sample(tmp_path)
+    kill_at(None)
+    make_read_only(monkeypatch)
+    with pytest.raises(sghmc.CheckpointError, match=r"Writing to .* failed.*Read-only"):
+        sample(tmp_path)
 
 
 @pytest.mark.parametrize("harm", [flip, cut, link, os.remove])

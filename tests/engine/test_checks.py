@@ -172,6 +172,7 @@ def test_things_of_the_wrong_kind():
     refuses(TypeError, "gibbs must be sghmc.Gibbs", sample, HIERARCHY, gibbs=log_prior)
     refuses(TypeError, "averages must be a dict.*sum", sample, averages=[jnp.sum])
     refuses(TypeError, "keep must be a function.*'theta'", sample, keep="theta")
+    refuses(TypeError, "checkpoint must be sghmc.Checkpoint.*'run'", sample, checkpoint="run")
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5])

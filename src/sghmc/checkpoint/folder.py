@@ -44,9 +44,9 @@ MARKER = "sghmc-checkpoint"
 """The file that says what the folder is."""
 _NAMES = {MARKER, "draws", "saves", "tuning", "report.html"}
 _UNFINISHED = "unfinished"
+"""The name of a save that is still being written."""
 _COMPUTED = "what the run computes"
 """How a run's steps are called among its arguments: functions, and the values that they use."""
-"""The name of a save that is still being written."""
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from sghmc.checkpoint.errors import CheckpointError
 
 def locked(path: pathlib.Path) -> Any:
     """An open file that no other run can have; a process that is killed gives it back."""
-    file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+    file = _opened(path)
     try:
         import fcntl
     except ImportError:  # Windows: two runs in one folder are then the user's care
@@ -21,3 +21,13 @@ def locked(path: pathlib.Path) -> Any:
             f"Another run is writing to {path.parent}: wait for it, or give another folder."
         ) from None
     return file
+
+
+def _opened(path: pathlib.Path) -> Any:
+    try:
+        return open(path, "a", encoding="utf-8")
+    except OSError:
+        # A finished run has nothing to write: its folder may be one that cannot be written to.
+        if not path.exists():
+            raise
+        return open(path, encoding="utf-8")

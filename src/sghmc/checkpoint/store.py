@@ -22,7 +22,7 @@ import numpy as np
 from sghmc.checkpoint import manifest, zarr_format
 from sghmc.checkpoint.background import Background
 from sghmc.checkpoint.draw_file import DrawFile
-from sghmc.checkpoint.errors import DamagedError, writing
+from sghmc.checkpoint.errors import CheckpointError, DamagedError, writing
 from sghmc.checkpoint.manifest import GROUPS, Stored
 from sghmc.checkpoint.memory import length
 from sghmc.checkpoint.zarr_format import GrowingArray
@@ -112,11 +112,18 @@ class Files:
                 raise DamagedError(f"its draws of {member.name} are not those of this run")
             member.column.check(num_kept, stored[member.path].digest)
         self.num_kept = num_kept
+        try:
+            self._prepare_to_append()
+        except CheckpointError:
+            if num_kept < self.num_draws:  # all draws of a finished run can be read at least
+                raise
+
+    def _prepare_to_append(self) -> None:
         self.publish()  # before draws go that a reader might look for
         with writing(self.folder):
             atomic_file.remove_drafts(self.folder)
             for _, _, array, column in self._members:
-                column.go_on(num_kept, array.index, array.whole_chunks(num_kept))
+                column.go_on(self.num_kept, array.index, array.whole_chunks(self.num_kept))
 
     def append(self, rows: PyTree) -> None:
         self._wait()

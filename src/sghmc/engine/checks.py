@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from sghmc.adapt import Adaptation
+from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.core.checking import check_count
 from sghmc.engine.loop import Beginning
 from sghmc.engine.options import RunOptions
@@ -36,6 +37,8 @@ def check_options(options: RunOptions, target) -> None:
         raise TypeError(f"keep must be a function of the position, not {keep!r}.")
     if averages is not None and not isinstance(averages, dict):
         raise TypeError(f"averages must be a dict {{name: function}}, not {averages!r}.")
+    if options.checkpoint is not None and not isinstance(options.checkpoint, Checkpoint):
+        raise TypeError(f"checkpoint must be sghmc.Checkpoint(folder), not {options.checkpoint!r}.")
     _check_axis(target, options.posterior_axis, options.num_chains)
 
 
