@@ -16,6 +16,7 @@ from sghmc.gradients.exact import NoisyGradient
 from sghmc.results.diagnostics import Table
 from sghmc.results.origin import Origin, SavedOrigin
 from sghmc.results.prediction import Prediction, predict
+from sghmc.results.resolution import resolution_fault
 from sghmc.types import PyTree
 
 _LARGEST_R_HAT = 1.05
@@ -119,6 +120,7 @@ def assess(
         *([predicted.fault] if predicted.fault else []),
         *_biased(predicted, origin, tolerance),
         *_heated(heat, predicted, tolerance),
+        *_rounded(predicted, origin, positions),
     ]
     return Health(
         reasons=tuple(reasons),
@@ -181,6 +183,16 @@ def _biased(
 def _heated(heat: np.ndarray | None, predicted: Prediction, tolerance: float) -> list[str]:
     explained = abs(predicted.predicted_error or 0.0) > tolerance
     fault = None if heat is None or explained else heat_fault(heat, tolerance)
+    return [] if fault is None else [fault]
+
+
+def _rounded(
+    predicted: Prediction, origin: Origin | SavedOrigin | None, positions: PyTree
+) -> list[str]:
+    is_known = predicted.predicted_error is not None  # and so the draws are the parameters
+    if not is_known or not isinstance(origin, Origin) or origin.sampler.dynamics.metropolis:
+        return []
+    fault = resolution_fault(origin, positions)
     return [] if fault is None else [fault]
 
 
