@@ -24,7 +24,7 @@ def kick_and_drift(
     drift: float,
 ) -> None:
     """r ← inertia · r + force · g + pull · θ, then θ ← θ + drift · r, in place."""
-    if _is_exact(force, positions[0].dtype) and _are_alike(positions, momenta, grads):
+    if _can_be_fused(force, positions, momenta, grads):
         # SGD's words: b ← momentum · b + (1 − dampening)(g + weight_decay · p), p ← p − lr · b.
         torch._fused_sgd_(
             positions,
@@ -44,6 +44,12 @@ def kick_and_drift(
         torch._foreach_add_(momenta, positions, alpha=pull)
     torch._foreach_add_(momenta, grads, alpha=force)
     torch._foreach_add_(positions, momenta, alpha=drift)
+
+
+def _can_be_fused(force: float, positions: Tensors, momenta: Tensors, grads: Tensors) -> bool:
+    if torch.compiler.is_compiling():  # which knows no such kernel, and fuses by itself
+        return False
+    return _is_exact(force, positions[0].dtype) and _are_alike(positions, momenta, grads)
 
 
 def _is_exact(force: float, dtype: torch.dtype) -> bool:
