@@ -28,6 +28,8 @@ def run(names: list[str]) -> dict[str, str]:
             "no:cacheprovider",
             "-p",
             "no:xdist",
+            "-p",
+            "no:benchmark",
             *(f"{FILE}::{name}" for name in names),
         ],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
