@@ -206,8 +206,9 @@ def with_examples():
 
 @pytest.mark.parametrize("module", with_examples())
 def test_examples_in_docstrings(module):
-    if module.startswith("sghmc.torch"):
-        pytest.importorskip("torch", reason="PyTorch is not installed")
+    for name, needed in {"sghmc.torch": "torch", "sghmc.results.samples": "arviz"}.items():
+        if module.startswith(name):
+            pytest.importorskip(needed, reason=f"{needed} is not installed")
     outcome = doctest.testmod(importlib.import_module(module))
     assert outcome.attempted > 0
     assert outcome.failed == 0

@@ -1,5 +1,6 @@
 """What all commands share: help, version, errors, and what reaches a terminal."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -57,7 +58,11 @@ def test_compiled_programs_are_kept_where_possible(tmp_path):
     )
 
     def chosen(cache_home: str) -> str:
-        environment = {"XDG_CACHE_HOME": cache_home, "PATH": ""}
+        environment = {
+            "XDG_CACHE_HOME": cache_home,
+            "PATH": "",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         command = [sys.executable, "-c", code]
         return subprocess.run(
             command, capture_output=True, text=True, check=True, env=environment

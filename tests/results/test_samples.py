@@ -162,6 +162,7 @@ def test_importing_sghmc_does_not_import_what_only_some_calls_need():
 
 
 def test_a_home_that_cannot_be_written_to_does_not_stop_the_summary():
+    pytest.importorskip("arviz", reason="arviz is not installed")
     code = "import sghmc.results.diagnostics as d; print(d._import_arviz().__name__)"
     environment = os.environ | {"XDG_CACHE_HOME": "/dev/null/nowhere"}
     found = subprocess.run(
