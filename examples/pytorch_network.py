@@ -56,8 +56,8 @@ for chain in range(2):
     model.load_state_dict(network().state_dict())  # another start
     sampler = SGHMC.from_learning_rate(
         model.parameters(),
-        0.1 / len(train),
-        momentum_decay=0.05,
+        0.05 / len(train),
+        momentum_decay=0.1,
         num_data=len(train),
         prior=GaussianPrior(1.0),
         seed=chain,
