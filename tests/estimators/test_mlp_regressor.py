@@ -213,7 +213,7 @@ def test_small_noise_does_not_heat_the_chains():
 
 def test_chains_that_fell_behind_begin_again_where_the_others_are():
     position = np.arange(12.0).reshape(4, 3)
-    walkers = isokinetic.start(jax.random.key(0), jnp.asarray(position), 0.1)
+    walkers = isokinetic.start(np.ones_like(position), position, 0.1)
     behind = walkers._replace(potential=jnp.array([1.0, 2.0, 900.0, 1.5]))
     together, count = _together(behind)
     assert count == 1

@@ -15,8 +15,8 @@ import numpy as np
 from sghmc.engine.program import NEVER
 from sghmc.engine.progress import Bar
 from sghmc.estimators import isokinetic, training
-from sghmc.estimators.isokinetic import Passed, Phase, Walkers
-from sghmc.estimators.number_network import Kind, NumberNetwork, Table
+from sghmc.estimators.isokinetic import Noise, Passed, Phase, Walkers
+from sghmc.estimators.number_network import Kind, NumberNetwork, Table, host_generator
 
 _BLOCK = 5
 """Trajectories of one call: between calls Ctrl-C is heard and the bar moves."""
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
     def trial(self) -> "Plan":
         """To judge a model by."""
-        return self._replace(explore=_blocks(self.explore / 3), settle=0, keep=0)
+        return self._replace(explore=_blocks(self.explore / 4), settle=0, keep=0)
 
     def going_on(self) -> "Plan":
         """For chains that take more rows in."""
@@ -86,12 +86,12 @@ def _gradient(network: NumberNetwork, table: Table, kind: Kind):
 
 
 @functools.partial(jax.jit, static_argnames="network")
-def _block(network: NumberNetwork, keys, walkers: Walkers, table: Table, kind: Kind, phases: Phase):
+def _block(network: NumberNetwork, noise: Noise, walkers, table: Table, kind: Kind, phases: Phase):
     gradient = _gradient(network, table, kind)
     return jax.lax.scan(
         lambda carry, each: isokinetic.trajectory(each[0], carry, gradient, each[1]),
         walkers,
-        (keys, phases),
+        (noise, phases),
     )
 
 
@@ -127,7 +127,8 @@ class NumberChains:
         By the program that runs anyhow: one of its own would take seconds to compile.
         """
         key, pass_key = jax.random.split(key)
-        walkers = isokinetic.start(key, position, _FIRST_STEP)
+        noise = host_generator(key).standard_normal(position.shape, np.float32)
+        walkers = isokinetic.start(noise, position, _FIRST_STEP)
         still = walkers._replace(log_step=np.full(self.num_chains, _NO_STEP, np.float32))
         looked, _ = self._pass(pass_key, still, _BLOCK, 1, errors=np.ones(_BLOCK))
         return walkers._replace(potential=looked.potential, grad=looked.grad)
@@ -167,15 +168,13 @@ class NumberChains:
             np.full(count, _ACCEPT_RATE, np.float32),
             np.full(count, _JITTER, np.float32),
         )
-        keys = jax.random.split(key, count)
-        parts = []
+        generator, parts = host_generator(key), []
         with Bar(self.progress, count) as bar:
             for i in range(0, count, _BLOCK):
                 chosen = slice(i, i + _BLOCK)
                 now = Phase(*(column[chosen] for column in phases))
-                walkers, passed = _block(
-                    self.network, keys[chosen], walkers, self.table, self.kind, now
-                )
+                noise = Noise.draw(generator, _BLOCK, walkers.position.shape)
+                walkers, passed = _block(self.network, noise, walkers, self.table, self.kind, now)
                 parts.append(jax.tree.map(np.asarray, passed))
                 bar.update(i + _BLOCK, np.full(self.num_chains, NEVER))
         return walkers, jax.tree.map(lambda *each: np.concatenate(each), *parts)
