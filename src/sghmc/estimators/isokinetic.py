@@ -86,6 +86,10 @@ class Noise(NamedTuple):
             generator.random((count, 2, shape[0]), np.float32),
         )
 
+    def of_chains(self, group: slice) -> "Noise":
+        """Of some chains, for several trajectories."""
+        return Noise(self.normal[:, group], self.uniform[:, :, group])
+
 
 class Passed(NamedTuple):
     """Of each chain after a trajectory."""

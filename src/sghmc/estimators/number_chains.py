@@ -6,6 +6,7 @@ one compiled program, and no number that a fit may change is part of it.
 """
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -103,6 +104,7 @@ class NumberChains:
         self.network, self.table = network, Table(*map(jnp.asarray, table))
         self.kind, self.num_chains = kind, len(kind.is_input)
         self.progress = progress
+        self._is_compiled = False
 
     def train(self, key: jax.Array) -> jax.Array:
         """The mean of each chain, by few steps with all rows, or by batches of many."""
@@ -169,15 +171,41 @@ class NumberChains:
             np.full(count, _JITTER, np.float32),
         )
         generator, parts = host_generator(key), []
-        with Bar(self.progress, count) as bar:
+        shape, groups = walkers.position.shape, self._groups()
+        each = [_of_chains(group, walkers) for group in groups]
+        kinds = [_of_chains(group, self.kind) for group in groups]
+        with Bar(self.progress, count) as bar, ThreadPoolExecutor(len(groups)) as pool:
             for i in range(0, count, _BLOCK):
-                chosen = slice(i, i + _BLOCK)
-                now = Phase(*(column[chosen] for column in phases))
-                noise = Noise.draw(generator, _BLOCK, walkers.position.shape)
-                walkers, passed = _block(self.network, noise, walkers, self.table, self.kind, now)
-                parts.append(jax.tree.map(np.asarray, passed))
+                now = Phase(*(column[i : i + _BLOCK] for column in phases))
+                noise = Noise.draw(generator, _BLOCK, shape)
+                noises = [noise.of_chains(group) for group in groups]
+                blocks = functools.partial(_block_on_host, self.network, self.table, now)
+                # One after the other until it is compiled: else each thread would compile it.
+                over = pool.map if self._is_compiled and len(groups) > 1 else map
+                done = list(over(blocks, noises, each, kinds))
+                self._is_compiled = True
+                each = [walkers for walkers, _ in done]
+                parts.append(_joined([passed for _, passed in done], axis=1))
                 bar.update(i + _BLOCK, np.full(self.num_chains, NEVER))
-        return walkers, jax.tree.map(lambda *each: np.concatenate(each), *parts)
+        return _joined(each), _joined(parts)
+
+    def _groups(self) -> list[slice]:
+        """Halves of the chains, for two threads: on a host a program as small takes one core."""
+        is_cut = jax.default_backend() == "cpu" and self.num_chains % 2 == 0
+        size = self.num_chains // 2 if is_cut else self.num_chains
+        return [slice(first, first + size) for first in range(0, self.num_chains, size)]
+
+
+def _block_on_host(network: NumberNetwork, table: Table, phases: Phase, noise, walkers, kind):
+    return jax.tree.map(np.asarray, _block(network, noise, walkers, table, kind, phases))
+
+
+def _of_chains(group: slice, tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[group], tree)
+
+
+def _joined(trees: list, axis: int = 0):
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *trees)
 
 
 def _together(walkers: Walkers) -> tuple[Walkers, int]:
