@@ -253,7 +253,7 @@ def _values(results: dict, who: str, name: str, metric: str) -> dict[int, float]
     return {
         split: each[metric]
         for (by, which, split), each in results.items()
-        if (by, which) == (who, name)
+        if (by, which) == (who, name) and np.isfinite(each[metric])
     }
 
 

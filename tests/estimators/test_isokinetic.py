@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sghmc.estimators import isokinetic
-from sghmc.estimators.isokinetic import Phase
+from sghmc.estimators.isokinetic import Noise, Phase
 
 
 def phase(is_exact=True, is_adapting=False, error=1.0, num_steps=7):
@@ -14,10 +14,15 @@ def phase(is_exact=True, is_adapting=False, error=1.0, num_steps=7):
     return Phase(*(jnp.asarray(value) for value in values))
 
 
-def begun(key, position, gradient, step: float):
+def draw(seed: int, shape: tuple[int, ...], count: int = 1) -> Noise:
+    return Noise.draw(np.random.default_rng(seed), count, shape)
+
+
+def begun(position, gradient, step: float):
     """Walkers that know the potential where they start."""
     potential, grad = gradient(position)
-    return isokinetic.start(key, position, step)._replace(potential=potential, grad=grad)
+    noise = draw(1, position.shape).normal[0]
+    return isokinetic.start(noise, position, step)._replace(potential=potential, grad=grad)
 
 
 def test_a_turn_is_the_flow_of_the_direction():
@@ -47,10 +52,10 @@ def test_energy_errors_fall_with_the_third_power_of_the_step():
 
     def error(step):
         x = jnp.array([[0.5, -1.0, 2.0, 0.3]])
-        walkers = begun(jax.random.key(0), x, gradient, step)
-        after, _ = isokinetic.trajectory(
-            jax.random.key(1), walkers, gradient, phase(is_exact=False, num_steps=1)
-        )
+        walkers = begun(x, gradient, step)
+        noise = jax.tree.map(lambda part: part[0], draw(2, x.shape))
+        now = phase(is_exact=False, num_steps=1)
+        after, _ = isokinetic.trajectory(noise, walkers, gradient, now)
         # The memory holds the squared error over d ε⁶.
         return float(after.error[0])
 
@@ -72,14 +77,12 @@ def test_with_the_accept_step_the_law_is_exact(step):
         return 0.5 * jnp.sum(precision * x**2, axis=1), precision * x
 
     start = jax.random.normal(jax.random.key(0), (400, 4))
-    walkers = begun(jax.random.key(1), start, gradient, step)
+    walkers = begun(start, gradient, step)
 
-    def body(walkers, key):
-        return isokinetic.trajectory(key, walkers, gradient, phase(num_steps=3))
+    def body(walkers, noise):
+        return isokinetic.trajectory(noise, walkers, gradient, phase(num_steps=3))
 
-    _, passed = jax.jit(lambda w: jax.lax.scan(body, w, jax.random.split(jax.random.key(2), 200)))(
-        walkers
-    )
+    _, passed = jax.jit(lambda *each: jax.lax.scan(body, *each))(walkers, draw(2, start.shape, 200))
     kept = np.asarray(passed.position[50:], np.float64)
     assert passed.acceptance.mean() < (0.999 if step < 1 else 0.9)
     for values, truth in ((kept, 0.0), (kept**2, 1 / np.asarray(precision))):
@@ -97,22 +100,22 @@ def test_steps_follow_the_energy_error_and_the_accept_rate():
         return 0.5 * jnp.sum(x**2, axis=1), x
 
     start = jax.random.normal(jax.random.key(0), (4, size))
-    walkers = begun(jax.random.key(1), start, gradient, 0.01)
+    walkers = begun(start, gradient, 0.01)
 
-    def run(walkers, key, count, **settings):
+    def run(walkers, seed, count, **settings):
         def body(walkers, each):
-            number, key = each
+            number, noise = each
             now = phase(**settings)._replace(number=number)
-            return isokinetic.trajectory(key, walkers, gradient, now)
+            return isokinetic.trajectory(noise, walkers, gradient, now)
 
         numbers = jnp.arange(count, dtype=jnp.float32)
-        return jax.lax.scan(body, walkers, (numbers, jax.random.split(key, count)))
+        return jax.lax.scan(body, walkers, (numbers, draw(seed, start.shape, count)))
 
-    walkers, _ = run(walkers, jax.random.key(2), 60, is_exact=False, error=0.01)
+    walkers, _ = run(walkers, 2, 60, is_exact=False, error=0.01)
     found = walkers.error / walkers.error_weight * jnp.exp(6 * walkers.log_step)
     np.testing.assert_allclose(found, 0.01, rtol=0.5)
-    walkers, _ = run(walkers, jax.random.key(3), 200, is_adapting=True)
-    _, passed = run(walkers, jax.random.key(4), 200)
+    walkers, _ = run(walkers, 3, 200, is_adapting=True)
+    _, passed = run(walkers, 4, 200)
     np.testing.assert_allclose(passed.acceptance.mean(0), 0.8, atol=0.1)
 
 
@@ -121,10 +124,10 @@ def test_what_is_not_finite_is_not_taken():
         potential = jnp.where(jnp.abs(x[:, 0]) < 1, 0.0, jnp.nan)
         return potential, jnp.zeros_like(x)
 
-    walkers = begun(jax.random.key(0), jnp.zeros((2, 3)), gradient, 5.0)
+    walkers = begun(jnp.zeros((2, 3)), gradient, 5.0)
+    noise = jax.tree.map(lambda part: part[0], draw(2, (2, 3)))
     for is_exact in (True, False):
-        after, passed = isokinetic.trajectory(
-            jax.random.key(1), walkers, gradient, phase(is_exact=is_exact, num_steps=9)
-        )
+        now = phase(is_exact=is_exact, num_steps=9)
+        after, passed = isokinetic.trajectory(noise, walkers, gradient, now)
         np.testing.assert_array_equal(after.position, 0)
         np.testing.assert_array_equal(passed.acceptance, 0)

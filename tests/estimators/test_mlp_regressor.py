@@ -9,7 +9,7 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from estimator_data import NETWORK, line
-from sghmc.estimators import BayesianMLPRegressor, isokinetic
+from sghmc.estimators import BayesianMLPRegressor, isokinetic, number_chains
 from sghmc.estimators.number_chains import NumberChains, Plan, Run, _together
 from sghmc.estimators.number_network import Kind, NumberNetwork, columns
 from sghmc.estimators.rows import Rows
@@ -211,9 +211,37 @@ def test_small_noise_does_not_heat_the_chains():
     assert np.ptp(found.potential) < 200
 
 
+def test_two_threads_draw_what_one_does(monkeypatch):
+    """Every chain gets its own noise, kind and place, whichever thread it is on."""
+    x, y = line()
+    network, table = NumberNetwork(5, (), "silu"), columns(Rows(x, y, np.ones(30)))
+
+    def block(network, noise, walkers, table, kind, phases):
+        steps = noise.normal + noise.uniform.sum(1)[..., None] + kind.is_student[None, :, None]
+        path = walkers.position[None] + steps.cumsum(0)
+        passed = isokinetic.Passed(path, path[..., 0], path[..., 1])
+        return walkers._replace(position=path[-1]), passed
+
+    monkeypatch.setattr(number_chains, "_block", block)
+
+    def found():
+        chains = NumberChains(network, table, Kind.of(["constant", "student"] * 2))
+        num_groups = len(chains._groups())
+        walkers, passed = chains.explore(jax.random.key(1), np.zeros((4, 8)), Plan(10, 5, 5, 2))
+        np.testing.assert_array_equal(passed.position[-1], walkers.position)
+        return num_groups, passed
+
+    num_groups, halves = found()
+    assert num_groups == (2 if jax.default_backend() == "cpu" else 1)
+    monkeypatch.setattr(NumberChains, "_groups", lambda self: [slice(0, 4)])
+    for one, other in zip(found()[1], halves, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert halves.position.shape == (10, 4, 8)
+
+
 def test_chains_that_fell_behind_begin_again_where_the_others_are():
     position = np.arange(12.0).reshape(4, 3)
-    walkers = isokinetic.start(jax.random.key(0), jnp.asarray(position), 0.1)
+    walkers = isokinetic.start(np.ones_like(position), position, 0.1)
     behind = walkers._replace(potential=jnp.array([1.0, 2.0, 900.0, 1.5]))
     together, count = _together(behind)
     assert count == 1

@@ -32,15 +32,15 @@ def test_held_out_rows_are_not_seen(monkeypatch):
 
     monkeypatch.setattr(noise_choice, "held_out_logs", logs)
     data, key = rows(200, "constant"), jax.random.key(0)
-    likely = {"constant": -1.0, "input": -1.0, "student": -1.0}
+    likely = {"constant": -1.0, "student": -1.0}
     assert noise_choice.choose(key, NETWORK, data, 8, 100) == "student"
     train, held = (set(seen[part].x[:, 0]) for part in ("train", "held"))
     assert train | held == set(data.x[:, 0])
     assert not train & held
     assert len(held) == 30
-    likely = {"constant": -0.9, "input": -0.5, "student": -1.0}
-    assert noise_choice.choose(key, NETWORK, data, 8, 100) == "input"
-    likely = {"constant": -0.999, "input": -1.5, "student": -1.0}
+    likely = {"constant": -0.9, "student": -1.0}
+    assert noise_choice.choose(key, NETWORK, data, 8, 100) == "constant"
+    likely = {"constant": -0.999, "student": -1.0}
     assert noise_choice.choose(key, NETWORK, data, 8, 100) == "student"
     assert noise_choice.choose(key, NETWORK, rows(39, "constant"), 8, 100) == "constant"
     many = rows(3000, "constant")
@@ -49,12 +49,12 @@ def test_held_out_rows_are_not_seen(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_chains", [2, 8])
+@pytest.mark.parametrize("num_chains", [1, 8])
 def test_the_noise_that_is_there_is_likeliest(num_chains):
     """Of 300 held-out rows each, and by more than 0.02 a row against the wrong ones."""
     for kind in ("input", "student"):
         data = rows(1000, kind)
         train, held = (Rows(*(c[part] for c in data)) for part in (slice(300, None), slice(300)))
         logs = noise_choice.held_out_logs(jax.random.key(0), NETWORK, train, held, num_chains, 1500)
-        assert set(logs) == {"constant", "input", "student"}
-        assert logs[kind].mean() > logs["constant"].mean() + 0.02
+        assert set(logs) == {"constant", "student"}
+        assert logs["student"].mean() > logs["constant"].mean() + 0.02

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _OUTER = 0.1931833275037836
 _LARGEST_CHANGE = 0.5
@@ -37,15 +38,15 @@ Gradient = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 class Walkers(NamedTuple):
     """All chains: where they are, where they go, and how they choose their steps."""
 
-    position: jax.Array
-    direction: jax.Array
-    potential: jax.Array
-    grad: jax.Array
-    log_step: jax.Array
-    log_step_mean: jax.Array
-    error: jax.Array
+    position: Any
+    direction: Any
+    potential: Any
+    grad: Any
+    log_step: Any
+    log_step_mean: Any
+    error: Any
     """Energy variance a dimension over ε⁶, summed with a fading memory; then its weight."""
-    error_weight: jax.Array
+    error_weight: Any
 
 
 class Phase(NamedTuple):
@@ -71,6 +72,25 @@ class Phase(NamedTuple):
     jitter: Any
 
 
+class Noise(NamedTuple):
+    """What a trajectory draws: normal (chain, parameter), uniform (2, chain)."""
+
+    normal: Any
+    uniform: Any
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, count: int, shape: tuple[int, ...]) -> "Noise":
+        """For so many trajectories, on the host: compiled it would take longer to compile."""
+        return cls(
+            generator.standard_normal((count, *shape), np.float32),
+            generator.random((count, 2, shape[0]), np.float32),
+        )
+
+    def of_chains(self, group: slice) -> "Noise":
+        """Of some chains, for several trajectories."""
+        return Noise(self.normal[:, group], self.uniform[:, :, group])
+
+
 class Passed(NamedTuple):
     """Of each chain after a trajectory."""
 
@@ -93,17 +113,20 @@ def turn(direction: jax.Array, grad: jax.Array, time: jax.Array) -> tuple[jax.Ar
     return turned, rest * energy[:, 0]
 
 
-def start(key: jax.Array, position: jax.Array, step: float) -> Walkers:
-    """Chains that know nothing of the potential yet: their first trajectory must not move."""
-    zeros = jnp.zeros(len(position))
-    log_step = jnp.full(len(position), math.log(step), jnp.float32)
-    direction = _sphere(jax.random.normal(key, position.shape))
-    grad = jnp.zeros_like(position)
+def start(noise: np.ndarray, position: jax.Array | np.ndarray, step: float) -> Walkers:
+    """Chains that know nothing of the potential yet: their first trajectory must not move.
+
+    They go where `noise` points, normal like their positions.
+    """
+    zeros = np.zeros(len(position), np.float32)
+    log_step = np.full(len(position), math.log(step), np.float32)
+    direction = noise / np.linalg.norm(noise, axis=1, keepdims=True)
+    grad = np.zeros(position.shape, np.float32)
     return Walkers(position, direction, zeros, grad, log_step, log_step, zeros, zeros)
 
 
 def trajectory(
-    key: jax.Array, walkers: Walkers, gradient: Gradient, phase: Phase
+    noise: Noise, walkers: Walkers, gradient: Gradient, phase: Phase
 ) -> tuple[Walkers, Passed]:
     """One trajectory of every chain.
 
@@ -111,15 +134,13 @@ def trajectory(
     direction is forgotten.
     """
     num_chains, size = walkers.position.shape
-    normal_key, uniform_key = jax.random.split(key)
-    noise = jax.random.normal(normal_key, walkers.position.shape)
-    uniform = jax.random.uniform(uniform_key, (2, num_chains))
+    normal, uniform = noise
     log_step = jnp.where(
         phase.is_exact & ~phase.is_adapting, walkers.log_step_mean, walkers.log_step
     )
     path = phase.num_steps * jnp.exp(log_step)
     kick = jnp.sqrt(jnp.expm1(2 * path / size**0.5) / size)[:, None]
-    fresh = _sphere(jnp.where(phase.is_exact, noise, walkers.direction + kick * noise))
+    fresh = _sphere(jnp.where(phase.is_exact, normal, walkers.direction + kick * normal))
     jitter = jnp.where(phase.is_exact, phase.jitter, 0.0)
     step = jnp.exp(log_step) * (1 + jitter * (2 * uniform[0] - 1))
 

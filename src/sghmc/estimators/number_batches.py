@@ -111,7 +111,7 @@ class NumberBatches:
         self.network, self.table, self.kind = network, table, kind
         self.num_chains, self.batch_size, self.progress = len(kind.is_input), batch_size, progress
 
-    def train(self, key: jax.Array, num_steps: int) -> jax.Array:
+    def train(self, key: jax.Array, num_steps: int) -> jax.Array | np.ndarray:
         """With one noise first, then with the right one: many steps, of small batches."""
         start_key, *keys = jax.random.split(key, 3)
         position = self.network.start(start_key, self.num_chains)

@@ -6,6 +6,7 @@ one compiled program, and no number that a fit may change is part of it.
 """
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -15,8 +16,8 @@ import numpy as np
 from sghmc.engine.program import NEVER
 from sghmc.engine.progress import Bar
 from sghmc.estimators import isokinetic, training
-from sghmc.estimators.isokinetic import Passed, Phase, Walkers
-from sghmc.estimators.number_network import Kind, NumberNetwork, Table
+from sghmc.estimators.isokinetic import Noise, Passed, Phase, Walkers
+from sghmc.estimators.number_network import Kind, NumberNetwork, Table, host_generator
 
 _BLOCK = 5
 """Trajectories of one call: between calls Ctrl-C is heard and the bar moves."""
@@ -57,7 +58,7 @@ class Plan(NamedTuple):
 
     def trial(self) -> "Plan":
         """To judge a model by."""
-        return self._replace(explore=_blocks(self.explore / 3), settle=0, keep=0)
+        return self._replace(explore=_blocks(self.explore / 4), settle=0, keep=0)
 
     def going_on(self) -> "Plan":
         """For chains that take more rows in."""
@@ -86,12 +87,12 @@ def _gradient(network: NumberNetwork, table: Table, kind: Kind):
 
 
 @functools.partial(jax.jit, static_argnames="network")
-def _block(network: NumberNetwork, keys, walkers: Walkers, table: Table, kind: Kind, phases: Phase):
+def _block(network: NumberNetwork, noise: Noise, walkers, table: Table, kind: Kind, phases: Phase):
     gradient = _gradient(network, table, kind)
     return jax.lax.scan(
         lambda carry, each: isokinetic.trajectory(each[0], carry, gradient, each[1]),
         walkers,
-        (keys, phases),
+        (noise, phases),
     )
 
 
@@ -103,6 +104,7 @@ class NumberChains:
         self.network, self.table = network, Table(*map(jnp.asarray, table))
         self.kind, self.num_chains = kind, len(kind.is_input)
         self.progress = progress
+        self._is_compiled = False
 
     def train(self, key: jax.Array) -> jax.Array:
         """The mean of each chain, by few steps with all rows, or by batches of many."""
@@ -127,7 +129,8 @@ class NumberChains:
         By the program that runs anyhow: one of its own would take seconds to compile.
         """
         key, pass_key = jax.random.split(key)
-        walkers = isokinetic.start(key, position, _FIRST_STEP)
+        noise = host_generator(key).standard_normal(position.shape, np.float32)
+        walkers = isokinetic.start(noise, position, _FIRST_STEP)
         still = walkers._replace(log_step=np.full(self.num_chains, _NO_STEP, np.float32))
         looked, _ = self._pass(pass_key, still, _BLOCK, 1, errors=np.ones(_BLOCK))
         return walkers._replace(potential=looked.potential, grad=looked.grad)
@@ -167,18 +170,42 @@ class NumberChains:
             np.full(count, _ACCEPT_RATE, np.float32),
             np.full(count, _JITTER, np.float32),
         )
-        keys = jax.random.split(key, count)
-        parts = []
-        with Bar(self.progress, count) as bar:
+        generator, parts = host_generator(key), []
+        shape, groups = walkers.position.shape, self._groups()
+        each = [_of_chains(group, walkers) for group in groups]
+        kinds = [_of_chains(group, self.kind) for group in groups]
+        with Bar(self.progress, count) as bar, ThreadPoolExecutor(len(groups)) as pool:
             for i in range(0, count, _BLOCK):
-                chosen = slice(i, i + _BLOCK)
-                now = Phase(*(column[chosen] for column in phases))
-                walkers, passed = _block(
-                    self.network, keys[chosen], walkers, self.table, self.kind, now
-                )
-                parts.append(jax.tree.map(np.asarray, passed))
+                now = Phase(*(column[i : i + _BLOCK] for column in phases))
+                noise = Noise.draw(generator, _BLOCK, shape)
+                noises = [noise.of_chains(group) for group in groups]
+                blocks = functools.partial(_block_on_host, self.network, self.table, now)
+                # One after the other until it is compiled: else each thread would compile it.
+                over = pool.map if self._is_compiled and len(groups) > 1 else map
+                done = list(over(blocks, noises, each, kinds))
+                self._is_compiled = True
+                each = [walkers for walkers, _ in done]
+                parts.append(_joined([passed for _, passed in done], axis=1))
                 bar.update(i + _BLOCK, np.full(self.num_chains, NEVER))
-        return walkers, jax.tree.map(lambda *each: np.concatenate(each), *parts)
+        return _joined(each), _joined(parts)
+
+    def _groups(self) -> list[slice]:
+        """Halves of the chains, for two threads: on a host a program as small takes one core."""
+        is_cut = jax.default_backend() == "cpu" and self.num_chains % 2 == 0
+        size = self.num_chains // 2 if is_cut else self.num_chains
+        return [slice(first, first + size) for first in range(0, self.num_chains, size)]
+
+
+def _block_on_host(network: NumberNetwork, table: Table, phases: Phase, noise, walkers, kind):
+    return jax.tree.map(np.asarray, _block(network, noise, walkers, table, kind, phases))
+
+
+def _of_chains(group: slice, tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[group], tree)
+
+
+def _joined(trees: list, axis: int = 0):
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *trees)
 
 
 def _together(walkers: Walkers) -> tuple[Walkers, int]:

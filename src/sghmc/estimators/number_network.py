@@ -131,17 +131,17 @@ class NumberNetwork:
             spreads.append(spread)
         return spreads
 
-    def start(self, key: jax.Array, num_chains: int) -> jax.Array:
+    def start(self, key: jax.Array, num_chains: int) -> np.ndarray:
         """Small random weights for each chain, far inside the prior."""
         ratio = [
             (small / wide).ravel()
             for small, wide in zip(self.start_spreads(), self.prior_spreads(), strict=True)
         ]
         size = self.num_parameters - 2
-        z = jax.random.normal(key, (num_chains, size)) * jnp.asarray(np.concatenate(ratio))[None]
+        z = host_generator(key).standard_normal((num_chains, size)) * np.concatenate(ratio)
         scale = (_START_LOG_SCALE - _LOG_SCALE) / _LOG_SCALE_SPREAD
-        tail = jnp.broadcast_to(jnp.array([scale, 0.0]), (num_chains, 2))
-        return jnp.concatenate([z, tail], axis=1).astype(jnp.float32)
+        tail = np.broadcast_to([scale, 0.0], (num_chains, 2))
+        return np.concatenate([z, tail], axis=1).astype(np.float32)
 
     def layers(self, z) -> list:
         """Matrices (…, output, input and bias) of vectors z (…, parameter), jax or numpy."""
@@ -235,6 +235,11 @@ class NumberNetwork:
         flat = [(layer / spread).reshape(len(z), -1) for layer, spread in pairs]
         z[:, -2] += np.log(k / new_k) / _LOG_SCALE_SPREAD
         return np.concatenate([*flat, z[:, -2:]], axis=1).astype(np.float32)
+
+
+def host_generator(key: jax.Array) -> np.random.Generator:
+    """For draws outside of compiled programs: those that jax compiles for them take seconds."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
 
 
 def _activated(name: str, value, numpy):

@@ -8,6 +8,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sghmc.estimators.number_network import Kind, NumberNetwork, Table
 
@@ -17,7 +18,9 @@ _FEW_STEPS = 300
 """With all rows: more make starts that are surer, and chains that see less of the posterior."""
 
 
-def of_all_rows(network: NumberNetwork, position: jax.Array, table: Table, kind: Kind) -> jax.Array:
+def of_all_rows(
+    network: NumberNetwork, position: np.ndarray, table: Table, kind: Kind
+) -> jax.Array:
     """Few steps."""
     return _with_all(network, position, table, kind, _FEW_STEPS)
 
@@ -25,7 +28,7 @@ def of_all_rows(network: NumberNetwork, position: jax.Array, table: Table, kind:
 def of_batches(
     network: NumberNetwork,
     key: jax.Array,
-    position: jax.Array,
+    position: jax.Array | np.ndarray,
     table: Table,
     kind: Kind,
     num_steps: int,
