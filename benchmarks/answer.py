@@ -14,7 +14,8 @@ the same call takes again, with other data of the same shape; and how long `heal
 
 NUTS is NumPyro's as it comes: vectorized, 4 chains, 1,000 draws after 1,000 of warm-up, on the sum
 of the same log-likelihood over all rows. blackjax, which runs where `--blackjax` names a Python
-that has it, warms up by its window adaptation.
+that has it (and numpyro, equinox, jaxtyping: the posteriors are ours), warms up by its window
+adaptation.
 """
 
 import argparse
@@ -128,7 +129,10 @@ def plain(name: str, seed: int):
     import posteriors
     import sghmc
 
-    target, start, *_ = posteriors.CASES[name].make(seed=seed)
+    if posteriors.CASES[name].is_model:
+        (target,), start = prepared(name, seed)
+    else:
+        target, start, *_ = posteriors.CASES[name].make(seed=seed)
     if isinstance(target, sghmc.Potential):
         return target.function, start
     rows = jax.vmap(target.log_likelihood, (None, 0))
