@@ -11,7 +11,7 @@ from sghmc.estimators.convergence import Diagnostics, diagnose, judged_rows
 from sghmc.estimators.curvature import activate
 from sghmc.estimators.held_out import HeldOut, clearly_likeliest, random_parts
 from sghmc.estimators.network import Network, Plan, rescaled
-from sghmc.estimators.network_settings import check_network, hidden_sizes
+from sghmc.estimators.network_settings import BayesianNetwork
 from sghmc.estimators.rows import Rows
 
 _FULL_BATCH, _BATCH = 2048, 1024
@@ -25,7 +25,7 @@ _FAR = 3.0
 _PRECISION = "precision."
 
 
-class BayesianMLPClassifier(BayesianClassifier):
+class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
     """A network whose class probabilities average over its posterior.
 
         P(y | x) ∝ E[softmax(f(x))]^s,  weights ~ N(0, λ⁻¹)
@@ -83,21 +83,16 @@ class BayesianMLPClassifier(BayesianClassifier):
         random_state=None,
         progress=False,
     ):
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
         self.prior_precision = prior_precision
         self.likelihood_power = likelihood_power
         self.sharpness = sharpness
-        self.num_draws = num_draws
-        self.num_chains = num_chains
-        self.num_steps = num_steps
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.progress = progress
+        super().__init__(
+            hidden_layer_sizes, activation, num_draws, num_chains, num_steps, batch_size,
+            random_state, progress,
+        )  # fmt: skip
 
     def _check_settings(self):
         super()._check_settings()
-        check_network(self)
         for name, word in (
             ("prior_precision", None),
             ("likelihood_power", "auto"),
@@ -152,7 +147,7 @@ class BayesianMLPClassifier(BayesianClassifier):
         weight = np.broadcast_to(power * rows.weight, (self.num_chains, len(rows.x)))
         network = Network(
             rows._replace(weight=weight),
-            hidden_sizes(self),
+            self._hidden_sizes(),
             len(self.classes_),
             self.activation,
             self.prior_precision,
@@ -223,7 +218,7 @@ class BayesianMLPClassifier(BayesianClassifier):
             value, _ = activate(self.activation, value)
 
     def _numbers_per_row(self):
-        widest = max(self.n_features_in_, *hidden_sizes(self), len(self.classes_))
+        widest = max(self.n_features_in_, *self._hidden_sizes(), len(self.classes_))
         return len(self.draws_["0.bias"]) * widest
 
 

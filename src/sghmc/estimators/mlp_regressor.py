@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from sghmc.estimators import noise_choice
 from sghmc.estimators.convergence import Diagnostics, diagnose, judged_rows
-from sghmc.estimators.network_settings import check_network, hidden_sizes
+from sghmc.estimators.network_settings import BayesianNetwork
 from sghmc.estimators.number_batches import NumberBatches
 from sghmc.estimators.number_chains import NumberChains, Plan, Run
 from sghmc.estimators.number_network import KINDS, Kind, NumberNetwork, columns
@@ -24,7 +24,7 @@ _LARGEST_ERROR = 3.0
 """Mean squared, of fitted rows, in variances of the target: the mean alone would have 1."""
 
 
-class BayesianMLPRegressor(BayesianRegressor):
+class BayesianMLPRegressor(BayesianNetwork, BayesianRegressor):
     """A network whose predictions average over its posterior, with their uncertainty.
 
         y = f(x) + σ(x) e,  weights ~ N(0, spread² / fan in), log σ ~ N(−2, 2²)
@@ -58,6 +58,7 @@ what takes some ten seconds on two cores, 14000 for few rows |
     True
     """
 
+    may_be_auto = True
     noise_: str
     hidden_layer_sizes_: tuple[int, ...]
     target_rounding_: float
@@ -75,19 +76,14 @@ what takes some ten seconds on two cores, 14000 for few rows |
         random_state=None,
         progress=False,
     ):
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
         self.noise = noise
-        self.num_draws = num_draws
-        self.num_chains = num_chains
-        self.num_steps = num_steps
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.progress = progress
+        super().__init__(
+            hidden_layer_sizes, activation, num_draws, num_chains, num_steps, batch_size,
+            random_state, progress,
+        )  # fmt: skip
 
     def _check_settings(self):
         super()._check_settings()
-        check_network(self, may_be_auto=True)
         if self.noise not in ("auto", *KINDS):
             raise ValueError(
                 f"noise must be one of auto, {', '.join(KINDS)}, but is {self.noise!r}."
@@ -143,7 +139,7 @@ what takes some ten seconds on two cores, 14000 for few rows |
 
     def _sizes(self, num_rows: int) -> tuple[int, ...]:
         if self.hidden_layer_sizes != "auto":
-            return hidden_sizes(self)
+            return self._hidden_sizes()
         return _SMALL if num_rows <= _FULL_BATCH else _LARGE
 
     def _run(self, key, rows: Rows, num_steps: int) -> Run:
