@@ -35,6 +35,8 @@ _NUM_LOOKS = 31
 _GLANCE = 4
 """A first pilot run, from a peak with a curvature, is so many times shorter: it may show that the
 potential is a Gaussian's, and then there is nothing to refine or to test."""
+_LEAST_ROWS = 1_000
+"""Of few that stand for all, however small batches are."""
 _MONTE_CARLO_SHARE = 1 / 6
 """Of the tolerance: how well pilot runs know standard deviations before they are compared."""
 
@@ -249,8 +251,9 @@ def _approach(search: Batches) -> tuple[Region, np.ndarray]:
     pilots, rng = search.pilots, search.estimators.rng
     target = pilots.target
     assert isinstance(target, Posterior)
-    count = FEW_BATCHES * search.estimators.batch_size
-    chosen = rng.choice(int(target.num_examples), count, replace=False)
+    count = max(FEW_BATCHES * search.estimators.batch_size, _LEAST_ROWS)
+    number = int(target.num_examples)
+    chosen = rng.choice(number, min(count, number), replace=False)
     rows = target.rows(jnp.asarray(chosen))
     thinned = Potential(lambda params: target.estimate(params, rows))
     key = jax.random.fold_in(pilots.key, 0)
