@@ -158,7 +158,8 @@ def log_share(cdf: Callable[[np.ndarray], np.ndarray], seen: np.ndarray, y: np.n
     if gap == 0:
         return float("nan")
     inside = cdf(y + gap / 2) - cdf(y - gap / 2)
-    return float(np.log(np.maximum(inside, np.finfo(float).tiny) / gap).mean())
+    # A difference of numbers near 1 tells no smaller ones apart.
+    return float(np.log(np.maximum(inside, np.finfo(float).eps) / gap).mean())
 
 
 def mixture_scores(

@@ -175,24 +175,30 @@ def judged(make, **given):
     seen = np.arange(len(x)) % 5 > 0
     model = BayesianMLPRegressor(**settings).fit(x[seen], y[seen])
     mean, std = model.predict(x[~seen], return_std=True)
-    error = np.sqrt(np.mean((mean - y[~seen]) ** 2)) / y.std()
-    return model, error, model.log_likelihood(x[~seen], y[~seen]).mean(), std
+    squares = (mean - y[~seen]) ** 2 / y.var()
+    return model, squares, model.log_likelihood(x[~seen], y[~seen]).mean(), std
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FAILED)
 def test_more_steps_never_make_it_worse(name, way):
-    """The six failures: ten times the steps cost no accuracy and no likelihood, beyond noise."""
+    """The six failures: ten times the steps cost no accuracy and no likelihood, beyond noise.
+
+    Squared errors of the same rows are compared: a mean gain of three standard errors below 0
+    would be seen once in 700 tests. Chains that disagree more say so.
+    """
     settings = WAYS[way]
-    short, error, log, _ = judged(FAILED[name], **settings | {"num_steps": 2000})
-    long, long_error, long_log, std = judged(FAILED[name], **settings)
-    assert long_error < max(1.2 * error, 0.02)
-    assert long_error < 0.4
+    short, squares, log, _ = judged(FAILED[name], **settings | {"num_steps": 2000})
+    long, long_squares, long_log, std = judged(FAILED[name], **settings)
+    loss = long_squares - squares
+    assert loss.mean() < 3 * loss.std() / len(loss) ** 0.5 + 1e-4
+    assert long_squares.mean() ** 0.5 < 0.4
     # Forty or so held-out rows: likelihoods of two runs differ by less.
     assert long_log > log - 0.3
     assert np.all(np.isfinite(std))
-    assert long.diagnostics().rhat < short.diagnostics().rhat + 0.1
+    found = long.diagnostics()
+    assert found.rhat < short.diagnostics().rhat + 0.1 or found.troubles
 
 
 def test_small_noise_does_not_heat_the_chains():

@@ -77,6 +77,14 @@ def test_noise_is_not_below_the_least_scale(name):
     )
 
 
+def test_potentials_stay_single_where_double_is_enabled():
+    """Else the loops of the chains, whose numbers are single, would not compile."""
+    network = NumberNetwork(3, (5,), "silu")
+    with jax.enable_x64(True):
+        shape = jax.eval_shape(network.potential, draws(network)[0], TABLE, one("student"))
+    assert shape.dtype == np.float32
+
+
 def test_weights_have_the_prior_that_is_said():
     """Standard deviations of 4000 draws: within 5 standard errors of 1.1 %."""
     network = NumberNetwork(4, (6, 5), "tanh")

@@ -161,7 +161,7 @@ def trajectory(
         before = jnp.where(is_end, potential, before)
         return x, u, potential, grad, before, taken, total + error, squares + error**2
 
-    zeros = jnp.zeros(num_chains)
+    zeros = jnp.zeros(num_chains, step.dtype)
     u, first = turn(fresh, walkers.grad, _OUTER * step)
     begin = (walkers.position, u, walkers.potential, walkers.grad, walkers.potential, first)
     *end, _, _, total, squares = jax.lax.fori_loop(0, num_halves, half, (*begin, zeros, zeros))

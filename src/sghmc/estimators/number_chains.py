@@ -140,7 +140,7 @@ class NumberChains:
         key, explore_key = jax.random.split(key)
         walkers, _ = self.explore(explore_key, position, plan)
         walkers, num_replaced = _together(walkers)
-        begin = walkers.log_step + np.log(_EXACT_SHARE)
+        begin = walkers.log_step + np.float32(np.log(_EXACT_SHARE))
         walkers = walkers._replace(log_step=begin, log_step_mean=begin)
         settle_key, key = jax.random.split(key)
         walkers, _ = self._pass(settle_key, walkers, plan.settle, plan.length, is_adapting=True)
@@ -153,6 +153,7 @@ class NumberChains:
             if acceptance.min() >= _LEAST_ACCEPTANCE or attempt > _MOST_RERUNS:
                 break
             smaller = np.where(acceptance < _LEAST_ACCEPTANCE, np.log(3.0), 0.0)
+            smaller = smaller.astype(np.float32)
             walkers = walkers._replace(log_step_mean=walkers.log_step_mean - smaller)
         return Run(
             kept.position.swapaxes(0, 1), kept.potential.swapaxes(0, 1), acceptance, num_replaced

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,7 @@ _LEAST_SCALE, _LARGEST_SCALE = 1e-4, 10.0
 rows a draw's noise should not be without bounds. A rounded target has a larger least scale."""
 _START_LOG_SCALE = -1.0
 _START_HEAD = 0.1
-_HALF_LOG_TAU = 0.5 * np.log(2 * np.pi)
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 class Kind(NamedTuple):
