@@ -17,8 +17,9 @@ import torch
 
 from sghmc.torch.normals import Normals, Source, shard
 
-_CPU_SIZE = 1 << 16
-"""Numbers of a piece on a CPU, at most: 256 KiB stay in a core's cache."""
+_CPU_SIZE = 1 << 15
+"""Numbers of a piece on a CPU, at most: they stay in a core's cache, and operations on as many stay in
+the thread that calls them."""
 _LAUNCH, _SHARE, _FEW = 320 << 16, 1 / 5, 1 << 22
 """Elsewhere: what a launch of torch's kernels for lists takes, 320 blocks of 65,536 numbers, since
 fewer leave processors idle; but at most a fifth of all, so that the noise needs little memory."""
@@ -168,7 +169,7 @@ def piece_size(total: int, num_streams: int) -> int:
 
     >>> from sghmc.torch.pieces import piece_size
     >>> piece_size(20_000, 8), piece_size(79_510, 8), piece_size(100_000_000, 1)
-    (20000, 39755, 20000000)
+    (20000, 19878, 20000000)
     """
     most = _CPU_SIZE if num_streams > 1 else min(_LAUNCH, max(_FEW, total * _SHARE))
     count = max(1, math.ceil(total / most))
