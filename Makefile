@@ -21,7 +21,7 @@ test: setup
 
 # Also what takes minutes: what CI runs.
 test-all: test
-	$(BIN)/pytest --numprocesses 2 --dist loadfile -m slow
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m slow
 
 # sghmc.torch, its page and its example. PyTorch is no part of setup, since the registry's wheel for
 # Linux brings CUDA: whatever torch is in .venv already, a CPU wheel say, is left as it is.

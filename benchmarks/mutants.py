@@ -155,7 +155,9 @@ def check(faults: list[Fault]) -> None:
         if count != 1 or fault.old == fault.new:
             sys.exit(f"{fault.name}: {fault.old!r} stands {count} times in {fault.path}, not once.")
         for test in fault.test_paths:
-            if not (ROOT / test.partition("::")[0]).exists():
+            path, _, name = test.partition("::")
+            place = ROOT / path
+            if not place.exists() or (name and f"def {name}(" not in place.read_text("utf-8")):
                 sys.exit(f"{fault.name}: there is no {test}.")
 
 

@@ -18,8 +18,8 @@ import torch
 from sghmc.torch.normals import Normals, Source, shard
 
 _CPU_SIZE = 1 << 15
-"""Numbers of a piece on a CPU, at most: they stay in a core's cache, and operations on as many stay in
-the thread that calls them."""
+"""Numbers of a piece on a CPU, at most: they stay in a core's cache, and operations on as many stay
+in the thread that calls them."""
 _LAUNCH, _SHARE, _FEW = 320 << 16, 1 / 5, 1 << 22
 """Elsewhere: what a launch of torch's kernels for lists takes, 320 blocks of 65,536 numbers, since
 fewer leave processors idle; but at most a fifth of all, so that the noise needs little memory."""
