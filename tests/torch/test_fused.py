@@ -1,9 +1,9 @@
+# ruff: noqa: E402
 """The fused pass does what the operations one by one do, and takes only what it can take."""
 
-# pyright: reportPrivateImportUsage=false
-
 import pytest
-import torch
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from sghmc.torch import fused
 
