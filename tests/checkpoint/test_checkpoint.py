@@ -235,7 +235,7 @@ def test_auto_tunes_once(kill_at, tmp_path, monkeypatch):
         found = manifest.read(tmp_path / "tuning")
         manifest.write(tmp_path / "tuning", dataclasses.replace(found, content=content))
         with pytest.warns(sghmc.CheckpointWarning, match="the result of tuning is damaged"):
-            assert sample(tmp_path, POSTERIOR, "auto").tuning.notes == ("a note",)
+            assert sample(tmp_path, POSTERIOR, "auto").tuning.notes[-1] == "a note"
     assert len(tunings) == 7
 
 
