@@ -305,3 +305,9 @@ def test_folds_partition_the_rows():
         folds(ratings.take(np.arange(3)), 5)
     with pytest.raises(ValueError, match="from 2"):
         folds(ratings, 1)
+
+
+def test_synthetic_noise_is_as_large_as_asked_for():
+    """2,000 ratings: a standard deviation is known to 1.6 %, and 8 % off for one seed in 10⁶."""
+    noisy, exact = (synthetic_ratings(3, 100, 50, density=0.4, noise=each) for each in (0.7, 0.0))
+    assert np.std(noisy.rating - exact.rating) == pytest.approx(0.7, rel=0.08)

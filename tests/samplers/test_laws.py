@@ -712,3 +712,17 @@ def test_jitter_goes_both_ways(uniform, factor):
     moved, _ = kernel.step(0, noise, start, oracle)
     wanted, _ = plain.step(0, noise, start, oracle)
     np.testing.assert_allclose(moved.position, wanted.position, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [sghmc.SGHMC, sghmc.BAOAB])
+def test_settings_grow_with_the_data(kind):
+    """U grows with N, and the variance of a batch's gradient with N²."""
+    grown = kind(0.1, 2.0, 3.0, gradient_noise=0.5).for_growth(4.0)
+    assert (grown.friction, grown.mass, grown.gradient_noise) == (8.0, 12.0, 8.0)
+
+
+def test_sgld_has_room_for_gradient_noise_up_to_what_it_injects():
+    """2τ ≥ εPV̂."""
+    sghmc.SGLD(0.1, 2.0, gradient_noise=9.9).prepare(jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"gradient_noise is too large.*2τ.* is 2\. "):
+        sghmc.SGLD(0.1, 2.0, gradient_noise=10.1).prepare(jnp.zeros(2))
