@@ -20,7 +20,7 @@ import pytest
 import fuzz
 import sghmc
 
-NUM_RUNS = 24
+NUM_RUNS = 16
 
 
 def test_random_runs_are_sound(request):
