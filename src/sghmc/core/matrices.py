@@ -170,7 +170,7 @@ def _check_size(total: int, name: str) -> None:
 
 
 def _checked_diagonal(values: list[np.ndarray], name: str, definite: bool) -> Diagonal:
-    lowest = min(float(np.min(value)) for value in values)
+    lowest = min((float(np.min(value)) for value in values if value.size), default=1.0)
     if lowest < 0 or (definite and lowest == 0):
         wanted = "positive" if definite else "not negative"
         raise ValueError(f"Every entry of {name} must be {wanted}, but the smallest is {lowest:g}.")

@@ -35,7 +35,8 @@ def size(tree: PyTree) -> int:
 
 def float_type(tree: PyTree):
     """The dtype that settings and matrices are computed in: at least single precision."""
-    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+    with jax.numpy_dtype_promotion("standard"):  # a user may have asked for "strict"
+        return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
 
 def ravel(tree: PyTree) -> Shaped[Array, " d"]:

@@ -23,6 +23,7 @@ from sghmc.results.errors import DivergenceError, GradientNoiseError
 from sghmc.results.info import Growth, Info
 from sghmc.results.origin import Origin
 from sghmc.results.samples import Samples
+from sghmc.results.thinning import lasting
 from sghmc.types import PyTree
 
 _BLOCK_BYTES = 1 << 23
@@ -127,7 +128,7 @@ class Host:
                 self.startup_seconds = startup + sum(p.first_seconds for p in pace)
                 bar.update(self.done * thinning, failed_at)
                 if throw and (failed_at < NEVER).any():
-                    raise DivergenceError(faults.divergence(failed_at), self._samples())
+                    raise DivergenceError(faults.divergence(failed_at), self._lasting())
                 self._judge_noise(throw)
                 if self.folder is not None and self.folder.is_due(self.done):
                     self._save(self.folder)
@@ -206,7 +207,7 @@ class Host:
         assert fisher is not None
         message = faults.too_much_noise(noise, fisher.raise_friction)
         if throw:
-            raise GradientNoiseError(message, self._samples())
+            raise GradientNoiseError(message, self._lasting())
         warnings.warn(message, stacklevel=5)
         self.has_warned = True
 
@@ -232,15 +233,20 @@ class Host:
             startup_seconds=self.startup_seconds,
             origin=self.origin,
             clock=draws.clock[0],
-            growth=self._growth(),
+            growth=_growth(self.reader, self.is_kept),
         )
 
-    def _growth(self) -> tuple[Growth, ...]:
-        """When the data grew, in kept draws."""
-        growth = [] if self.reader is None else self.reader.growth
-        return tuple(
-            each._replace(draw=int(np.count_nonzero(self.is_kept[: each.draw]))) for each in growth
-        )
+    def _lasting(self) -> Samples:
+        """For an error, which may outlive this run's hold on its folder."""
+        if self.folder is None:
+            return self._samples()
+        return lasting(self._samples(), int(self.is_kept[: self.num_saved].sum()))
+
+
+def _growth(reader: Reader | None, is_kept: np.ndarray) -> tuple[Growth, ...]:
+    """When the data grew, in kept draws."""
+    growth = [] if reader is None else reader.growth
+    return tuple(each._replace(draw=int(np.count_nonzero(is_kept[: each.draw]))) for each in growth)
 
 
 def _first_bad_step(

@@ -45,7 +45,7 @@ class Posterior(AbstractPosterior):
         self.log_prior = log_prior
         data = data.source if isinstance(data, SourceRef) else data
         is_source = isinstance(data, Source)
-        self.data = SourceRef(data) if is_source else jax.tree.map(_as_array, data)
+        self.data = SourceRef(data) if is_source else jax.tree.map(_as_array, _columns(data))
         self.hyper = None if hyper is None else jax.tree.map(jnp.asarray, hyper)
         # An array, so that a run can follow it without compiling anew.
         is_growing = is_source and data.is_growing
@@ -116,6 +116,12 @@ class Posterior(AbstractPosterior):
         if self.source is not None:
             return passes.sum_over_source(self.source, of_rows, self.num_examples)
         return passes.sum_over_table(self.data, of_rows, self.num_examples)
+
+
+def _columns(data: PyTree) -> PyTree:
+    """A data frame's columns by name, as sources give them; other data as they are."""
+    is_frame = hasattr(data, "columns") and hasattr(data, "to_numpy")
+    return {str(name): np.asarray(data[name]) for name in data.columns} if is_frame else data
 
 
 def _as_array(leaf) -> jax.Array:

@@ -18,6 +18,7 @@ import optax
 from jax import lax
 
 from sghmc.core import tree, xla
+from sghmc.core.double import double_precision
 from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.target import Target
 from sghmc.types import PyTree
@@ -113,7 +114,7 @@ class Surface:
         return x, float(value)
 
     def _call(self, function: Callable, x: np.ndarray, *args) -> Any:
-        with jax.enable_x64(True):
+        with double_precision():
             compiled = _compiled(function, self.is_short)
             found = compiled(self.target, self.wide, self.rows, jnp.asarray(x, np.float64), *args)
             return jax.tree.map(np.asarray, found)

@@ -9,6 +9,7 @@ import numpy as np
 
 from sghmc import theory
 from sghmc.core import matrices, tree
+from sghmc.core.double import double_precision
 from sghmc.gradients.exact import FullBatch, NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher, mean_gradient_noise
 from sghmc.posterior import mode
@@ -50,7 +51,7 @@ def predict(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndar
         return Prediction(skipped=points)
     target = _under(origin.target, hyper)
     size = tree.size(jax.tree.map(lambda leaf: leaf[0], points))
-    with jax.enable_x64(True):
+    with double_precision():
         noise = _noise(origin, target, points, diagonal=size > _DENSE_LIMIT)
     if isinstance(noise, str):
         return Prediction(skipped=noise)

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike
 
 from sghmc.core import matrices, xla
+from sghmc.core.double import double_precision
 from sghmc.gradients.base import GradientEstimator
 from sghmc.gradients.exact import NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher
@@ -61,7 +62,7 @@ def affine_map(
         )
     precision = as_matrix(precision)
     size = len(precision)
-    with jax.enable_x64(True):
+    with double_precision():
         like = jax.ShapeDtypeStruct((size,), np.float64)
         kernel = sampler.with_center(np.zeros(size)).prepare(
             like, t + 1 if num_steps is None else num_steps

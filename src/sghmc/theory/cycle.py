@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
+from sghmc.core.double import double_precision
 from sghmc.samplers.base import Sampler
 from sghmc.theory.affine import AffineMap, affine_map
 
@@ -16,7 +16,7 @@ _NEGLIGIBLE = 1e-17
 
 def held(sampler: Sampler, t: int) -> Sampler:
     """The sampler with every schedule held at its value at step t."""
-    with jax.enable_x64(True):
+    with double_precision():
         values = {n: float(np.asarray(value(t))) for n, value in sampler.schedules.items()}
     return sampler.with_settings(**values)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import theory
+from sghmc.core.double import double_precision
 from sghmc.gradients.base import Gradient
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import FullBatch
@@ -135,7 +136,7 @@ class Estimators:
         count = int(self.target.num_examples)
         points = places[np.arange(_NUM_POINTS) % len(places)]
         rows = self.rng.integers(0, count, (len(points), min(_NUM_ROWS, 4 * count)))
-        with jax.enable_x64(True):
+        with double_precision():
             like = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), region.like
             )
