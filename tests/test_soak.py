@@ -2,7 +2,8 @@
 
     pytest tests/test_soak.py --soak 3600    # for an hour, from the seeds that follow
 
-Seeds of `make test` are fixed. A failure names its seed: `fuzz.run(seed)` is that run.
+Seeds of `make test`, and the further ones of `make test-all`, are fixed. A failure names its seed:
+`fuzz.run(seed)` is that run.
 """
 
 import collections
@@ -20,14 +21,15 @@ import pytest
 import fuzz
 import sghmc
 
-NUM_RUNS = 16
+SEEDS = range(16)
+FURTHER = range(16, 64)
 
 
-def test_random_runs_are_sound(request):
+@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(FURTHER, marks=pytest.mark.slow)], ids=str)
+def test_random_runs_are_sound(request, seeds):
     seconds = request.config.getoption("--soak")
     ends, found = time.monotonic() + seconds, collections.Counter()
-    seeds = range(NUM_RUNS) if seconds == 0 else itertools.count(NUM_RUNS)
-    for seed in seeds:
+    for seed in itertools.count(FURTHER.stop) if seconds else seeds:
         if seconds and time.monotonic() > ends:
             break
         found[fuzz.run(seed)] += 1

@@ -24,5 +24,6 @@ def test_runs_and_their_health_under_strict_promotion():
         )
         health = samples.health()
         law = theory.stationary_law(sampler, np.eye(2))
+    assert health.predicted_error is not None
     assert abs(health.predicted_error) < 0.01
     np.testing.assert_allclose(law.covariance, np.eye(2), atol=0.01)

@@ -178,6 +178,12 @@ def test_single_precision_rounding_of_a_singular_matrix_is_forgiven():
     assert isinstance(parse(vectors @ vectors.T, definite=False), matrices.Dense)
 
 
+def test_an_empty_leaf_has_an_empty_diagonal():
+    like = {"a": np.ones(2), "empty": np.ones((0, 3))}
+    mass = parse(jax.tree.map(lambda leaf: 2 * leaf, like), like)
+    np.testing.assert_array_equal(mass.dense(tree.sizes(like)).array, 2 * np.eye(2))
+
+
 @pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense"])
 def test_every_leaf_keeps_its_dtype(kind):
     with jax.enable_x64(True):

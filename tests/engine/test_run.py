@@ -326,6 +326,18 @@ def test_divergence_raises_with_chain_step_and_remedy_and_carries_the_draws(monk
     np.testing.assert_array_equal(samples.positions[:, :3], np.asarray(STARTS)[:, None] + [1, 2, 3])
 
 
+def test_the_draws_of_an_error_stay_when_another_run_takes_their_files(tmp_path):
+    """Of a mapped file that another run has cut short, a read would end the process (SIGBUS)."""
+    with pytest.raises(sghmc.DivergenceError) as caught:
+        walk(checkpoint=sghmc.Checkpoint(tmp_path / "run"))
+    files = [*(tmp_path / "run").rglob("c.*")]
+    assert files
+    for path in files:
+        path.write_bytes(bytes(path.stat().st_size))
+    positions = caught.value.samples.positions
+    np.testing.assert_array_equal(positions[:, :3], np.asarray(STARTS)[:, None] + [1, 2, 3])
+
+
 def test_the_bar_tells_speed_and_health(terminal):
     sample(progress=True)
     shown = terminal.getvalue()

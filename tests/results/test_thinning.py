@@ -1,8 +1,9 @@
 import numpy as np
 
+from sghmc.results import thinning
 from sghmc.results.info import Growth, Info
 from sghmc.results.samples import Samples
-from sghmc.results.thinning import thinned
+from sghmc.results.thinning import lasting, thinned
 
 
 def test_the_last_of_every_so_many_draws_is_kept_with_all_that_belongs_to_it():
@@ -22,3 +23,15 @@ def test_the_last_of_every_so_many_draws_is_kept_with_all_that_belongs_to_it():
     assert found.growth[0].draw == 1
     assert (found.num_steps, found.averages) == (70, {"mean": 3.0})
     assert thinned(samples, 1) is samples
+
+
+def test_draws_that_last_are_copies_or_those_that_no_run_takes_away(monkeypatch):
+    numbers = np.arange(14.0).reshape(2, 7)
+    samples = Samples(numbers, None, {}, None, Info(-numbers, numbers > 2), 70, 1.0, 0.5)
+    copied = lasting(samples, 4)
+    np.testing.assert_array_equal(copied.positions, numbers)
+    assert not np.shares_memory(copied.positions, numbers)
+    monkeypatch.setattr(thinning, "_MOST_COPIED", 100)
+    first = lasting(samples, 4)
+    np.testing.assert_array_equal(first.positions, numbers[:, :4])
+    np.testing.assert_array_equal(first.info.potential, -numbers[:, :4])

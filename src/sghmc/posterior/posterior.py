@@ -20,11 +20,11 @@ class Posterior(AbstractPosterior):
 
         U(θ) = −Σᵢ log p(xᵢ | θ) − log p(θ)
 
-    `data` is a pytree of arrays with a shared leading axis, one row an example; `log_likelihood`
-    sees one example, a pytree of rows. Data larger than memory are a source (`sghmc.data`): rows
-    are read as they are needed, and a pass over all of them streams. With `hyper`, a pytree of
-    hyperparameters, the functions are `log_likelihood(params, example, hyper)` and
-    `log_prior(params, hyper)`.
+    `data` is a pytree of arrays with a shared leading axis, one row an example, or a data frame,
+    whose columns go by name; `log_likelihood` sees one example, a pytree of rows. Data larger than
+    memory are a source (`sghmc.data`): rows are read as they are needed, and a pass over all of
+    them streams. With `hyper`, a pytree of hyperparameters, the functions are
+    `log_likelihood(params, example, hyper)` and `log_prior(params, hyper)`.
 
     >>> import jax.numpy as jnp, sghmc
     >>> posterior = sghmc.Posterior(
