@@ -17,34 +17,34 @@ NUM_STEPS = 6
 
 
 def _sgnht(thermostat, scheme, params, **required):
-    return SGNHT(params, 0.2, 1.3, 0.8, 1.7, thermostat, 0.9, scheme, **required)
+    return SGNHT(params, 0.2, 1.3, 0.8, thermostat, 0.9, scheme, temperature=1.7, **required)
 
 
 TWINS = {
     "sghmc": (
-        lambda params, **required: SGHMC(params, 0.2, 1.3, 0.8, 1.1, 1.7, **required),
+        lambda params, **required: SGHMC(params, 0.2, 1.3, 0.8, 1.1, temperature=1.7, **required),
         lambda: sghmc.SGHMC(0.2, 1.3, 0.8, 1.1, 1.7),
     ),
     "sghmc learning rate": (
         lambda params, **required: SGHMC.from_learning_rate(
-            params, 0.04, 0.3, 1.1, 1.7, **required
+            params, 0.04, 0.3, 1.1, temperature=1.7, **required
         ),
         lambda: sghmc.SGHMC.from_learning_rate(0.04, 0.3, 1.1, 1.7),
     ),
     "sgld": (
-        lambda params, **required: SGLD(params, 0.1, 1.3, 1.1, 1.7, **required),
+        lambda params, **required: SGLD(params, 0.1, 1.3, 1.1, temperature=1.7, **required),
         lambda: sghmc.SGLD(0.1, 1.3, 1.1, 1.7),
     ),
     "baoab": (
-        lambda params, **required: BAOAB(params, 0.2, 1.3, 0.8, 0.0, 1.7, **required),
+        lambda params, **required: BAOAB(params, 0.2, 1.3, 0.8, 0.0, temperature=1.7, **required),
         lambda: sghmc.BAOAB(0.2, 1.3, 0.8, 0.0, 1.7),
     ),
     "psgld": (
-        lambda params, **required: PSGLD(params, 0.1, 0.7, 0.6, True, 1.7, **required),
+        lambda params, **required: PSGLD(params, 0.1, 0.7, 0.6, True, temperature=1.7, **required),
         lambda: sghmc.PSGLD(0.1, 0.7, 0.6, True, 1.7),
     ),
     "psgld uncorrected": (
-        lambda params, **required: PSGLD(params, 0.1, 0.7, 0.6, False, 1.7, **required),
+        lambda params, **required: PSGLD(params, 0.1, 0.7, 0.6, False, temperature=1.7, **required),
         lambda: sghmc.PSGLD(0.1, 0.7, 0.6, False, 1.7),
     ),
 } | {

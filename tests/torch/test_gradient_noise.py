@@ -13,9 +13,9 @@ from torch_steps import scripted
 NUM_DATA, NUM_PARTS, PART_SIZE = 30, 4, 5
 GIVEN = {"num_data": NUM_DATA, "prior": GaussianPrior(0.5), "seed": 0}
 KINDS = {
-    "sghmc": lambda theta: SGHMC([theta], 0.1, 60.0, 5.0, "estimate", 1.5, **GIVEN),
-    "baoab": lambda theta: BAOAB([theta], 0.1, 60.0, 5.0, "estimate", 1.5, **GIVEN),
-    "sgld": lambda theta: SGLD([theta], 0.003, 1.3, "estimate", 1.5, **GIVEN),
+    "sghmc": lambda theta: SGHMC([theta], 0.1, 60.0, 5.0, "estimate", temperature=1.5, **GIVEN),
+    "baoab": lambda theta: BAOAB([theta], 0.1, 60.0, 5.0, "estimate", temperature=1.5, **GIVEN),
+    "sgld": lambda theta: SGLD([theta], 0.003, 1.3, "estimate", temperature=1.5, **GIVEN),
 }
 
 

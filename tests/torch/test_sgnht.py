@@ -15,7 +15,7 @@ def test_a_thermostat_finds_gradient_noise(thermostat):
     generator = torch.Generator().manual_seed(0)
     theta = torch.zeros(2000, requires_grad=True)
     given = {"num_data": 10, "prior": GaussianPrior(0.5), "seed": 0}
-    sampler = SGNHT([theta], 0.1, 1.0, 1.2, 0.7, thermostat=thermostat, **given)
+    sampler = SGNHT([theta], 0.1, 1.0, 1.2, temperature=0.7, thermostat=thermostat, **given)
     squares = []
     for step in range(900):
         noise = 4 * torch.randn(2000, generator=generator)

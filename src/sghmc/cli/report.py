@@ -12,6 +12,9 @@ from sghmc.cli.session import AsJson, Debug, Quiet, app, show
 from sghmc.display.page import write
 from sghmc.experiments import demo, files
 
+_Page = Annotated[
+    pathlib.Path | None, typer.Option(help="File for the page; else report.html in RUN_DIR.")
+]
 _BROKEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError)
 """What numbers and words that no command here wrote can lead to."""
 
@@ -21,9 +24,7 @@ def report(
     folder: Annotated[
         pathlib.Path, typer.Argument(metavar="RUN_DIR", help="A folder that a run has written.")
     ],
-    out: Annotated[
-        pathlib.Path | None, typer.Option(help="File for the page; else report.html in RUN_DIR.")
-    ] = None,
+    out: _Page = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,

@@ -83,13 +83,13 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
         random_state=None,
         progress=False,
     ):
-        self.prior_precision = prior_precision
-        self.likelihood_power = likelihood_power
-        self.sharpness = sharpness
         super().__init__(
             hidden_layer_sizes, activation, num_draws, num_chains, num_steps, batch_size,
             random_state, progress,
         )  # fmt: skip
+        self.prior_precision = prior_precision
+        self.likelihood_power = likelihood_power
+        self.sharpness = sharpness
 
     def _check_settings(self):
         super()._check_settings()

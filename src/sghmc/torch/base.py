@@ -5,7 +5,7 @@
 import abc
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 
@@ -34,9 +34,10 @@ POSITION = "position"
 _MOST_PLANS = 64
 
 
-class Required(TypedDict):
-    """What every sampler must be given."""
+class Common(TypedDict):
+    """What every sampler takes: by name, and all but the temperature must be given."""
 
+    temperature: NotRequired[float]
     num_data: Any
     prior: Any
     seed: Any
@@ -53,8 +54,9 @@ class Sampler(torch.optim.Optimizer, abc.ABC):
     | `prior` | p(θ) | `GaussianPrior(λ)`, a function of a list of parameters that returns their \
 log density, or None: flat |
     | `seed` | | of the noise: chains need different ones, the ranks of one DDP the same |
+    | `temperature` | τ | samples exp(−U/τ) |
 
-    These three must be given. `prior` and all settings may be given by parameter group. Torch's
+    The first three must be given. `prior` and all settings may be given by parameter group. Torch's
     schedulers move `group["lr"]`, which is the step size ε.
 
     Weights in half precision have a copy in single precision in the state, which is what moves:
@@ -62,7 +64,15 @@ log density, or None: flat |
     """
 
     def __init__(
-        self, params: Iterable, settings: dict, *, num_data=REQUIRED, prior=REQUIRED, seed=REQUIRED
+        self,
+        params: Iterable,
+        step_size: float,
+        settings: dict[str, Any],
+        *,
+        temperature: float = 1.0,
+        num_data=REQUIRED,
+        prior=REQUIRED,
+        seed=REQUIRED,
     ):
         self.num_data = whole_number(given(num_data, "num_data", _NUM_DATA), "num_data", least=1)
         self.normals = Normals(whole_number(given(seed, "seed", _SEED), "seed", least=0))
@@ -71,7 +81,8 @@ log density, or None: flat |
         self._microbatches = Microbatches()
         self._priors = shared_priors.Copies()
         self._plans: dict[tuple[int, ...], Plan] = {}
-        super().__init__(params, {**settings, "prior": given(prior, "prior", _PRIOR)})
+        common = {"temperature": temperature, "prior": given(prior, "prior", _PRIOR)}
+        super().__init__(params, {"lr": step_size, **settings, **common})
 
     @abc.abstractmethod
     def _check(self, group: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from sghmc.torch import gradient_noise as noise
 from sghmc.torch import priors
-from sghmc.torch.base import Required, Sampler
+from sghmc.torch.base import Common, Sampler
 from sghmc.torch.fused import kick_and_drift
 from sghmc.torch.pieces import Piece, Plan
 from sghmc.torch.settings import check_decay, number
@@ -75,17 +75,10 @@ class FrictionSampler(MomentumSampler, abc.ABC):
         friction: float,
         mass: float = 1.0,
         gradient_noise: float | str = 0.0,
-        temperature: float = 1.0,
-        **required: Unpack[Required],
+        **common: Unpack[Common],
     ):
-        settings = {
-            "lr": step_size,
-            "friction": friction,
-            "mass": mass,
-            "gradient_noise": gradient_noise,
-            "temperature": temperature,
-        }
-        super().__init__(params, settings, **required)
+        settings = {"friction": friction, "mass": mass, "gradient_noise": gradient_noise}
+        super().__init__(params, step_size, settings, **common)
 
     def _check(self, group: dict[str, Any]) -> None:
         friction = number(group["friction"], "friction")

@@ -10,7 +10,7 @@ import torch
 
 from sghmc.torch import loss as losses
 from sghmc.torch import parameters
-from sghmc.torch.base import Required, Sampler
+from sghmc.torch.base import Common, Sampler
 from sghmc.torch.pieces import Piece, Plan
 from sghmc.torch.settings import number
 
@@ -59,12 +59,11 @@ class PSGLD(Sampler):
         decay: float = 0.99,
         damping: float = 1.0,
         correction: bool = True,
-        temperature: float = 1.0,
-        **required: Unpack[Required],
+        **common: Unpack[Common],
     ):
         self.correction = correction
-        settings = {"lr": step_size, "decay": decay, "damping": damping, "temperature": temperature}
-        super().__init__(params, settings, **required)
+        settings = {"decay": decay, "damping": damping}
+        super().__init__(params, step_size, settings, **common)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import torch
 
-from sghmc.torch.base import Required
+from sghmc.torch.base import Common
 from sghmc.torch.gradient_noise import inject
 from sghmc.torch.momentum import MOMENTUM, FrictionSampler
 from sghmc.torch.pieces import Piece
@@ -59,8 +59,7 @@ from microbatches |
         learning_rate: float,
         momentum_decay: float,
         gradient_noise: float | str = 0.0,
-        temperature: float = 1.0,
-        **required: Unpack[Required],
+        **common: Unpack[Common],
     ) -> "SGHMC":
         """The same sampler in the terms of SGD with momentum (Eq. 15).
 
@@ -72,7 +71,7 @@ from microbatches |
         """
         epsilon = number(learning_rate, "learning_rate", positive=True) ** 0.5
         friction = number(momentum_decay, "momentum_decay") / epsilon
-        return cls(params, epsilon, friction, 1.0, gradient_noise, temperature, **required)
+        return cls(params, epsilon, friction, 1.0, gradient_noise, **common)
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
         epsilon, momenta = group["lr"], piece.state[MOMENTUM]

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 
 from sghmc.torch import gradient_noise as noise
-from sghmc.torch.base import Required, Sampler
+from sghmc.torch.base import Common, Sampler
 from sghmc.torch.pieces import Piece, Plan
 from sghmc.torch.settings import number
 
@@ -46,16 +46,10 @@ from microbatches |
         step_size: float,
         preconditioner: float = 1.0,
         gradient_noise: float | str = 0.0,
-        temperature: float = 1.0,
-        **required: Unpack[Required],
+        **common: Unpack[Common],
     ):
-        settings = {
-            "lr": step_size,
-            "preconditioner": preconditioner,
-            "gradient_noise": gradient_noise,
-            "temperature": temperature,
-        }
-        super().__init__(params, settings, **required)
+        settings = {"preconditioner": preconditioner, "gradient_noise": gradient_noise}
+        super().__init__(params, step_size, settings, **common)
 
     def _check(self, group: dict[str, Any]) -> None:
         step = group["lr"] * number(group["preconditioner"], "preconditioner", positive=True)

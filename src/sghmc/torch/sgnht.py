@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack
 import torch
 
 from sghmc.torch import parameters, priors
-from sghmc.torch.base import Required
+from sghmc.torch.base import Common
 from sghmc.torch.chains import are_chains
 from sghmc.torch.momentum import MOMENTUM, MomentumSampler
 from sghmc.torch.pieces import Piece, Plan
@@ -46,8 +46,10 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
     >>> from sghmc.torch import SGNHT
     >>> theta = torch.zeros(3, requires_grad=True)
     >>> sampler = SGNHT([theta], 0.1, friction=2.0, num_data=1, prior=None, seed=0)
-    >>> (theta**2).sum().backward()
-    >>> sampler.step()
+    >>> for _ in range(2):
+    ...     sampler.zero_grad()
+    ...     (theta**2).sum().backward()
+    ...     sampler.step()
     """
 
     def __init__(
@@ -56,23 +58,16 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         step_size: float,
         friction: float = 1.0,
         mass: float = 1.0,
-        temperature: float = 1.0,
         thermostat: Literal["scalar", "diagonal"] = "scalar",
         thermostat_mass: float = 1.0,
         scheme: Literal["symmetric", "literal"] = "symmetric",
-        **required: Unpack[Required],
+        **common: Unpack[Common],
     ):
         _check_choice("thermostat", thermostat, ("scalar", "diagonal"))
         _check_choice("scheme", scheme, ("symmetric", "literal"))
         self.thermostat, self.scheme = thermostat, scheme
-        settings = {
-            "lr": step_size,
-            "friction": friction,
-            "mass": mass,
-            "temperature": temperature,
-            "thermostat_mass": thermostat_mass,
-        }
-        super().__init__(params, settings, **required)
+        settings = {"friction": friction, "mass": mass, "thermostat_mass": thermostat_mass}
+        super().__init__(params, step_size, settings, **common)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
