@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from sghmc.core import processes
 from sghmc.core.version import __version__
-from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.source import Source
 from sghmc.posterior.source_ref import SourceRef
 
@@ -98,7 +98,7 @@ def _parts(value: Any) -> dict[str, Any]:
         return {f"[{i}]": entry for i, entry in enumerate(sorted(value, key=repr))}
     if dataclasses.is_dataclass(value):
         # How many rows a stream has by now says nothing of which run it belongs to.
-        is_growing = isinstance(value, Posterior) and value.source and value.source.is_growing
+        is_growing = isinstance(value, RowPosterior) and value.source and value.source.is_growing
         names = [field.name for field in dataclasses.fields(value)]
         return {f".{n}": getattr(value, n) for n in names if not (is_growing and n == "num_real")}
     return {f".{key}": entry for key, entry in getattr(value, "__dict__", {}).items()}

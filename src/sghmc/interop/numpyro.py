@@ -24,9 +24,10 @@ from numpyro.infer import Predictive
 from sghmc.interop.arguments import Given, Rows, Whole
 from sghmc.interop.model import Examples, Model
 from sghmc.interop.sites import INFER, Plates, Site, Structure
-from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.row_posterior import RowPosterior, as_arrays
 from sghmc.results import diagnostics
 from sghmc.results.samples import Samples
+from sghmc.types import PyTree
 
 if TYPE_CHECKING:
     import arviz
@@ -97,13 +98,18 @@ def posterior(model: Callable, *args, plate: Any = INFER, **kwargs) -> "NumPyroP
     ) from failures[0]
 
 
-class NumPyroPosterior(Posterior):
+class NumPyroPosterior(RowPosterior):
     """The posterior of a NumPyro model; made by `sghmc.interop.numpyro.posterior`.
 
     Parameters are unconstrained: `draws` and `to_arviz` map a run's draws back.
     """
 
-    sites: dict[str, Site] = eqx.field(static=True)  # pyright: ignore[reportGeneralTypeIssues]
+    log_likelihood: Callable[..., jax.Array]
+    log_prior: Callable[..., jax.Array]
+    data: PyTree
+    sites: dict[str, Site] = eqx.field(static=True)
+    hyper: PyTree = None
+    num_real: jax.Array | None = None
 
     def __init__(
         self,
@@ -118,7 +124,8 @@ class NumPyroPosterior(Posterior):
         data = Examples(rows, jnp.asarray(np.arange(size, dtype=np.int32)))
         model = Model(function, arguments, plate, structure.local_axes(plate), structure.fixed)
         first = jax.tree.map(lambda leaf: leaf[:1], data)
-        super().__init__(_LogLikelihood(model), _LogPrior(model, first), data)
+        self.log_likelihood, self.log_prior = _LogLikelihood(model), _LogPrior(model, first)
+        self.data = as_arrays(data)
         self.sites = structure.sites
 
     @property

@@ -11,8 +11,8 @@ import numpy as np
 
 from sghmc.core.optional import require
 from sghmc.engine import checks
-from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.potential import Potential
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.results.info import Info
 from sghmc.results.samples import Samples
@@ -30,7 +30,7 @@ class _Draws(NamedTuple):
 
 def nuts(
     key: jax.Array,
-    target: Posterior | Potential,
+    target: RowPosterior | Potential,
     init: PyTree,
     *,
     num_samples: int = 1000,
@@ -86,7 +86,7 @@ def nuts(
 
 
 def _check_target(target) -> None:
-    if isinstance(target, StackedPosterior) or not isinstance(target, Posterior | Potential):
+    if isinstance(target, StackedPosterior) or not isinstance(target, RowPosterior | Potential):
         raise TypeError(f"nuts needs a Posterior or a Potential, not {target!r}.")
     if getattr(target, "hyper", None) is not None:
         raise ValueError(

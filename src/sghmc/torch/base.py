@@ -64,16 +64,9 @@ log density, or None: flat |
     """
 
     def __init__(
-        self,
-        params: Iterable,
-        step_size: float,
-        settings: dict[str, Any],
-        *,
-        temperature: float = 1.0,
-        num_data=REQUIRED,
-        prior=REQUIRED,
-        seed=REQUIRED,
-    ):
+        self, params: Iterable, step_size: float, settings: dict[str, Any], *,
+        temperature: float = 1.0, num_data=REQUIRED, prior=REQUIRED, seed=REQUIRED,
+    ):  # fmt: skip
         self.num_data = whole_number(given(num_data, "num_data", _NUM_DATA), "num_data", least=1)
         self.normals = Normals(whole_number(given(seed, "seed", _SEED), "seed", least=0))
         self.num_steps = 0

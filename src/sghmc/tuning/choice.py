@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from sghmc.core import xla
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.surface import Surface
 from sghmc.tuning.budget import Budget, BudgetError
 from sghmc.tuning.estimators import FEW_BATCHES
@@ -54,7 +54,7 @@ def choose_engine(
         return Chosen(engine, "as asked for")
     if gibbs is not None:
         return Chosen("minibatch", "Gibbs updates are counted in its short steps")
-    if not isinstance(target, Posterior):
+    if not isinstance(target, RowPosterior):
         return Chosen("exact", "a potential has no batches")
     if not region.is_dense:
         return Chosen("minibatch", "the parameters are many")

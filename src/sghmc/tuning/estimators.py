@@ -15,7 +15,7 @@ from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import FullBatch
 from sghmc.gradients.fisher import mean_gradient_noise
 from sghmc.gradients.minibatch import Minibatch
-from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.target import Target
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.whitened import Whitened
@@ -111,7 +111,7 @@ class Estimators:
 
     def _candidates(self, region: Region) -> dict[str, tuple[Gradient, int]]:
         """Estimators by name, with the examples that a step of each looks at."""
-        if not isinstance(self.target, Posterior):
+        if not isinstance(self.target, RowPosterior):
             return {"exact": (FullBatch(), 0)}
         count, batch = int(self.target.num_examples), self.batch_size
         if count <= FEW_BATCHES * batch:
@@ -132,7 +132,7 @@ class Estimators:
         """Ṽ: the largest eigenvalue of LᵀVL, V averaged over where the chains are."""
         if isinstance(gradient, FullBatch):
             return 0.0
-        assert isinstance(self.target, Posterior)
+        assert isinstance(self.target, RowPosterior)
         count = int(self.target.num_examples)
         points = places[np.arange(_NUM_POINTS) % len(places)]
         rows = self.rng.integers(0, count, (len(points), min(_NUM_ROWS, 4 * count)))

@@ -12,7 +12,7 @@ from statistics import NormalDist
 import numpy as np
 
 from sghmc.gradients.exact import FullBatch
-from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.whitened import Whitened
 from sghmc.tuning.pilot import Pilots, Trial
@@ -130,7 +130,7 @@ class Exact:
         errors = max(2.0, math.sqrt(2 * math.log(len(self.region.center)))) + 1
         share = (errors / self.tolerance) ** 2 / 2 / self.num_draws
         target = self.pilots.target
-        num_rows = int(target.num_examples) if isinstance(target, Posterior) else 1
+        num_rows = int(target.num_examples) if isinstance(target, RowPosterior) else 1
         rows = (self.settings.num_steps + 1) * num_rows * self.num_draws
         most = max(1, _MOST_ROWS // rows)
         return max(1, min(most, round(min(1.0, share) * trajectories)))

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.gradients.exact import FullBatch
-from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.potential import Potential
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.surface import Surface
 from sghmc.results.health import heat_fault
 from sghmc.tuning.estimators import FEW_BATCHES, Choice, Estimators, Settings
@@ -164,7 +164,7 @@ class Batches:
     def _is_dear(self) -> bool:
         """Whether batches are of no use here, and all data are many."""
         target = self.pilots.target
-        if not isinstance(target, Posterior) or not self.region.is_dense or self.pilots.gibbs:
+        if not isinstance(target, RowPosterior) or not self.region.is_dense or self.pilots.gibbs:
             return False
         is_long = target.num_examples > FEW_BATCHES * self.estimators.batch_size
         return bool(is_long and (self.misses or isinstance(self.choice.gradient, FullBatch)))
@@ -250,7 +250,7 @@ def _approach(search: Batches) -> tuple[Region, np.ndarray]:
     """
     pilots, rng = search.pilots, search.estimators.rng
     target = pilots.target
-    assert isinstance(target, Posterior)
+    assert isinstance(target, RowPosterior)
     count = max(FEW_BATCHES * search.estimators.batch_size, _LEAST_ROWS)
     number = int(target.num_examples)
     chosen = rng.choice(number, min(count, number), replace=False)

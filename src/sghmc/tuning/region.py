@@ -13,8 +13,8 @@ from jax import lax
 
 from sghmc.core import tree
 from sghmc.posterior import mode
-from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.potential import Potential
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.surface import FEW_ROWS, Surface, as_params, as_vector
 from sghmc.posterior.target import Target
 from sghmc.types import PyTree
@@ -273,7 +273,7 @@ def _diagonal_factor(target: Target, position: PyTree) -> np.ndarray:
     curvature of the prior.
     """
     rows = None
-    if isinstance(target, Posterior):
+    if isinstance(target, RowPosterior):
         count = int(target.num_examples)
         order = np.random.default_rng(0).permutation(count)[:_NUM_ROWS]
         rows = target.rows(jnp.asarray(order))

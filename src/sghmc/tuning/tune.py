@@ -6,7 +6,7 @@ import numpy as np
 from sghmc.core import tree
 from sghmc.engine import checks
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.posterior.surface import Surface
 from sghmc.posterior.target import Target
@@ -91,7 +91,7 @@ def tune(
                 outcome = Batches(pilots, surface, region, places, estimators).search()
     return tuned(
         outcome,
-        num_examples=int(target.num_examples) if isinstance(target, Posterior) else None,
+        num_examples=int(target.num_examples) if isinstance(target, RowPosterior) else None,
         tolerance=tolerance,
         choice=chosen.reason,
         seconds=clock.spent,
