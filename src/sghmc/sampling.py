@@ -26,7 +26,7 @@ from sghmc.tuning import promise
 from sghmc.tuning.choice import Engine
 from sghmc.tuning.report import Tuned
 from sghmc.tuning.saved import recall
-from sghmc.tuning.tune import LEAST_ROOM, tune
+from sghmc.tuning.tune import tune
 from sghmc.types import PyTree
 
 _BATCH_SIZE = 500
@@ -128,7 +128,7 @@ def _drawn(
 ) -> Samples:
     """The run, with the thinning that was tuned where none is given."""
     num_samples, num_burnin, every = options.num_samples, options.num_burnin, 1
-    chosen = {"gradient": tuned.gradient, "init_axis": 0, "room": max(num_samples, LEAST_ROOM)}
+    chosen = {"gradient": tuned.gradient, "init_axis": 0}
     if thinning is None and tuned.report.engine == "exact":
         # Pilots keep every trajectory: so does the run, which then is the same program.
         every = tuned.thinning

@@ -31,7 +31,7 @@ CHANGED = {
 def test_they_are_the_keyword_arguments_of_sample():
     parameters = inspect.signature(sghmc.sample).parameters.values()
     keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    assert [*keywords] == [name for name in NAMES if name != "room"]  # which "auto" alone sets
+    assert [*keywords] == NAMES
     resolved = {"gradient": sghmc.FullBatch(), "thinning": 1}
     options = RunOptions()
     for name, default in keywords.items():
@@ -56,4 +56,4 @@ def test_every_option_that_decides_draws_is_part_of_the_identity():
 
 def test_how_a_run_is_shown_saved_spread_or_ended_is_not():
     without_effect = set(NAMES) - set(CHANGED)
-    assert without_effect == {"progress", "checkpoint", "mesh", "throw", "room"}
+    assert without_effect == {"progress", "checkpoint", "mesh", "throw"}

@@ -194,18 +194,17 @@ def test_draws_do_not_depend_on_segments_or_the_progress_bar(plain, monkeypatch,
     close(sample(num_burnin=2, num_samples=10).positions, plain.positions[:, 2:])
 
 
-def test_nothing_is_traced_again_for_another_key_number_or_data_of_the_same_shape():
+def test_nothing_is_traced_again_for_another_key_number_length_or_data_of_the_same_shape():
     traces = []
 
     def counted(theta, x):
         traces.append(1)
         return log_likelihood(theta, x)
 
-    def go(seed, sampler, data):
+    def go(seed, sampler, data, **given):
         target = sghmc.Posterior(counted, log_prior, data)
-        return sample(
-            target, sampler, key=jax.random.key(seed), gradient=sghmc.Minibatch(3), num_burnin=2
-        ).positions
+        settings = {"gradient": sghmc.Minibatch(3), "num_burnin": 2, "num_samples": 4} | given
+        return sample(target, sampler, key=jax.random.key(seed), **settings).positions
 
     first = go(0, SAMPLER, DATA)
     once = len(traces)
@@ -217,6 +216,10 @@ def test_nothing_is_traced_again_for_another_key_number_or_data_of_the_same_shap
     ]
     assert len(traces) == once
     assert all(np.all(other != first) for other in others)
+    longer = go(0, SAMPLER, DATA, num_samples=9)
+    np.testing.assert_array_equal(longer[:, :4], first)
+    go(0, SAMPLER, DATA, num_burnin=5)
+    assert len(traces) == once
 
 
 def test_schedules_count_steps_from_0_with_burnin_and_thinning():

@@ -28,7 +28,7 @@ class SyntheticPilots(Pilots):
     ):
         self.mean, self.root = np.asarray(mean), np.linalg.cholesky(covariance)
         self.num_chains, self.acceptance, self.spread = num_chains, acceptance, spread
-        self.heat, self.memory, self.room, self.gibbs = heat, memory, 1_000, None
+        self.heat, self.memory, self.most_draws, self.gibbs = heat, memory, 1_000, None
         self.budget = Budget(seconds)
         self.rng = np.random.default_rng(0)
         self.target, self.key = None, None

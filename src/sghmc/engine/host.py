@@ -58,10 +58,9 @@ class Host:
         folder: RunFolder | None,
         reader: Reader | None,
         place: Placement,
-        room: int | None = None,
     ):
         self.origin, self.folder, self.reader = origin, folder, reader
-        self.place, self.room = place, room
+        self.place = place
         if reader is not None:
             if folder is not None and folder.has_saves:
                 reader.check_start()
@@ -103,7 +102,8 @@ class Host:
         num_samples = int(self.is_kept.sum())
         record = loop.record_like(self.program, carry)
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
-        self.capacity = max(1, min(self.room or num_samples, _BLOCK_BYTES // size))
+        # Not of the number of draws: runs of any length share a program.
+        self.capacity = max(1, _BLOCK_BYTES // size)
         """How many draws the compiled loop may hold at a time."""
         record = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
         record = self.program.layout.chains_first(record, leading=1)

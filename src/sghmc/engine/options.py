@@ -15,17 +15,13 @@ from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.types import PyTree
 
-_WITHOUT_EFFECT = ("progress", "checkpoint", "mesh", "throw", "room")
+_WITHOUT_EFFECT = ("progress", "checkpoint", "mesh", "throw")
 """Options on which draws do not depend."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunOptions:
-    """The keyword arguments of `sample`, whose docstring describes them.
-
-    Besides, `room`: the draws that the compiled loop has room for, so that runs of different
-    lengths share it; all where it is None.
-    """
+    """The keyword arguments of `sample`, whose docstring describes them."""
 
     gradient: Gradient = dataclasses.field(default_factory=FullBatch)
     num_samples: int = 1000
@@ -44,7 +40,6 @@ class RunOptions:
     checkpoint: Checkpoint | None = None
     mesh: jax.sharding.Mesh | None = None
     throw: bool = True
-    room: int | None = None
 
     def identity(self, key: Any, target: Any, sampler: Any, init: PyTree) -> dict[str, Any]:
         """All that the draws of a run depend on, by argument: a checkpoint knows its run by it."""

@@ -82,7 +82,7 @@ def run(
             folder.identify({"steps": trace_run(program, positions), "draws": is_kept})
         origin = _origin(target, sampler, estimator, options, num_steps)
         with _reading(program, sampler, len(is_kept), place) as reader:
-            host = Host(program, positions, is_kept, origin, folder, reader, place, options.room)
+            host = Host(program, positions, is_kept, origin, folder, reader, place)
             return host.run(progress=options.progress, throw=options.throw)
 
 

@@ -257,7 +257,7 @@ def _approach(search: Batches) -> tuple[Region, np.ndarray]:
     rows = target.rows(jnp.asarray(chosen))
     thinned = Potential(lambda params: target.estimate(params, rows))
     key = jax.random.fold_in(pilots.key, 0)
-    scouts = Pilots(key, thinned, pilots.num_chains, pilots.room, pilots.budget)
+    scouts = Pilots(key, thinned, pilots.num_chains, pilots.most_draws, pilots.budget)
     found = Exact(scouts, search.region, search.places, search.tolerance, _NUM_DRAWS).search()
     return found.region, found.starts
 

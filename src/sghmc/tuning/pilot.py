@@ -131,9 +131,9 @@ class Moments(NamedTuple):
 
 
 class Pilots:
-    """Runs pilot chains: as many as the real run has, with room for as many draws.
+    """Runs pilot chains: as many as the real run has, so that they share its compiled programs.
 
-    So the programs compiled for pilots serve the real run, too.
+    After every `most_draws` it looks at the budget.
     """
 
     def __init__(
@@ -141,12 +141,12 @@ class Pilots:
         key: jax.Array,
         target: Target,
         num_chains: int,
-        room: int,
+        most_draws: int,
         budget: Budget,
         gibbs: Gibbs | None = None,
     ):
         self.key, self.num_runs = key, 0
-        self.target, self.num_chains, self.room = target, num_chains, room
+        self.target, self.num_chains, self.most_draws = target, num_chains, most_draws
         self.budget, self.gibbs = budget, gibbs
 
     def run(
@@ -159,9 +159,10 @@ class Pilots:
         thinning: int = 1,
     ) -> Trial:
         """Chains from each of `places`, raveled parameters; shorter once the budget is spent."""
-        trial = self._piece(sampler, gradient, region, places, min(num_draws, self.room), thinning)
+        count = min(num_draws, self.most_draws)
+        trial = self._piece(sampler, gradient, region, places, count, thinning)
         while trial.num_draws < num_draws and trial.is_finite and self.budget.left > 0:
-            count = min(num_draws - trial.num_draws, self.room)
+            count = min(num_draws - trial.num_draws, self.most_draws)
             more = self._piece(sampler, gradient, region, trial.last, count, thinning)
             trial = trial.joined(more)
         return trial
@@ -196,7 +197,6 @@ class Pilots:
                     gibbs=self.gibbs,
                     progress=False,
                     throw=False,
-                    room=self.room,
                 ),
             )
         if samples.is_interrupted:

@@ -79,7 +79,7 @@ def tune(
             num_chains=num_chains,
             gibbs=gibbs,
         )
-        pilots = Pilots(key, target, num_chains, max(num_samples, LEAST_ROOM), clock, gibbs)
+        pilots = Pilots(key, target, num_chains, max(num_samples, _LEAST_PIECE), clock, gibbs)
         with clock.stage("pilot runs"):
             if chosen.engine == "exact":
                 check_pilots(surface, region, clock)
@@ -101,7 +101,7 @@ def tune(
 
 _MOST_PARAMETERS = 50_000
 """Beyond that a single pilot run takes minutes, and says little about any one parameter."""
-LEAST_ROOM = 100
+_LEAST_PIECE = 100
 """Draws that pilots make at once, though fewer be wanted later."""
 
 
