@@ -21,6 +21,7 @@ SAMPLERS: dict[str, Callable[[float, float], Sampler]] = {
 }
 UNCORRECTED: dict[str, Callable[[float], Sampler]] = {
     **{name: (lambda e, make=make: make(e, 0.0)) for name, make in SAMPLERS.items()},
+    "`UBU(ε, 1.5)`": lambda e: sghmc.UBU(e, FRICTION),
     "`HMC(ε, 5, metropolis=False)`": lambda e: sghmc.HMC(e, 5, metropolis=False),
 }
 

@@ -44,6 +44,7 @@ from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.sgnht import SGNHT
 from sghmc.samplers.sgrhmc import SGRHMC
 from sghmc.samplers.splitting import BAOAB, OBABO
+from sghmc.samplers.ubu import UBU
 from sghmc.samplers.whitened import Whitened
 from sghmc.sampling import sample
 from sghmc.tuning.budget import BudgetError
@@ -61,6 +62,7 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "SGRHMC",
+    "UBU",
     "Adapt",
     "AdaptHMC",
     "AdaptMass",

@@ -180,7 +180,7 @@ def test_batch_sizes(size):
     refuses(ValueError, f"batch_size must be a whole number from 1, but is {size}", Minibatch, size)
 
 
-@pytest.mark.parametrize("replacement", [False, "epochs"])
+@pytest.mark.parametrize("replacement", [False, "epochs", "palindrome"])
 def test_batches_larger_than_the_data(replacement):
     gradient = Minibatch(5, replacement=replacement)
     message = "batch_size is 5, but the data have 4 rows.*at most that many, or replacement=True"
@@ -190,7 +190,7 @@ def test_batches_larger_than_the_data(replacement):
 
 @pytest.mark.parametrize("replacement", ["epoch", 1, None])
 def test_unknown_replacement(replacement):
-    message = f'replacement must be True, False or "epochs", but is {replacement!r}'
+    message = f'replacement must be True, False, "epochs" or "palindrome", but is {replacement!r}'
     refuses(ValueError, message, Minibatch, 2, replacement=replacement)
 
 
@@ -199,8 +199,9 @@ def test_batches_without_data():
     refuses(TypeError, message, sample, gradient=Minibatch(2))
 
 
-def test_gradient_noise_with_shuffled_epochs():
-    gradient = Minibatch(2, replacement="epochs")
+@pytest.mark.parametrize("replacement", ["epochs", "palindrome"])
+def test_gradient_noise_with_shuffled_epochs(replacement):
+    gradient = Minibatch(2, replacement=replacement)
     for sampler in (SGHMC(0.1, 1.0, gradient_noise=0.1), SGLD(0.1, gradient_noise=0.1)):
         message = "gradient_noise.*shuffled epochs.*replacement=True, or gradient_noise=0"
         refuses(ValueError, message, sample, POSTERIOR, sampler, gradient=gradient)

@@ -508,6 +508,7 @@ def test_what_cannot_be_is_refused(settings, error, message):
         (sghmc.Minibatch(1), "two examples or more, but batch_size is 1"),
         (sghmc.Minibatch(5, "epochs"), "shuffled epochs"),
         (sghmc.ControlVariate(5, START, "epochs"), "shuffled epochs"),
+        (sghmc.Minibatch(5, "palindrome"), "palindromes"),
     ],
 )
 def test_gradients_without_such_an_estimate_are_refused(gradient, message):

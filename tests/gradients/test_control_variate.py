@@ -282,7 +282,7 @@ def test_any_pytree_and_any_number_as_center():
 
 
 def test_rows_are_those_of_a_minibatch():
-    for replacement in (True, False, "epochs"):
+    for replacement in (True, False, "epochs", "palindrome"):
         plain, controlled = (
             gradient.prepare(posterior(), params()).draw(
                 random.words(jax.random.key(0)), 2, 3, 1, params()
@@ -300,7 +300,7 @@ def test_rows_are_those_of_a_minibatch():
     ("settings", "message"),
     [
         ({"batch_size": 0}, "batch_size must be a whole number from 1, but is 0"),
-        ({"batch_size": 3, "replacement": "no"}, "replacement must be True, False or"),
+        ({"batch_size": 3, "replacement": "no"}, "replacement must be True, False, "),
         ({"batch_size": 3, "renew_every": 0}, "renew_every must be None or a whole number from 1"),
         ({"batch_size": 3, "renew_every": 2.5}, "renew_every must be None or .* but is 2.5"),
     ],

@@ -86,7 +86,27 @@ def test_the_rows_an_epoch_leaves_out_differ_from_pass_to_pass():
     assert counts.min() >= 5, counts  # each expects 20: a false alarm has a chance below 2e-5
 
 
-@pytest.mark.parametrize("replacement", [True, False, "epochs"])
+@pytest.mark.parametrize(("batch_size", "left_out"), [(1, 0), (5, 0), (2, 1)])
+@pytest.mark.parametrize("num_gradients", [1, 3])
+def test_a_palindrome_is_a_pass_forth_and_back(batch_size, left_out, num_gradients):
+    """The order of the batches is turned around; a batch that would be short is left out."""
+    estimator = sghmc.Minibatch(batch_size, replacement="palindrome").prepare(target(), THETA)
+    per_epoch = N // batch_size
+    draw = jax.jit(
+        lambda key, first: estimator.draw(key, first, 4 * per_epoch, num_gradients, THETA)
+    )
+    key = random.words(jax.random.key(0))
+    rows = np.asarray(draw(key, 0)).reshape(2 * num_gradients, 2, per_epoch, batch_size)
+    for forth, back in rows:
+        np.testing.assert_array_equal(back, forth[::-1])
+        assert len(set(forth.ravel())) == N - left_out
+    assert len({tuple(forth.ravel()) for forth, _ in rows}) > 1
+    later = np.asarray(draw(key, 3)).ravel()  # any step on its own: a run resumes anywhere
+    skipped, compared = 3 * num_gradients * batch_size, rows.size // 4
+    np.testing.assert_array_equal(later[:compared], rows.ravel()[skipped : skipped + compared])
+
+
+@pytest.mark.parametrize("replacement", [True, False, "epochs", "palindrome"])
 def test_batches_are_rows_of_the_data_with_and_without_repeats(replacement):
     estimator = sghmc.Minibatch(4, replacement=replacement).prepare(target(), THETA)
     drawn = jax.jit(lambda key: estimator.draw(key, 0, 50, 2, THETA))(
@@ -195,4 +215,4 @@ def test_the_exact_potential_is_always_there():
 
 def test_only_shuffled_epochs_have_errors_that_depend_on_each_other():
     dependent = [name for name, gradient in GRADIENTS.items() if not gradient.is_independent]
-    assert dependent == ["epochs"]
+    assert dependent == ["epochs", "palindrome"]

@@ -58,6 +58,7 @@ SAMPLERS = {
     "obabo": sghmc.OBABO(halving(0.1), 2.0, mass=1.7, gradient_noise=0.3, temperature=0.8),
     "cycles of sghmc": sghmc.Cyclical(sghmc.SGHMC(0.2, 2.0, mass=1.7), cycle_length=4),
     "hmc with austerity": sghmc.HMC(0.1, 3, mass=1.7, metropolis=sghmc.Austerity(0.1, 10)),
+    "ubu": sghmc.UBU(0.1, 2.0, mass=1.7, temperature=0.8),
 }
 SLOW_SAMPLERS = (
     "obabo",
@@ -93,6 +94,7 @@ GRADIENTS = {
     "minibatch without replacement": sghmc.Minibatch(3, replacement=False),
     "epochs": sghmc.Minibatch(3, replacement="epochs"),
     "noisy": sghmc.NoisyGradient(0.5),
+    "palindrome": sghmc.Minibatch(3, replacement="palindrome"),
     "control variate": sghmc.ControlVariate(3, center=jax.tree.map(jnp.zeros_like, params())),
 }
 

@@ -35,7 +35,7 @@ DATA_ROWS = (1, 2, 7, 40)
 
 def _gradients(rng: np.random.Generator, num_rows: int) -> sghmc.Gradient:
     size = int(rng.choice([1, 2, num_rows, num_rows + 1]))
-    replacement = [True, False, "epochs"][rng.integers(3)]
+    replacement = [True, False, "epochs", "palindrome"][rng.integers(4)]
     makers: list[Callable[[], sghmc.Gradient]] = [
         sghmc.FullBatch,
         lambda: sghmc.Minibatch(size, replacement=replacement),

@@ -265,6 +265,7 @@ GRADIENTS = {
     "full": None,
     "without replacement": sghmc.Minibatch(20, replacement=False),
     "epochs": sghmc.Minibatch(20, replacement="epochs"),
+    "palindrome": sghmc.Minibatch(20, replacement="palindrome"),
     "shared": sghmc.Minibatch(20, shared=True),
     "noisy": sghmc.NoisyGradient(0.5),
     "control variate": sghmc.ControlVariate(20, renew_every=3),

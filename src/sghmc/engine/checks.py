@@ -50,8 +50,9 @@ def check_sampler(sampler, options: RunOptions, target: Target | StackedPosterio
         return
     if not options.gradient.is_independent:
         raise ValueError(
-            "gradient_noise must not be subtracted with shuffled epochs: their errors cancel over "
-            "a pass, and subtracting cools the chain. Use replacement=True, or gradient_noise=0."
+            "gradient_noise must not be subtracted with shuffled epochs or palindromes: their "
+            "errors cancel over a pass, and subtracting cools the chain. Use replacement=True, or "
+            "gradient_noise=0."
         )
     if target.source is not None and not target.source.is_independent:
         raise ValueError(

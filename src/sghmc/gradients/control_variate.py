@@ -47,7 +47,7 @@ class ControlVariate(Gradient):
 
     batch_size: int
     center: PyTree = None
-    replacement: bool | Literal["epochs"] = True
+    replacement: bool | Literal["epochs", "palindrome"] = True
     renew_every: int | None = None
     shared: bool = False
 

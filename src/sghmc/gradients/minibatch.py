@@ -24,9 +24,15 @@ class Minibatch(Gradient):
     | `True` | independent, uniform | (N²/n) s² |
     | `False` | distinct within a batch | (N²/n)(1 − n/N) s² |
     | `"epochs"` | shuffled passes, N mod n rows of each left out | cancels over a pass |
+    | `"palindrome"` | such a pass, its batches back, then another | cancels over either |
 
-    Every evaluation has its own batch. In shuffled epochs the errors of different steps are not
-    independent: a sampler that subtracts `gradient_noise` refuses them.
+    Every evaluation has its own batch. In shuffled epochs and palindromes the errors of different
+    steps are not independent: a sampler that subtracts `gradient_noise` refuses them.
+
+    A palindrome ω₁ … ω_m ω_m … ω₁ of m = ⌊N/n⌋ batches is a symmetric composition of steps: the
+    bias of `UBU`, `BAOAB` and `SGHMC` has the orders ε², ε⁴, … (Paulin, Whalley, Chada &
+    Leimkuhler, 2024). In shuffled epochs it has ε², ε³, …, with independent batches ε; that of
+    `SGLD`, without momentum, ε in each. `sghmc.theory.minibatch_law` has the exact law of all four.
 
     With `shared` all chains see the same batches: rows are fetched once for all, which is most of
     the cost where data do not fit into a cache. Each chain has the same law as before, but the
@@ -39,12 +45,12 @@ class Minibatch(Gradient):
     """
 
     batch_size: int
-    replacement: bool | Literal["epochs"] = True
+    replacement: bool | Literal["epochs", "palindrome"] = True
     shared: bool = False
 
     def __check_init__(self):
         check_count(self.batch_size, "batch_size")
-        check_choice(self.replacement, "replacement", (True, False, "epochs"))
+        check_choice(self.replacement, "replacement", (True, False, "epochs", "palindrome"))
 
     @property
     def batch_rows(self) -> int:
@@ -52,7 +58,7 @@ class Minibatch(Gradient):
 
     @property
     def is_independent(self) -> bool:
-        return self.replacement != "epochs"
+        return isinstance(self.replacement, bool)
 
     def prepare(self, target, position):
         target = with_data(target, self)
@@ -99,13 +105,21 @@ class BatchEstimator(GradientEstimator):
         first = jnp.asarray(first_step).astype(jnp.uint32) * np.uint32(num_gradients)
         permutation = first + lax.iota(jnp.uint32, num_steps * num_gradients)
         place = lax.iota(jnp.int32, self.batch_size)[None]
-        if self.replacement == "epochs":
-            per_epoch = jnp.asarray(self.num_examples // self.batch_size).astype(jnp.uint32)
-            batch = (permutation % per_epoch).astype(jnp.int32)
-            permutation = permutation // per_epoch
+        if self.replacement is not False:
+            permutation, batch = self._in_passes(permutation)
             place = place + self.batch_size * batch[:, None]
         rows = random.permuted(key, permutation, place, self.num_examples)
         return rows.reshape(-1, *key.shape[1:])
+
+    def _in_passes(self, evaluation: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The permutation that an evaluation belongs to, and its batch among those of that one."""
+        per_epoch = jnp.asarray(self.num_examples // self.batch_size).astype(jnp.uint32)
+        if self.replacement == "epochs":
+            permutation, batch = evaluation // per_epoch, evaluation % per_epoch
+        else:
+            permutation, place = evaluation // (2 * per_epoch), evaluation % (2 * per_epoch)
+            batch = jnp.minimum(place, 2 * per_epoch - 1 - place)
+        return permutation, batch.astype(jnp.int32)
 
     def oracle(self, target, noise, memory=()):
         assert isinstance(target, AbstractPosterior)
@@ -133,7 +147,7 @@ class BatchEstimator(GradientEstimator):
     def noise_scale(self):
         """N²/n for independent rows, less the share of the data that a batch has seen for others.
 
-        For shuffled epochs this is the error of one step; over a pass the errors cancel.
+        For shuffled epochs and palindromes this is the error of one step; they cancel over a pass.
         """
         scale = self.num_examples / self.batch_size * self.num_examples  # N² may overflow
         seen = 0.0 if self.replacement is True else self.batch_size / self.num_examples

@@ -2,14 +2,13 @@
 
 import dataclasses
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sghmc import theory
 from sghmc.core import matrices, tree
-from sghmc.core.double import double_precision
+from sghmc.core.double import double_precision, widened
 from sghmc.gradients.exact import FullBatch, NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher, mean_gradient_noise
 from sghmc.posterior import mode
@@ -104,7 +103,7 @@ def _noise(origin: Origin, target: Target, points: PyTree, *, diagonal: bool):
     if isinstance(gradient, FullBatch) or not isinstance(target, AbstractPosterior):
         return np.zeros(())
     if not gradient.is_independent:
-        return "gradient noise: that of shuffled epochs cancels over a pass"
+        return "gradient noise: that of shuffled passes cancels over a pass"
     if estimator.renew_every is not None:
         return "gradient noise: its center moves with the chain"
     count = int(target.num_examples)
@@ -113,13 +112,8 @@ def _noise(origin: Origin, target: Target, points: PyTree, *, diagonal: bool):
     points = jax.tree.map(jnp.asarray, points)
     rows = jnp.asarray(rows, jnp.int32)
     # In double precision, as a tuner has looked at it: so there is nothing to compile again.
-    estimator = jax.tree.map(_widened, estimator)
+    estimator = jax.tree.map(widened, estimator)
     return np.asarray(mean_gradient_noise(estimator, target, points, rows, diagonal=diagonal))
-
-
-def _widened(leaf):
-    is_float = eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
-    return np.asarray(leaf, np.float64) if is_float else leaf
 
 
 def _in_all_directions(

@@ -20,6 +20,7 @@ from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.sgnht import SGNHT
 from sghmc.samplers.sgrhmc import SGRHMC
 from sghmc.samplers.splitting import BAOAB, OBABO
+from sghmc.samplers.ubu import UBU
 from sghmc.samplers.whitened import Whitened
 from sghmc.types import Evaluation
 
@@ -30,6 +31,7 @@ EXAMPLES = {
     "`SGHMC`": SGHMC(0.1, friction=1.0),
     "`BAOAB`": BAOAB(0.1, friction=1.0),
     "`OBABO`": OBABO(0.1, friction=1.0),
+    "`UBU`": UBU(0.1, friction=1.0),
     "`SGNHT`": SGNHT(0.1),
     '`SGNHT(thermostat="diagonal")`': SGNHT(0.1, thermostat="diagonal"),
     "`SGRHMC`": SGRHMC(0.1, metric=lambda theta: 1 + theta**2),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,11 +14,12 @@ from numpy.typing import ArrayLike
 
 from sghmc.core import matrices, xla
 from sghmc.core.double import double_precision
-from sghmc.gradients.base import GradientEstimator
+from sghmc.gradients.base import GradientEstimator, Oracle
 from sghmc.gradients.exact import NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.posterior.potential import Potential
 from sghmc.samplers.base import Kernel, Sampler
+from sghmc.types import PyTree
 
 _AFFINE = 1e-8
 """How near a step must end to where its derivatives say; double precision has 1e-16."""
@@ -48,6 +50,26 @@ def affine_map(
     z is (θ, r), with r the momentum itself, whatever units and coordinates the sampler's state has.
     The columns of L are the sampler's normals, then those of the gradient noise.
     """
+    check_affine(sampler)
+    precision = as_matrix(precision)
+    size = len(precision)
+    with double_precision():
+        like = jax.ShapeDtypeStruct((size,), np.float64)
+        kernel = sampler.with_center(np.zeros(size)).prepare(
+            like, t + 1 if num_steps is None else num_steps
+        )
+        estimator = NoisyGradient(np.asarray(gradient_noise)).prepare(_gaussian(precision), like)
+        step = jax.tree.map(
+            np.asarray, _differentiated()(kernel, estimator, precision, np.asarray(t, np.int32))
+        )
+    if not step.is_affine:
+        raise ValueError(_not_affine(sampler))
+    back = np.linalg.inv(step.units)
+    return AffineMap(step.units @ step.transition @ back, step.units @ step.noise, step.view @ back)
+
+
+def check_affine(sampler: Sampler) -> None:
+    """Refuse samplers whose step has no such map."""
     if sampler.dynamics.metropolis:
         raise ValueError(
             "A sampler with an accept step is not affine, and its law is exact: "
@@ -60,35 +82,26 @@ def affine_map(
             "EmpiricalFisher has no V̂ before it runs: give gradient_noise as numbers, such as the "
             "V that you expect."
         )
-    precision = as_matrix(precision)
-    size = len(precision)
-    with double_precision():
-        like = jax.ShapeDtypeStruct((size,), np.float64)
-        kernel = sampler.with_center(np.zeros(size)).prepare(
-            like, t + 1 if num_steps is None else num_steps
-        )
-        estimator = NoisyGradient(np.asarray(gradient_noise)).prepare(_gaussian(precision), like)
-        step = jax.tree.map(
-            np.asarray, _differentiated()(kernel, estimator, precision, np.asarray(t, np.int32))
-        )
-    if not np.allclose(step.seen, step.foretold, rtol=_AFFINE, atol=_AFFINE):
-        raise ValueError(_not_affine(sampler))
-    back = np.linalg.inv(step.units)
-    return AffineMap(step.units @ step.transition @ back, step.units @ step.noise, step.view @ back)
 
 
-class _Derivatives(NamedTuple):
+class Derivatives(NamedTuple):
     """F, L and the view in the state's own units; where a step ends, and where F and L say.
 
-    `units` is the matrix that takes the state to (θ, r); what else it holds stays as it is.
+    From z = 0 without noise a step ends at `offset`. `units` is the matrix that takes the state to
+    (θ, r); what else it holds stays as it is.
     """
 
     transition: Any
     noise: Any
+    offset: Any
     view: Any
     units: Any
     seen: Any
     foretold: Any
+
+    @property
+    def is_affine(self) -> bool:
+        return np.allclose(self.seen, self.foretold, rtol=_AFFINE, atol=_AFFINE)
 
 
 @functools.cache
@@ -96,38 +109,45 @@ def _differentiated() -> Any:
     return eqx.filter_jit(_differentiate, **xla.once_options())
 
 
-def _differentiate(kernel: Kernel, estimator: GradientEstimator, precision, t) -> _Derivatives:
+def _differentiate(kernel: Kernel, estimator: GradientEstimator, precision, t) -> Derivatives:
     like = jnp.zeros(len(precision), precision.dtype)
     target = _gaussian(precision)
     key = jnp.zeros(2, jnp.uint32)
-    gradients = kernel.num_gradients
-    shapes = jax.eval_shape(  # no program need draw what only its shape is wanted of
-        lambda: (kernel.draw(key, 0, 1, like), estimator.draw(key, 0, 1, gradients, like))
-    )
+    of_gradient = jax.eval_shape(lambda: estimator.draw(key, 0, 1, kernel.num_gradients, like))
+    return derivatives(kernel, like, of_gradient, lambda noise: estimator.oracle(target, noise), t)
+
+
+def derivatives(
+    kernel: Kernel, like: PyTree, of_gradient: PyTree, oracle: Callable[[PyTree], Oracle], t
+) -> Derivatives:
+    """Of step t, with an oracle that normals of the shapes `of_gradient` give."""
+    key = jnp.zeros(2, jnp.uint32)
+    # No program need draw what only its shape is wanted of.
+    shapes = (jax.eval_shape(lambda: kernel.draw(key, 0, 1, like)), of_gradient)
     normals, unravel_normals = ravel_pytree(
         jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     )
-    state, unravel_state = ravel_pytree(kernel.init([jnp.zeros_like(like)], like))
+    of_start = [jnp.zeros(leaf.size, leaf.dtype) for leaf in jax.tree.leaves(like)]
+    state, unravel_state = ravel_pytree(kernel.init(of_start, like))
 
     def step(z, n):
         own, of_gradient = unravel_normals(n)
-        oracle = estimator.oracle(target, of_gradient)
-        return ravel_pytree(kernel.step(t, own, unravel_state(z), oracle)[0])[0]
+        return ravel_pytree(kernel.step(t, own, unravel_state(z), oracle(of_gradient))[0])[0]
 
     def looks(z):
         state = unravel_state(z)
         shown = ravel_pytree((kernel.position(state), kernel.momentum(state)))[0]
-        return kernel.observed(t, state), shown
+        return ravel_pytree(kernel.observed(t, state))[0], shown
 
     origin = jnp.zeros_like(state), jnp.zeros_like(normals)
-    first, push = jax.linearize(step, *origin)
+    offset, push = jax.linearize(step, *origin)
     transition = jax.vmap(push, (1, None), 1)(jnp.eye(len(state)), origin[1])
     noise = jax.vmap(push, (None, 1), 1)(origin[0], jnp.eye(len(normals)))
     z, n = (jnp.cos(jnp.arange(x.size) + 1.0) for x in origin)
     view, shown = jax.jacfwd(looks)(origin[0])
     units = jnp.eye(len(state), dtype=state.dtype).at[: len(shown)].set(shown)
-    foretold = first + transition @ z + noise @ n
-    return _Derivatives(transition, noise, view, units, step(z, n), foretold)
+    foretold = offset + transition @ z + noise @ n
+    return Derivatives(transition, noise, offset, view, units, step(z, n), foretold)
 
 
 def _gaussian(precision) -> Potential:
