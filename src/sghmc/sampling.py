@@ -112,6 +112,11 @@ def sample(
         )
     if isinstance(target, StackedPosterior):
         raise TypeError('"auto" takes one posterior at a time, not a stack of them.')
+    if target.is_stochastic:
+        raise TypeError(
+            '"auto" searches the mode by exact values of the potential, and a stochastic one has '
+            "none: give a sampler, such as SGHMC(…, gradient_noise=EmpiricalFisher())."
+        )
     tuned = _tuned(key, target, init, options, sampler)
     samples = _drawn(jax.random.fold_in(key, 1), target, tuned, options, thinning)
     for attempt in range(_NUM_STRETCHES):

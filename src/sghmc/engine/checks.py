@@ -20,6 +20,7 @@ from sghmc.gradients.base import Gradient, GradientEstimator
 from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.potential import Potential
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.posterior.target import Target
 from sghmc.samplers.base import Sampler
@@ -62,8 +63,8 @@ def check_sampler(sampler, options: RunOptions, target: Target | StackedPosterio
         )
 
 
-def check_fisher(fisher: EmpiricalFisher | None, gradient: Gradient) -> None:
-    if fisher is None:
+def check_fisher(fisher: EmpiricalFisher | None, gradient: Gradient, target) -> None:
+    if fisher is None or target.is_stochastic:
         return
     batch_size = gradient.batch_rows
     if batch_size is None:
@@ -232,6 +233,8 @@ def check_functions(target: Target, like: PyTree) -> None:
 
 def _returned(target: Target, like: PyTree) -> dict[str, Any]:
     """What the functions of a target return, by shapes alone."""
+    if isinstance(target, Potential) and target.stochastic:
+        return {"The potential U(params, key)": _shape(_estimate, target, like, jax.random.key(0))}
     if not isinstance(target, AbstractPosterior):
         return {"The potential U(params)": _shape(_potential, target, like)}
     hyper = () if target.hyper is None else (target.hyper,)
@@ -245,6 +248,10 @@ def _returned(target: Target, like: PyTree) -> dict[str, Any]:
 
 def _potential(target: Target, params: PyTree) -> jax.Array:
     return target.potential(params)
+
+
+def _estimate(target: Potential, params: PyTree, key: jax.Array) -> jax.Array:
+    return target.estimate(params, key)
 
 
 def _shape(function: Callable, *args) -> Any:

@@ -62,7 +62,7 @@ def run(
         is_kept = _kept_draws(sampler, options)
         num_steps = len(is_kept) * options.thinning
         kernel = sampler.prepare(like, num_steps)
-        checks.check_fisher(kernel.fisher, options.gradient)
+        checks.check_fisher(kernel.fisher, options.gradient, one)
         program = Program(
             target=target.chains if isinstance(target, StackedPosterior) else target,
             kernel=kernel,

@@ -86,7 +86,7 @@ class Stepper(eqx.Module):
                 "run goes on: use sample, or give the rows as arrays."
             )
         kernel = sampler.prepare(position, num_steps)
-        checks.check_fisher(kernel.fisher, gradient)
+        checks.check_fisher(kernel.fisher, gradient, target)
         self.program = Program(
             target=target,
             kernel=kernel,

@@ -11,6 +11,7 @@ from sghmc.core import tree
 from sghmc.engine import loop
 from sghmc.engine.program import Batches, Carry, DrawRecord, Program
 from sghmc.posterior.base import AbstractPosterior
+from sghmc.posterior.potential import Potential
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.posterior.target import Target
 from sghmc.types import PyTree
@@ -19,6 +20,9 @@ from sghmc.types import PyTree
 def trace_target(target: Target | StackedPosterior, like: PyTree) -> dict[str, str]:
     """The functions that a target is made of, by what they compute for parameters `like`."""
     one = target[0] if isinstance(target, StackedPosterior) else target
+    if isinstance(one, Potential) and one.stochastic:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        return {"target.potential": traced(one.estimate, like, key)}
     if not isinstance(one, AbstractPosterior):
         return {"target.potential": traced(one.potential, like)}
     hyper = () if one.hyper is None else (one.hyper,)

@@ -2,11 +2,12 @@
 
 from sghmc.core import matrices, pencils, random, tree
 from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
+from sghmc.gradients.keyed import KeyedEstimator
 from sghmc.types import Evaluation, PyTree
 
 
 class FullBatch(Gradient):
-    """The exact gradient, over all data.
+    """The exact gradient, over all data; of a stochastic `Potential`, with a fresh key each time.
 
     >>> import sghmc
     >>> sghmc.FullBatch()
@@ -14,7 +15,7 @@ class FullBatch(Gradient):
     """
 
     def prepare(self, target, position):
-        return _ExactEstimator()
+        return KeyedEstimator() if target.is_stochastic else _ExactEstimator()
 
 
 class _ExactEstimator(GradientEstimator):

@@ -34,6 +34,11 @@ class Target(eqx.Module):
         return self.evaluate(params).grad
 
     @property
+    def is_stochastic(self) -> bool:
+        """Whether U is known by estimates alone, each with a key of its own."""
+        return False
+
+    @property
     def source(self) -> Source | None:
         """The data, where they are not arrays."""
         return None

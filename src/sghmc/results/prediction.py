@@ -62,6 +62,8 @@ def predict(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndar
 def _no_law(origin: Origin) -> str | None:
     if origin.is_adapted:
         return "they were adapted in burn-in"
+    if origin.target.is_stochastic:
+        return "the potential is stochastic, and has no exact curvature"
     if not origin.sampler.is_affine:
         return "they are not those of a linear step"
     return "at temperature 0 it is a point" if origin.temperature == 0 else None
