@@ -14,6 +14,7 @@ from sghmc.core import processes
 from sghmc.engine import checks
 from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
+from sghmc.engine.trainable import hold_fixed
 from sghmc.gradients.base import Gradient
 from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
@@ -49,6 +50,7 @@ def sample(
     num_chains: int = 1,
     init_axis: int | None = None,
     posterior_axis: int | None = None,
+    trainable: PyTree | None = None,
     keep: Callable[..., PyTree] | None = None,
     averages: dict[str, Callable[..., PyTree]] | None = None,
     trace: Callable[[dict[str, PyTree]], PyTree] | None = None,
@@ -69,6 +71,7 @@ def sample(
     | | `"auto:exact"` and `"auto:minibatch"` name the engine |
     | `init` | where chains start; with `init_axis=0` it carries a leading chain axis |
     | `posterior_axis` | 0: the target is `Posterior.stack([…])`, one posterior for each chain |
+    | `trainable` | which leaves of `init` move, a filter as equinox has them; the rest is held |
     | `gradient` | `FullBatch()` (default), `Minibatch(500)`, `ControlVariate(500)`, … |
     | `num_samples` | kept draws of each chain; a draw is `thinning` sampler steps |
     | `thinning` | default 1; with `"auto"`, enough that neighbouring draws are nearly independent |
@@ -87,6 +90,12 @@ def sample(
     `keep` and `averages` take (position, hyper) where the posterior has hyperparameters. Ctrl-C
     returns what was drawn so far.
 
+    `trainable` is True, False or a function of a leaf, for every leaf of `init` or a prefix of it.
+    Chains move `moving, fixed = eqx.partition(init, trainable)`: draws, `init_axis` and settings
+    like a mass have the structure of `moving`. What is fixed exists once for all chains, and in no
+    draw. The target's functions, `keep`, `averages` and Gibbs updates see all parameters,
+    `eqx.combine(moving, fixed)`: so one puts a draw together, too.
+
     >>> import jax, jax.numpy as jnp, sghmc
     >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
     >>> samples = sghmc.sample(
@@ -104,6 +113,8 @@ def sample(
         keep=keep, averages=averages, trace=trace, gibbs=gibbs, adapt=adapt, info=info,
         progress=progress, checkpoint=checkpoint, mesh=mesh, throw=throw,
     )  # fmt: skip
+    if trainable is not None:
+        target, init, options = hold_fixed(target, init, trainable, options)
     if isinstance(sampler, Sampler):
         return run(key, target, sampler, init, options)
     if sampler not in _ENGINES:

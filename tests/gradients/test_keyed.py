@@ -28,10 +28,7 @@ def exact(params):
     return theta @ PRECISION.astype(theta.dtype) @ theta / 2
 
 
-def any_flag(value) -> Any:
-    return value
-
-
+NO_BOOL: Any = 1
 TARGET = sghmc.Potential(quadratic, stochastic=True)
 
 
@@ -177,7 +174,7 @@ NO_EXACT = r"Potential is stochastic.*no exact values.*metropolis=False"
         (lambda: run("auto"), '"auto" searches the mode by exact values'),
         (lambda: sghmc.tune(jax.random.key(0), TARGET, INIT), NO_EXACT),
         (lambda: TARGET.gradient(INIT), NO_EXACT),
-        (lambda: sghmc.Potential(quadratic, stochastic=any_flag(1)), "stochastic must be True or False"),
+        (lambda: sghmc.Potential(quadratic, stochastic=NO_BOOL), "must be True or False"),
     ],
     ids=["hmc", "replicas", "noisy", "minibatch", "auto", "tune", "gradient", "flag"],
 )

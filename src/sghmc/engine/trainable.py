@@ -1,0 +1,92 @@
+"""Some parameters move, the rest is held: one copy for all chains, and none in the draws."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sghmc.engine.options import RunOptions
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
+from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.target import Target
+from sghmc.types import PyTree
+
+
+class Completed(eqx.Module):
+    """A function of all parameters as one of those that move; of all parameters it stays itself."""
+
+    function: Callable
+    fixed: PyTree
+
+    def __call__(self, params: PyTree, *args: Any) -> Any:
+        return self.function(eqx.combine(params, self.fixed), *args)
+
+
+class CompletedUpdate(eqx.Module):
+    """The same of a Gibbs update, which takes a key first."""
+
+    function: Callable
+    fixed: PyTree
+
+    def __call__(self, key: jax.Array, params: PyTree, posterior: Any) -> PyTree:
+        return self.function(key, eqx.combine(params, self.fixed), posterior)
+
+
+def hold_fixed(
+    target: Target | StackedPosterior, init: PyTree, trainable: PyTree, options: RunOptions
+) -> tuple[Target, PyTree, RunOptions]:
+    """Target, start and options of a run in which the leaves that `trainable` names move."""
+    moving, fixed = _split(init, trainable)
+    # Once, and not in every function that holds it.
+    fixed = jax.tree.map(lambda leaf: jnp.asarray(leaf) if _is_array(leaf) else leaf, fixed)
+    averages, gibbs, keep = options.averages, options.gibbs, options.keep
+    return (
+        _held(target, fixed),
+        moving,
+        dataclasses.replace(
+            options,
+            keep=None if keep is None else Completed(keep, fixed),
+            averages=averages and {name: Completed(f, fixed) for name, f in averages.items()},
+            gibbs=gibbs and dataclasses.replace(gibbs, update=CompletedUpdate(gibbs.update, fixed)),
+        ),
+    )
+
+
+def _split(init: PyTree, trainable: PyTree) -> tuple[PyTree, PyTree]:
+    try:
+        moving, fixed = eqx.partition(init, trainable)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"trainable must be a filter of init as equinox has them: True, False or a function of "
+            f"a leaf, such as eqx.is_inexact_array, or a pytree of these that is a prefix of init, "
+            f"but is {trainable!r}: {error}"
+        ) from error
+    if not jax.tree.leaves(moving):
+        raise ValueError(
+            f"trainable names no leaf of init, so that nothing would move: it is {trainable!r}."
+        )
+    return moving, fixed
+
+
+def _held(target: Target | StackedPosterior, fixed: PyTree) -> Target:
+    if isinstance(target, Potential):
+        return eqx.tree_at(lambda t: t.function, target, Completed(target.function, fixed))
+    if isinstance(target, Posterior):
+        return eqx.tree_at(
+            lambda t: (t.log_likelihood, t.log_prior),
+            target,
+            (Completed(target.log_likelihood, fixed), Completed(target.log_prior, fixed)),
+        )
+    raise TypeError(
+        f"trainable needs a Posterior or a Potential, not a {type(target).__name__}: for others, "
+        f"write a target of the parameters that move."
+    )
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray)
