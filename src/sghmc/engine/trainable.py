@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.engine.options import RunOptions
-from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.potential import Potential
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.posterior.target import Target
 from sghmc.types import PyTree
@@ -76,7 +76,7 @@ def _split(init: PyTree, trainable: PyTree) -> tuple[PyTree, PyTree]:
 def _held(target: Target | StackedPosterior, fixed: PyTree) -> Target:
     if isinstance(target, Potential):
         return eqx.tree_at(lambda t: t.function, target, Completed(target.function, fixed))
-    if isinstance(target, Posterior):
+    if isinstance(target, RowPosterior):
         return eqx.tree_at(
             lambda t: (t.log_likelihood, t.log_prior),
             target,

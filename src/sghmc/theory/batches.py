@@ -19,7 +19,6 @@ from sghmc.posterior.base import AbstractPosterior
 from sghmc.samplers.base import Sampler
 from sghmc.theory.affine import Derivatives, check_affine, derivatives
 from sghmc.theory.cycle import held
-from sghmc.theory.law import Law
 from sghmc.types import PyTree
 
 _MOST_ORDERS = 50_000
@@ -27,14 +26,19 @@ _MOST_ORDERS = 50_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MinibatchLaw(Law):
-    """The stationary law of draws with minibatches: the moments of a mixture, not a Gaussian.
+class MinibatchLaw:
+    """The stationary law of draws with minibatches: moments of a mixture, which is no Gaussian.
 
-    To the fields of `Law` comes `mean_error`, the bias of the mean in exact standard deviations.
-    Covariances and times are averages over the steps of a period: a step for independent batches,
-    a pass for shuffled epochs, two for palindromes.
+    The fields are those of `Law`, and `mean_error`, the bias of the mean in exact standard
+    deviations. Covariances and times are averages over the steps of a period: a step for
+    independent batches, a pass for shuffled epochs, two for palindromes.
     """
 
+    covariance: np.ndarray
+    state_covariance: np.ndarray
+    standard_deviation_error: np.ndarray
+    autocorrelation_time: np.ndarray
+    effective_temperature: float
     mean_error: np.ndarray
 
 
