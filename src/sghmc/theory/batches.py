@@ -190,10 +190,11 @@ def _moments(steps: Derivatives, orders: np.ndarray) -> _Moments:
     start = _start_of_period(steps.transition, steps.offset, orders)
     # From here on around the mean at the start of a period: there an order is independent of z.
     offset = steps.offset + (steps.transition - identity) @ start
-    whole, added, heat = 0 * noise[orders[:, 0]] + identity, 0 * offset[orders[:, 0]], 0.0
+    heat, added = 0 * noise[orders[:, 0]], 0 * offset[orders[:, 0]]
+    whole = identity + heat
     for b in orders.T:
         transition = steps.transition[b]
-        heat = transition @ heat @ _transposed(transition) + noise[b] if np.ndim(heat) else noise[b]
+        heat = transition @ heat @ _transposed(transition) + noise[b]
         whole, added = transition @ whole, _times(transition, added) + offset[b]
     covariance = _solve(whole, np.mean(heat + _outer(added, added), 0))
 
