@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from handmade_factors import handmade_draws
 from sghmc import cli
 from sghmc.cli import session
 from sghmc.data.ratings import synthetic_ratings
 from sghmc.estimators import factor_chain
+from sghmc.estimators.factor_chain import Chain
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,28 @@ def test_commands_fit_and_recommend(table, tmp_path):
     shown = call("recommend", tmp_path / "m" / "model.sghmc", "--user", "eve", "-k", 2)
     assert shown.stdout.startswith("User eve has rated nothing here")
     assert len(shown.stdout.splitlines()) == 3
+
+
+@pytest.fixture
+def model(table, tmp_path, monkeypatch):
+    """What fit-ratings wrote, of draws made by hand: 24 users, 16 items."""
+
+    def run(key, ratings, settings, start):
+        return Chain.of(handmade_draws(sizes={"user": 24, "item": 16}))
+
+    monkeypatch.setattr(factor_chain, "run", run)
+    fitted = call("fit-ratings", table, "--out", tmp_path / "m", "--holdout", 0)
+    assert fitted.exit_code == 0, fitted.output
+    return tmp_path / "m"
+
+
+def test_new_users_are_taken_in_without_a_fit(model, tmp_path):
+    (tmp_path / "new.csv").write_text("user,item,rating\neve,3,5\neve,7,1\n")
+    answer = call("recommend", model, "--user", "eve", "--new", tmp_path / "new.csv", "--json")
+    assert answer.exit_code == 0, answer.output
+    best = json.loads(answer.stdout)
+    assert (best["user"], best["is_known"], len(best["items"])) == ("eve", True, 10)
+    assert not {3, 7} & set(best["items"])
 
 
 def test_what_cannot_be_is_refused(table, tmp_path):

@@ -80,6 +80,10 @@ def recommend(
     include_seen: Annotated[
         bool, typer.Option("--include-seen", help="Also items that the user has rated.")
     ] = False,
+    new: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Ratings, of new users say, taken in first without a new fit."),
+    ] = None,
     rank: Rank = 20,
     duplicates: Duplicates = "error",
     seed: Seed = 0,
@@ -102,6 +106,8 @@ def recommend(
             table = load_ratings(source, duplicates=duplicates)
             progress = session.has_bars(False, as_json)
             model = MatrixFactorization(rank, random_state=seed, progress=progress).fit(table)
+        if new is not None:
+            model.fold_in(load_ratings(new, duplicates=duplicates))
         known = id_of(user, model.ratings_.users)
         best = model.recommend(
             known, k, exclude_seen=not include_seen, explore=explore, random_state=seed

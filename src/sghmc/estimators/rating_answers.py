@@ -1,0 +1,85 @@
+"""What a fitted recommender answers: ratings, recommendations, how well others are predicted."""
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from sghmc.core.checking import check_count
+from sghmc.data import ratings as tables
+from sghmc.data.ratings import Ratings
+from sghmc.estimators.factor_draws import FactorDraws
+from sghmc.estimators.predictor import Predictor, Recommendations
+from sghmc.results.scores import interval_coverage
+
+
+class RatingAnswers(BaseEstimator):
+    """The answers of an estimator that has learned draws of factors.
+
+    | attribute | what |
+    | --- | --- |
+    | `draws_` | draws by name, as `FactorDraws` takes them |
+    | `ratings_` | all ratings learned from |
+    | `scale_` | their center and spread |
+    """
+
+    draws_: dict[str, np.ndarray]
+    ratings_: Ratings
+    scale_: np.ndarray
+    clip: bool
+    duplicates: str
+
+    def predict(self, users: Any, items: Any, return_std: bool = False) -> Any:
+        """Predicted ratings of pairs (users[k], items[k]); on request with standard deviations.
+
+        The standard deviation is that of a new rating: the posterior's spread and the noise of
+        ratings. An unknown id has the prior as its law.
+        """
+        mean, std = self._predictor().predict(users, items)
+        return (mean, std) if return_std else mean
+
+    def recommend(
+        self,
+        user: Any,
+        k: int = 10,
+        exclude_seen: bool = True,
+        explore: float = 0.0,
+        random_state: int | None = None,
+    ) -> Recommendations:
+        """The `k` items that a user would rate best (fewer where there are not so many).
+
+        With `explore` 1 the order is that of one draw from the posterior: Thompson sampling, which
+        tries out what might be good. In between, the draw's difference from the mean is scaled.
+        Every call takes another draw; `random_state` fixes it. An unknown user is somebody of whom
+        only the prior is known: what most people like comes first.
+        """
+        predictor = self._predictor()
+        check_count(k, "k")
+        if not np.isfinite(explore) or explore < 0:
+            raise ValueError(f"explore must be zero or more, but is {explore!r}.")
+        generator = np.random.default_rng(random_state)
+        return predictor.recommend(user, k, exclude_seen, explore, generator)
+
+    def similar_items(self, item: Any, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+        """The `k` items whose lovers are most like this one's, and their correlations with it."""
+        predictor = self._predictor()
+        check_count(k, "k")
+        return predictor.similar_items(item, k)
+
+    def evaluate(self, ratings: Any) -> dict[str, Any]:
+        """How well held-out ratings are predicted: error, and coverage of predictive intervals."""
+        check_is_fitted(self, "draws_")
+        table = tables.from_table(ratings, duplicates=self.duplicates)
+        mean, std = self.predict(table.users[table.user], table.items[table.item], return_std=True)
+        error = mean - table.rating
+        return {
+            "num_ratings": len(table),
+            "rmse": float(np.sqrt(np.mean(error**2))),
+            "coverage": interval_coverage(error, std),
+        }
+
+    def _predictor(self) -> Predictor:
+        check_is_fitted(self, "draws_")
+        center, spread = self.scale_
+        return Predictor(self.ratings_, center, spread, FactorDraws.of(self.draws_), self.clip)
