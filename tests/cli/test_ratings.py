@@ -1,5 +1,6 @@
 """`sghmc fit-ratings` and `sghmc recommend`."""
 
+import io
 import json
 from typing import Any
 
@@ -77,6 +78,22 @@ def test_new_users_are_taken_in_without_a_fit(model, tmp_path):
     best = json.loads(answer.stdout)
     assert (best["user"], best["is_known"], len(best["items"])) == ("eve", True, 10)
     assert not {3, 7} & set(best["items"])
+
+
+def test_all_users_get_a_table(model, tmp_path):
+    printed = call("recommend", model, "--all", "-k", 3)
+    assert printed.exit_code == 0, printed.output
+    frame = pd.read_csv(io.StringIO(printed.stdout))
+    assert list(frame) == ["user", "rank", "item", "rating", "std"]
+    assert frame["rank"].tolist() == [1, 2, 3] * 24
+    one = json.loads(call("recommend", model, "--user", "user3", "-k", 3, "--json").stdout)
+    assert frame[frame["user"] == "user3"]["item"].tolist() == one["items"]
+    written = call("recommend", model, "--all", "-k", 3, "--by", "upper", "--out", tmp_path / "b")
+    assert "72 recommendations" in written.stdout
+    assert (tmp_path / "b").read_text().startswith("user,rank,item")
+    for wrong in ((), ("--all", "--user", "user3"), ("--user", "user3", "--by", "upper")):
+        assert call("recommend", model, *wrong).exit_code == 1
+    assert "must be one of" in call("recommend", model, "--all", "--by", "luck").stderr
 
 
 def test_what_cannot_be_is_refused(table, tmp_path):

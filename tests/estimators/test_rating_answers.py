@@ -36,3 +36,35 @@ def test_evaluate_counts_ratings_inside_their_intervals(model):
     assert found["num_ratings"] == 6
     assert found["coverage"] == pytest.approx({"50%": 1 / 6, "80%": 3 / 6, "95%": 5 / 6})
     assert found["rmse"] == pytest.approx(np.sqrt(np.mean((reach * std) ** 2)), rel=1e-4)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_all_recommendations_are_those_of_each_user(model, clip):
+    model.set_params(clip=clip)
+    best = model.recommend_all(k=4)
+    for user in RATINGS.users:
+        mine, one = best.user == user, model.recommend(user, k=4)
+        assert best.item[mine].tolist() == one.items.tolist()
+        assert best.rank[mine].tolist() == [1, 2, 3, 4]
+        np.testing.assert_allclose(best.rating[mine], one.ratings, rtol=1e-4)
+        np.testing.assert_allclose(best.std[mine], one.stds, rtol=1e-4)
+
+
+def test_the_seed_fixes_the_draws_and_wrong_questions_are_refused(model):
+    same = [model.recommend_all(by="draw", random_state=3).item.tolist() for _ in range(2)]
+    assert same[0] == same[1]
+    assert len({tuple(model.recommend_all(by="draw").item) for _ in range(5)}) > 1
+    for wrong, message in (
+        ({"by": "luck"}, "by must be one of"),
+        ({"width": -1.0}, "width must be zero or more"),
+        ({"k": 0}, "k must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.recommend_all(**wrong)
+
+
+def test_factors_are_exported(model, tmp_path):
+    model.export(tmp_path / "factors.npz")
+    with np.load(tmp_path / "factors.npz") as arrays:
+        assert arrays["scale"].tolist() == [3.0, 1.7]
+        assert arrays["item_factors"].shape == (SIZES["item"], 3)

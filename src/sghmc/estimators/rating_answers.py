@@ -1,6 +1,7 @@
 """What a fitted recommender answers: ratings, recommendations, how well others are predicted."""
 
-from typing import Any
+import pathlib
+from typing import Any, get_args
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -9,8 +10,11 @@ from sklearn.utils.validation import check_is_fitted
 from sghmc.core.checking import check_count
 from sghmc.data import ratings as tables
 from sghmc.data.ratings import Ratings
+from sghmc.estimators import factor_export
+from sghmc.estimators.bulk import best_items
 from sghmc.estimators.factor_draws import FactorDraws
-from sghmc.estimators.predictor import Predictor, Recommendations
+from sghmc.estimators.predictor import AllRecommendations, Predictor, Recommendations
+from sghmc.models.top_items import By
 from sghmc.results.scores import interval_coverage
 
 
@@ -60,6 +64,39 @@ class RatingAnswers(BaseEstimator):
             raise ValueError(f"explore must be zero or more, but is {explore!r}.")
         generator = np.random.default_rng(random_state)
         return predictor.recommend(user, k, exclude_seen, explore, generator)
+
+    def recommend_all(
+        self,
+        k: int = 10,
+        exclude_seen: bool = True,
+        by: By = "mean",
+        width: float = 1.0,
+        random_state: int | None = None,
+    ) -> AllRecommendations:
+        """The `k` best items of every known user, in batches, on a GPU where there is one.
+
+        `by` is "mean"; "upper" or "lower" for the mean and `width` times the posterior's standard
+        deviation (the noise of ratings left out) above or below; or "draw" for the order under a
+        draw of each user's own, Thompson sampling, which `random_state` fixes.
+        """
+        check_is_fitted(self, "draws_")
+        check_count(k, "k")
+        if by not in get_args(By):
+            raise ValueError(f"by must be one of {get_args(By)}, but is {by!r}.")
+        if not np.isfinite(width) or width < 0:
+            raise ValueError(f"width must be zero or more, but is {width!r}.")
+        generator = np.random.default_rng(random_state)
+        best = best_items(self.draws_, self.ratings_, k, exclude_seen, by, width, generator)
+        return self._predictor().of_all(best)
+
+    def export(self, path: str | pathlib.Path) -> None:
+        """Write factors and biases with their standard deviations to an .npz or .arrow file.
+
+        Draws are turned to lie alike first. A rating is scale[0] + scale[1] · (product of factors +
+        biases), in an .arrow file center and spread.
+        """
+        check_is_fitted(self, "draws_")
+        factor_export.write(pathlib.Path(path), self.draws_, self.ratings_, self.scale_)
 
     def similar_items(self, item: Any, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
         """The `k` items whose lovers are most like this one's, and their correlations with it."""
