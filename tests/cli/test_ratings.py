@@ -43,6 +43,7 @@ def test_commands_fit_and_recommend(table, tmp_path):
     assert fitted.exit_code == 0, fitted.output
     result = json.loads(fitted.stdout)
     assert result["held_out"]["rmse"] < 1
+    assert result["held_out"]["ndcg@10"] > 0
     assert result == json.loads((tmp_path / "m" / "result.json").read_text())
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == [
         "config.json",
@@ -103,6 +104,7 @@ def test_what_cannot_be_is_refused(table, tmp_path):
         (("recommend", tmp_path / "numbers.csv", "--user", 1), 1, "rates the same item twice"),
         (("recommend", table, "--user", 1, "--rank", 0), 2, "rank"),
         (("fit-ratings", table, "--out", tmp_path / "m", "--holdout", 0.001), 1, "too few"),
+        (("fit-ratings", table, "--out", tmp_path / "m", "--split", "last"), 1, "timestamp"),
     ]
     for args, code, message in cases:
         answer = call(*args)

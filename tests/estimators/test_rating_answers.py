@@ -38,6 +38,20 @@ def test_evaluate_counts_ratings_inside_their_intervals(model):
     assert found["rmse"] == pytest.approx(np.sqrt(np.mean((reach * std) ** 2)), rel=1e-4)
 
 
+def test_evaluate_ranks_what_was_not_rated(model):
+    """u0 has rated 10 and 40: of four items left, two of three held out are good enough."""
+    best = model.recommend("u0", k=4).items
+    held_out = (["u0"] * 3 + ["stranger"], [*best[[0, 2, 3]], 0], [5.0, 4.0, 1.0, 5.0])
+    found = model.evaluate(held_out, k=3)
+    assert found["num_users_ranked"] == 1
+    gain, most = 1 + 1 / np.log2(4), 1 + 1 / np.log2(3)
+    assert found["ndcg@3"] == pytest.approx(gain / most)
+    assert found["recall@3"] == 1
+    assert model.evaluate(held_out, k=2)["recall@2"] == 0.5
+    assert model.evaluate(held_out, k=3, relevant=0.5)["recall@3"] == pytest.approx(2 / 3)
+    assert model.evaluate(held_out, relevant=9.0)["ndcg@10"] is None
+
+
 @pytest.mark.parametrize("clip", [False, True])
 def test_all_recommendations_are_those_of_each_user(model, clip):
     model.set_params(clip=clip)

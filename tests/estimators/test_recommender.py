@@ -147,6 +147,13 @@ def test_files_keep_every_bit(chain, tmp_path):
         MatrixFactorization.load(tmp_path / "damaged")
 
 
+def test_files_keep_times(chain, tmp_path):
+    model = MatrixFactorization(rank=3, num_draws=5).fit(TABLE | {"timestamp": np.arange(8) + 1e9})
+    model.save(tmp_path / "model.sghmc")
+    loaded = MatrixFactorization.load(tmp_path / "model.sghmc")
+    np.testing.assert_array_equal(loaded.ratings_.time, np.arange(8) + 1e9)
+
+
 def test_tables_and_ids_of_any_type(chain):
     """The same ratings from any table are the same to the chain; ids of text come back as text."""
     names = np.array([f"u{code}" for code in TABLE["user"]])

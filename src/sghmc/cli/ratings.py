@@ -31,6 +31,9 @@ def fit_ratings(
     holdout: Annotated[
         float, typer.Option(help="Share of ratings held out to judge the model.", min=0, max=0.5)
     ] = 0.1,
+    split: Annotated[
+        str, typer.Option(help='Held out at "random", each user\'s "last", or the last by "time".')
+    ] = "random",
     duplicates: Duplicates = "error",
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -45,14 +48,15 @@ def fit_ratings(
     with session.work(debug), atomic_file.drafts(out) as stage:
         from sghmc.data.ratings import load_ratings
         from sghmc.estimators import pages
-        from sghmc.estimators.ratings import fit_and_judge
+        from sghmc.estimators.ratings import fit_and_judge, told_scores
 
         progress = session.has_bars(quiet, as_json)
         table = load_ratings(ratings, duplicates=duplicates)
         model, result = fit_and_judge(
-            table, holdout, rank=rank, random_state=seed, progress=progress
+            table, holdout, split, rank=rank, random_state=seed, progress=progress
         )
-        config = {"ratings": str(ratings), "holdout": holdout, "duplicates": duplicates}
+        config = {"ratings": str(ratings), "holdout": holdout, "split": split}
+        config |= {"duplicates": duplicates}
         config |= model.get_params()
         files.write_json(stage / "config.json", config)
         files.write_json(stage / "result.json", result)
@@ -62,7 +66,9 @@ def fit_ratings(
         session.print_json(result)
     elif not quiet:
         if judged := result.get("held_out"):
-            print(f"{judged['num_ratings']:,} held-out ratings: RMSE {judged['rmse']:.4f}.")
+            print(f"{judged['num_ratings']:,} held-out ratings:")
+            for name, score in told_scores(judged).items():
+                print(f"{name}: {score}")
             for level, share in judged["coverage"].items():
                 print(f"The {level} predictive intervals cover {share:.1%} of them.")
         show(f"The model is {out / MODEL}.")

@@ -23,6 +23,12 @@ class Best(NamedTuple):
     mean: np.ndarray
     variance: np.ndarray
 
+    @property
+    def rank(self) -> np.ndarray:
+        """The place of each among its user's, from 1."""
+        count = np.bincount(self.user)
+        return np.arange(len(self.user)) - np.repeat(np.cumsum(count) - count, count) + 1
+
 
 def best_items(
     draws: dict[str, np.ndarray],

@@ -77,12 +77,10 @@ class Predictor:
 
     def of_all(self, best: Best) -> AllRecommendations:
         """Recommendations for all users, in ids and stars."""
-        count = np.bincount(best.user, minlength=self.ratings.num_users)
-        first = np.repeat(np.cumsum(count) - count, count)
         variance = best.variance + self.draws.noise_variance(best.user)
         return AllRecommendations(
             self.ratings.users[best.user],
-            np.arange(len(best.user)) - first + 1,
+            best.rank,
             self.ratings.items[best.item],
             self._rating(best.mean.astype(np.float64)),
             self.spread * np.sqrt(variance),

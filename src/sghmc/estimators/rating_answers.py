@@ -9,13 +9,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from sghmc.core.checking import check_count
 from sghmc.data import ratings as tables
-from sghmc.data.ratings import Ratings
+from sghmc.data.ratings import Ratings, codes_of
 from sghmc.estimators import factor_export
 from sghmc.estimators.bulk import best_items
 from sghmc.estimators.factor_draws import FactorDraws
 from sghmc.estimators.predictor import AllRecommendations, Predictor, Recommendations
 from sghmc.models.top_items import By
-from sghmc.results.scores import interval_coverage
+from sghmc.results.rating_scores import ranking_scores, rating_scores
 
 
 class RatingAnswers(BaseEstimator):
@@ -104,17 +104,36 @@ class RatingAnswers(BaseEstimator):
         check_count(k, "k")
         return predictor.similar_items(item, k)
 
-    def evaluate(self, ratings: Any) -> dict[str, Any]:
-        """How well held-out ratings are predicted: error, and coverage of predictive intervals."""
+    def evaluate(self, ratings: Any, k: int = 10, relevant: float | None = None) -> dict[str, Any]:
+        """How well held-out ratings are predicted, and how well items are ranked.
+
+        "rmse", "log_likelihood" (the mean log-density of a normal law with the predicted mean and
+        standard deviation) and "coverage" of predictive intervals. "ndcg@k" and "recall@k" are of
+        the `k` best among all items that a known user had not rated; held-out ratings from
+        `relevant` up, None for the mean of those learned from, should be there. Names that end in
+        "_error" are standard errors, of users as independent.
+        """
         check_is_fitted(self, "draws_")
+        check_count(k, "k")
         table = tables.from_table(ratings, duplicates=self.duplicates)
         mean, std = self.predict(table.users[table.user], table.items[table.item], return_std=True)
-        error = mean - table.rating
-        return {
-            "num_ratings": len(table),
-            "rmse": float(np.sqrt(np.mean(error**2))),
-            "coverage": interval_coverage(error, std),
-        }
+        scores = {"num_ratings": len(table)} | rating_scores(mean - table.rating, std, table.user)
+        pairs = np.stack(
+            [
+                codes_of(ids, known)[codes]
+                for ids, known, codes in (
+                    (table.users, self.ratings_.users, table.user),
+                    (table.items, self.ratings_.items, table.item),
+                )
+            ],
+            axis=1,
+        )
+        is_wanted = table.rating >= (self.scale_[0] if relevant is None else relevant)
+        pairs = pairs[is_wanted & np.all(pairs >= 0, axis=1)]
+        best = best_items(
+            self.draws_, self.ratings_, k, True, "mean", 0.0, np.random.default_rng(0)
+        )
+        return scores | ranking_scores(best.user, best.item, best.rank, pairs, k)
 
     def _predictor(self) -> Predictor:
         check_is_fitted(self, "draws_")

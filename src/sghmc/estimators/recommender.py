@@ -142,7 +142,8 @@ class MatrixFactorization(RatingAnswers):
         """Write the model, draws and ratings, to one file: whole or not at all, without pickle."""
         check_is_fitted(self, "draws_")
         stored = copy.copy(self)
-        parts = dataclasses.asdict(self.ratings_)
+        columns = dataclasses.asdict(self.ratings_)
+        parts = {name: column for name, column in columns.items() if column is not None}
         parts |= {"scale": self.scale_, "num_fits": np.array(self.num_fits_)}
         stored.draws_ = self.draws_ | {f"{_RATINGS}{name}": part for name, part in parts.items()}
         storage.write(stored, pathlib.Path(path))  # pyright: ignore[reportArgumentType]
