@@ -58,8 +58,9 @@ def moments(
     rows = take_rows(others, blocks.other)
     # (v, 1, r) of each rating: their products are all that is asked for.
     ends = jnp.stack([jnp.ones_like(blocks.rating), blocks.rating - rows[..., -1]], axis=-1)
-    parts = jnp.concatenate([rows[..., :-1], ends], axis=-1) * blocks.is_real[..., None]
-    products = jnp.einsum("bni,bnj->bij", weights[..., None] * parts, parts)
+    scale = blocks.is_real * jnp.sqrt(weights)
+    parts = jnp.concatenate([rows[..., :-1], ends], axis=-1) * scale[..., None]
+    products = jnp.einsum("bni,bnj->bij", parts, parts)
     products, count = (
         jax.ops.segment_sum(each, blocks.owner, num_rows)
         for each in (products, jnp.sum(blocks.is_real, axis=1))
