@@ -97,7 +97,9 @@ def new_users(options: argparse.Namespace) -> dict[str, Any]:
     ratings = load_ratings(options.data)
     rng = np.random.default_rng(0)
     is_new = np.isin(ratings.user, rng.permutation(ratings.num_users)[: options.new])
-    is_test = is_new & (rng.random(len(ratings)) < 0.2)
+    rows = np.flatnonzero(is_new)
+    is_test = np.zeros(len(ratings), bool)
+    is_test[rows[rng.random(len(rows)) < 0.2]] = True
 
     def table(rows: np.ndarray) -> tuple[np.ndarray, ...]:
         ids = ratings.users[ratings.user[rows]], ratings.items[ratings.item[rows]]

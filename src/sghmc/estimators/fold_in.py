@@ -67,14 +67,12 @@ def _fold_in(
     if ratings.num_items > known.num_items:
         rows = np.flatnonzero(~is_known)
         codes = np.arange(known.num_items, ratings.num_items)
+        raters, rater = np.unique(ratings.user[rows], return_inverse=True)
         blocks, length = _blocks(
-            ratings.item[rows] - known.num_items,
-            ratings.user[rows],
-            ratings.rating[rows],
-            len(codes),
+            ratings.item[rows] - known.num_items, rater, ratings.rating[rows], len(codes)
         )
-        size = padded_size(ratings.num_users, 8)
-        others = (padded(new[name], size, axis=1) for name in ("user", "noise"))
+        size = padded_size(len(raters), 4)
+        others = (padded(new[name][:, raters], size, axis=1) for name in ("user", "noise"))
         fresh = _items(of_items, length, blocks, *others, _prior(draws, "item"))
         new["item"] = _with_rows(draws["item"], codes, np.asarray(fresh), ratings.num_items)
     return {**draws, **new}
