@@ -45,15 +45,19 @@ def best_items(
     posterior, noise left out.
     """
     users, items = draws["user"], jnp.asarray(draws["item"])
-    seen_by = _Seen(ratings) if exclude_seen else None
+    seen_by = _Seen(ratings if exclude_seen else ratings.take(np.arange(0)))
     size = min(_MOST_USERS, max(8, _SCORES_AT_ONCE // ratings.num_items))
+    batches = list(_batches(ratings.num_users, len(users), size, by, generator))
+    # Of the longest, for all: one program.
+    length = padded_size(max(len(codes) for codes, _ in batches), 1)
+    num_pairs = padded_size(max(seen_by.count[codes].sum() for codes, _ in batches).item(), 1)
     found: list[Best] = []
     pending: tuple[np.ndarray, Top] | None = None
-    for codes, draw in _batches(ratings.num_users, len(users), size, by, generator):
-        seen = np.zeros((0, 2), np.int32) if seen_by is None else seen_by.pairs(codes)
-        pairs = np.full((padded_size(len(seen), 1), 2), ratings.num_items, np.int32)
+    for codes, draw in batches:
+        seen = seen_by.pairs(codes)
+        pairs = np.full((num_pairs, 2), ratings.num_items, np.int32)
         pairs[: len(seen)] = seen
-        rows = padded(users[:, codes], padded_size(len(codes), 1), axis=1)
+        rows = padded(users[:, codes], length, axis=1)
         block = Block(jnp.asarray(rows), jnp.asarray(pairs))
         top = top_items(block, items, jnp.asarray(draw), jnp.asarray(width), k=k, by=by)
         # The block before is fetched only now: this one was made ready while it was worked on.
