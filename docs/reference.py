@@ -19,6 +19,7 @@ import sghmc.interop.optax
 from sghmc import estimators, models
 from sghmc.core import random, tree
 from sghmc.data import ratings
+from sghmc.estimators import rating_answers
 from sghmc.samplers import settings
 from sghmc.samplers.table import EXAMPLES, markdown
 
@@ -119,7 +120,7 @@ GROUPS = {
     "estimators": Group(
         "Estimators",
         "Bayesian models with scikit-learn's interface.",
-        _of(estimators, *estimators.__all__),
+        _of(estimators, *estimators.__all__) | _of(rating_answers, "RatingAnswers"),
     ),
     "interop": Group(
         "Other libraries",

@@ -1,5 +1,6 @@
 """`sghmc fit-ratings` and `sghmc recommend`."""
 
+import io
 import json
 from typing import Any
 
@@ -7,10 +8,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from handmade_factors import handmade_draws
 from sghmc import cli
 from sghmc.cli import session
 from sghmc.data.ratings import synthetic_ratings
 from sghmc.estimators import factor_chain
+from sghmc.estimators.factor_chain import Chain
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +43,7 @@ def test_commands_fit_and_recommend(table, tmp_path):
     assert fitted.exit_code == 0, fitted.output
     result = json.loads(fitted.stdout)
     assert result["held_out"]["rmse"] < 1
+    assert result["held_out"]["ndcg@10"] > 0
     assert result == json.loads((tmp_path / "m" / "result.json").read_text())
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == [
         "config.json",
@@ -55,6 +59,44 @@ def test_commands_fit_and_recommend(table, tmp_path):
     assert len(shown.stdout.splitlines()) == 3
 
 
+@pytest.fixture
+def model(table, tmp_path, monkeypatch):
+    """What fit-ratings wrote, of draws made by hand: 24 users, 16 items."""
+
+    def run(key, ratings, settings, start):
+        return Chain.of(handmade_draws(sizes={"user": 24, "item": 16}))
+
+    monkeypatch.setattr(factor_chain, "run", run)
+    fitted = call("fit-ratings", table, "--out", tmp_path / "m", "--holdout", 0)
+    assert fitted.exit_code == 0, fitted.output
+    return tmp_path / "m"
+
+
+def test_new_users_are_taken_in_without_a_fit(model, tmp_path):
+    (tmp_path / "new.csv").write_text("user,item,rating\neve,3,5\neve,7,1\n")
+    answer = call("recommend", model, "--user", "eve", "--new", tmp_path / "new.csv", "--json")
+    assert answer.exit_code == 0, answer.output
+    best = json.loads(answer.stdout)
+    assert (best["user"], best["is_known"], len(best["items"])) == ("eve", True, 10)
+    assert not {3, 7} & set(best["items"])
+
+
+def test_all_users_get_a_table(model, tmp_path):
+    printed = call("recommend", model, "--all", "-k", 3)
+    assert printed.exit_code == 0, printed.output
+    frame = pd.read_csv(io.StringIO(printed.stdout))
+    assert list(frame) == ["user", "rank", "item", "rating", "std"]
+    assert frame["rank"].tolist() == [1, 2, 3] * 24
+    one = json.loads(call("recommend", model, "--user", "user3", "-k", 3, "--json").stdout)
+    assert frame[frame["user"] == "user3"]["item"].tolist() == one["items"]
+    written = call("recommend", model, "--all", "-k", 3, "--by", "upper", "--out", tmp_path / "b")
+    assert "72 recommendations" in written.stdout
+    assert (tmp_path / "b").read_text().startswith("user,rank,item")
+    for wrong in ((), ("--all", "--user", "user3"), ("--user", "user3", "--by", "upper")):
+        assert call("recommend", model, *wrong).exit_code == 1
+    assert "must be one of" in call("recommend", model, "--all", "--by", "luck").stderr
+
+
 def test_what_cannot_be_is_refused(table, tmp_path):
     (tmp_path / "numbers.csv").write_text("user,item,rating\n1,2,3\n1,2,4\n")
     cases = [
@@ -62,6 +104,7 @@ def test_what_cannot_be_is_refused(table, tmp_path):
         (("recommend", tmp_path / "numbers.csv", "--user", 1), 1, "rates the same item twice"),
         (("recommend", table, "--user", 1, "--rank", 0), 2, "rank"),
         (("fit-ratings", table, "--out", tmp_path / "m", "--holdout", 0.001), 1, "too few"),
+        (("fit-ratings", table, "--out", tmp_path / "m", "--split", "last"), 1, "timestamp"),
     ]
     for args, code, message in cases:
         answer = call(*args)

@@ -311,3 +311,34 @@ def test_synthetic_noise_is_as_large_as_asked_for():
     """2,000 ratings: a standard deviation is known to 1.6 %, and 8 % off for one seed in 10⁶."""
     noisy, exact = (synthetic_ratings(3, 100, 50, density=0.4, noise=each) for each in (0.7, 0.0))
     assert np.std(noisy.rating - exact.rating) == pytest.approx(0.7, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        [978300760, 978302109, 978301968],
+        np.array([978300760, 978302109, 978301968], "datetime64[s]"),
+        ["2000-12-31T22:12:40", "2000-12-31T22:35:09", "2000-12-31T22:32:48"],
+    ],
+    ids=["seconds", "dates", "text"],
+)
+def test_times_are_seconds_and_follow_their_rows(column):
+    table = {"user": [1, 1, 2], "item": [1, 2, 1], "rating": [3.0, 4.0, 5.0], "Timestamp": column}
+    ratings = from_table(table)
+    assert ratings.time is not None
+    assert ratings.time.tolist() == [978300760, 978302109, 978301968]
+    taken = ratings.take(np.array([2, 0]))
+    assert taken.time is not None
+    assert taken.time.tolist() == [978301968, 978300760]
+    new = {"user": [1], "item": [2], "rating": [1.0], "timestamp": [7.0]}
+    joined = ratings.joined(from_table(new))
+    assert joined.time is not None
+    assert joined.time.tolist() == [978300760, 978301968, 7]
+    del new["timestamp"]
+    assert ratings.joined(from_table(new)).time is None
+
+
+def test_times_that_do_not_tell_are_none():
+    table = {"user": [1, 1], "item": [1, 2], "rating": [3.0, 4.0]}
+    for column in (["soon", "later"], [1.0, np.nan], [None, 3.0]):
+        assert from_table(table | {"time": column}).time is None

@@ -1,5 +1,7 @@
 """A recommender judged on ratings that it had not seen, and what makes a file a model."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from handmade_factors import handmade_draws
 from sghmc.data.ratings import Ratings
 from sghmc.estimators import MatrixFactorization, factor_chain
 from sghmc.estimators.factor_chain import Chain
-from sghmc.estimators.ratings import fit_and_judge, is_model
+from sghmc.estimators.ratings import fit_and_judge, is_model, plot_coverage, told_scores
 
 USERS, ITEMS = (axis.ravel() for axis in np.indices((7, 6)))
 RATINGS = Ratings(
@@ -53,6 +55,34 @@ def test_held_out_ratings_are_judged_before_they_are_seen(seen, monkeypatch):
     # The seed decides which.
     fit_and_judge(RATINGS, 0.25, rank=3, random_state=5)
     assert seen[2] != seen[0]
+
+
+def test_the_last_by_time_are_held_out(seen):
+    later = dataclasses.replace(RATINGS, time=np.arange(42.0))
+    _, result = fit_and_judge(later, 0.25, "time", rank=3)
+    assert result["split"] == "time"
+    assert seen[0] == set(zip(USERS[:32].tolist(), ITEMS[:32].tolist(), strict=True))
+
+
+def test_scores_are_told_with_their_errors():
+    told = told_scores({"num_ratings": 3, "rmse": 0.9, "rmse_error": 0.01, "log_likelihood": -1.0,
+                        "log_likelihood_error": None, "ndcg@5": 0.25, "ndcg@5_error": 0.5,
+                        "recall@5": None, "recall@5_error": None})  # fmt: skip
+    assert told == {
+        "RMSE": "0.9000 ± 0.0100",
+        "mean log-likelihood": "-1.0000",
+        "NDCG@5": "0.2500 ± 0.5000",
+    }
+
+
+def test_coverage_is_drawn_with_two_errors():
+    judged = {"num_ratings": 9, "coverage": {"50%": 0.4, "95%": 0.9}}
+    judged["coverage_errors"] = {"50%": 0.1, "95%": None}
+    (axis,) = plot_coverage(judged).axes
+    (container,) = axis.containers
+    points, _, (bars,) = container
+    np.testing.assert_allclose(points.get_xydata(), [(0.5, 0.4), (0.95, 0.9)])
+    np.testing.assert_allclose(bars.get_segments()[0], [(0.5, 0.2), (0.5, 0.6)])
 
 
 def test_nothing_is_judged_where_nothing_is_held_out(seen):

@@ -1,12 +1,12 @@
 """The recommender: what it asks of its chain, and what it makes of the chain's draws."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 import exact_factorization
 from exact_factorization import ExactGibbs
@@ -15,6 +15,7 @@ from sghmc.data.ratings import Ratings, from_table, synthetic_ratings
 from sghmc.estimators import MatrixFactorization, factor_chain
 from sghmc.estimators.factor_chain import Chain
 from sghmc.estimators.factor_draws import FactorDraws
+from sghmc.estimators.fold_in import Known, fold_in
 
 pl = pytest.importorskip("polars")
 
@@ -100,17 +101,26 @@ def test_partial_fit_goes_on_from_the_last_draw(chain):
     np.testing.assert_array_equal(model.draws_["user"], handmade_draws(seed=2)["user"])
 
 
-def test_evaluate_counts_ratings_inside_their_intervals(chain):
-    """Ratings placed just inside and just outside of each interval, by scipy's quantiles."""
-    model = MatrixFactorization(clip=False).fit(TABLE)
-    users, items = np.arange(6), np.array([0, 1, 2, 3, 4, 5])
-    mean, std = model.predict(users, items, return_std=True)
-    reach = np.repeat(stats.norm.ppf([0.75, 0.9, 0.975]), 2) + [-0.01, 0.01] * 3
-    rating = mean + reach * std * [1, -1, 1, -1, -1, 1]
-    found = model.evaluate((users, items, rating))
-    assert found["num_ratings"] == 6
-    assert found["coverage"] == pytest.approx({"50%": 1 / 6, "80%": 3 / 6, "95%": 5 / 6})
-    assert found["rmse"] == pytest.approx(np.sqrt(np.mean((reach * std) ** 2)), rel=1e-4)
+def test_fold_in_asks_for_new_users_and_those_with_new_ratings(chain):
+    """User 3 rates another known item, 5 only the new item 9; 77 is new."""
+    model = MatrixFactorization(random_state=5).fit(TABLE)
+    before, scale = model.draws_, model.scale_
+    model.fold_in(([3, 77, 5, 77], [1, 5, 9, 9], [5.0, 2.0, 1.0, 3.0]))
+    table = model.ratings_
+    assert (len(table), table.users[-1], table.items[-1]) == (12, 77, 9)
+    standardized = dataclasses.replace(
+        table, rating=((table.rating - scale[0]) / scale[1]).astype(np.float32)
+    )
+    key = jax.random.fold_in(jax.random.key(5), 1)
+    expected = fold_in(key, before, standardized, Known(7, 6), np.array([3, 7]))
+    for name, part in expected.items():
+        np.testing.assert_array_equal(model.draws_[name], part)
+    assert model.num_fits_ == 2
+    assert model.recommend(77).items.tolist() != []
+    assert model.predict([77], [9]).shape == (1,)
+    assert len(chain.calls) == 1
+    with pytest.raises(ValueError, match="not fitted"):
+        MatrixFactorization().fold_in(([1], [2], [3.0]))
 
 
 def test_files_keep_every_bit(chain, tmp_path):
@@ -135,6 +145,13 @@ def test_files_keep_every_bit(chain, tmp_path):
     (tmp_path / "damaged").write_bytes(damaged)
     with pytest.raises(ValueError, match="checksum"):
         MatrixFactorization.load(tmp_path / "damaged")
+
+
+def test_files_keep_times(chain, tmp_path):
+    model = MatrixFactorization(rank=3, num_draws=5).fit(TABLE | {"timestamp": np.arange(8) + 1e9})
+    model.save(tmp_path / "model.sghmc")
+    loaded = MatrixFactorization.load(tmp_path / "model.sghmc")
+    np.testing.assert_array_equal(loaded.ratings_.time, np.arange(8) + 1e9)
 
 
 def test_tables_and_ids_of_any_type(chain):

@@ -1,7 +1,9 @@
 """`sghmc fit-ratings` and `sghmc recommend`: ratings, a model, recommendations."""
 
+import contextlib
 import pathlib
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +31,9 @@ def fit_ratings(
     holdout: Annotated[
         float, typer.Option(help="Share of ratings held out to judge the model.", min=0, max=0.5)
     ] = 0.1,
+    split: Annotated[
+        str, typer.Option(help='Held out at "random", each user\'s "last", or the last by "time".')
+    ] = "random",
     duplicates: Duplicates = "error",
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -43,14 +48,15 @@ def fit_ratings(
     with session.work(debug), atomic_file.drafts(out) as stage:
         from sghmc.data.ratings import load_ratings
         from sghmc.estimators import pages
-        from sghmc.estimators.ratings import fit_and_judge
+        from sghmc.estimators.ratings import fit_and_judge, told_scores
 
         progress = session.has_bars(quiet, as_json)
         table = load_ratings(ratings, duplicates=duplicates)
         model, result = fit_and_judge(
-            table, holdout, rank=rank, random_state=seed, progress=progress
+            table, holdout, split, rank=rank, random_state=seed, progress=progress
         )
-        config = {"ratings": str(ratings), "holdout": holdout, "duplicates": duplicates}
+        config = {"ratings": str(ratings), "holdout": holdout, "split": split}
+        config |= {"duplicates": duplicates}
         config |= model.get_params()
         files.write_json(stage / "config.json", config)
         files.write_json(stage / "result.json", result)
@@ -60,7 +66,9 @@ def fit_ratings(
         session.print_json(result)
     elif not quiet:
         if judged := result.get("held_out"):
-            print(f"{judged['num_ratings']:,} held-out ratings: RMSE {judged['rmse']:.4f}.")
+            print(f"{judged['num_ratings']:,} held-out ratings:")
+            for name, score in told_scores(judged).items():
+                print(f"{name}: {score}")
             for level, share in judged["coverage"].items():
                 print(f"The {level} predictive intervals cover {share:.1%} of them.")
         show(f"The model is {out / MODEL}.")
@@ -72,7 +80,14 @@ def recommend(
         pathlib.Path,
         typer.Argument(help="What fit-ratings wrote, or a file of ratings, fitted first."),
     ],
-    user: Annotated[str, typer.Option(help="The user's id.")],
+    user: Annotated[str | None, typer.Option(help="The user's id.")] = None,
+    everybody: Annotated[
+        bool, typer.Option("--all", help="For all users, as csv: user, rank, item, rating, std.")
+    ] = False,
+    out: Annotated[pathlib.Path | None, typer.Option(help="With --all: a file for it.")] = None,
+    by: Annotated[
+        str, typer.Option(help='With --all: by "mean", "upper" or "lower" bound, or "draw".')
+    ] = "mean",
     k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
     explore: Annotated[
         float, typer.Option(help="1: by one draw from the posterior (Thompson).", min=0)
@@ -80,17 +95,25 @@ def recommend(
     include_seen: Annotated[
         bool, typer.Option("--include-seen", help="Also items that the user has rated.")
     ] = False,
+    new: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Ratings, of new users say, taken in first without a new fit."),
+    ] = None,
     rank: Rank = 20,
     duplicates: Duplicates = "error",
     seed: Seed = 0,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Recommend items to a user, with how sure the predictions are.
+    """Recommend items to a user, or to all, with how sure the predictions are.
 
     For a user who is not among the ratings: what people like.
     """
     with session.work(debug):
+        if everybody == (user is not None):
+            raise ValueError("Say for whom: --user ID, or --all.")
+        if not everybody and (out is not None or by != "mean"):
+            raise ValueError("--out and --by are for --all; one user's items have --explore.")
         from sghmc.data.ratings import id_of, load_ratings
         from sghmc.estimators.ratings import is_model
         from sghmc.estimators.recommender import MatrixFactorization
@@ -102,6 +125,11 @@ def recommend(
             table = load_ratings(source, duplicates=duplicates)
             progress = session.has_bars(False, as_json)
             model = MatrixFactorization(rank, random_state=seed, progress=progress).fit(table)
+        if new is not None:
+            model.fold_in(load_ratings(new, duplicates=duplicates))
+        if user is None:
+            _recommend_to_all(model, out, k, not include_seen, by, seed, as_json)
+            return
         known = id_of(user, model.ratings_.users)
         best = model.recommend(
             known, k, exclude_seen=not include_seen, explore=explore, random_state=seed
@@ -120,3 +148,27 @@ def recommend(
             session.print_table(("item", "rating"), rows)
         else:
             print("\n".join("\t".join(map(str, row)) for row in rows))
+
+
+def _recommend_to_all(
+    model: Any,
+    out: pathlib.Path | None,
+    k: int,
+    exclude_seen: bool,
+    by: Any,
+    seed: int,
+    as_json: bool,
+) -> None:
+    from sghmc.estimators import tabular
+
+    with contextlib.nullcontext() if out is None else atomic_file.draft(out) as draft:
+        best = model.recommend_all(k, exclude_seen, by, random_state=seed)
+        columns = {name: column.tolist() for name, column in best._asdict().items()}
+        if draft is not None:
+            draft.write_text(tabular.as_csv(columns), encoding="utf-8")
+    if as_json:
+        session.print_json(columns)
+    elif out is None:
+        sys.stdout.write(tabular.as_csv(columns))
+    else:
+        show(f"{len(columns['user']):,} recommendations are in {out}.")

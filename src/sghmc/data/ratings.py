@@ -4,6 +4,7 @@ Ids may be of any type. Inside they are codes 0, 1, …; `Ratings.users` and `Ra
 id a code stands for.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,7 @@ _COLUMNS = {
     "item": ("item", "items", "itemid", "iid", "movie", "movies", "movieid"),
     "rating": ("rating", "ratings"),
 }
+_TIMES = ("timestamp", "time", "date")
 _NUMERIC = (*_COLUMNS["rating"], "timestamp")
 """Columns of text that are numbers in any case."""
 
@@ -40,6 +42,7 @@ class Ratings:
     | `user`, `item` | codes, int32 |
     | `rating` | float32 |
     | `users`, `items` | the ids: `users[user]` is whom a row speaks of |
+    | `time` | when, in seconds from any start; None where it is not known |
 
     >>> ratings = from_table((["ann", "bob", "ann"], [31, 31, 7], [4.0, 2.0, 5.0]))
     >>> ratings.user, ratings.users
@@ -51,6 +54,7 @@ class Ratings:
     rating: np.ndarray
     users: np.ndarray
     items: np.ndarray
+    time: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rating)
@@ -70,19 +74,25 @@ class Ratings:
         """
         users, user = _with_new(self.users, new.users)
         items, item = _with_new(self.items, new.items)
+        times = [part.time for part in (self, new) if part.time is not None]
         both = Ratings(
             np.concatenate([self.user, user[new.user]]),
             np.concatenate([self.item, item[new.item]]),
             np.concatenate([self.rating, new.rating]),
             users,
             items,
+            np.concatenate(times) if len(times) == 2 else None,
         )
         return _without_duplicates(both, "last", "the table")
 
     def take(self, rows: np.ndarray) -> "Ratings":
         """Some of the rows; users and items keep their codes."""
         return dataclasses.replace(
-            self, user=self.user[rows], item=self.item[rows], rating=self.rating[rows]
+            self,
+            user=self.user[rows],
+            item=self.item[rows],
+            rating=self.rating[rows],
+            time=None if self.time is None else self.time[rows],
         )
 
 
@@ -237,8 +247,30 @@ def _from_columns(
     rating = columns.numbers(chosen["rating"], source)
     users, user = columns.encode(chosen["user"], "user", source)
     items, item = columns.encode(chosen["item"], "item", source)
-    ratings = Ratings(user, item, rating, users, items)
+    ratings = Ratings(user, item, rating, users, items, _times(table, len(rating)))
     return _without_duplicates(ratings, duplicates, source)
+
+
+def _times(table: Mapping[str, Any], length: int) -> np.ndarray | None:
+    """When rows were rated, where a column of the table tells for all of them."""
+    for name in table:
+        if _plain(name) in _TIMES:
+            times = _seconds(np.asarray(table[name]))
+            if times is not None and times.shape == (length,) and np.all(np.isfinite(times)):
+                return times
+    return None
+
+
+def _seconds(values: np.ndarray) -> np.ndarray | None:
+    """Numbers, dates or text of either as seconds; None where they are none of these."""
+    if values.dtype.kind != "M":
+        with contextlib.suppress(ValueError, TypeError):
+            return values.astype(np.float64)
+    try:
+        dates = values.astype("datetime64[s]")
+    except (ValueError, TypeError):
+        return None
+    return np.where(np.isnat(dates), np.nan, dates.astype(np.float64))
 
 
 def _find(table: Mapping[str, Any], role: str, name: str | None, source: str) -> str:

@@ -28,7 +28,7 @@ from sghmc.samplers.sghmc import SGHMC
 from sghmc.sampling import sample
 from sghmc.types import PyTree
 
-_RESOLUTION = 0.01
+RESOLUTION = 0.01
 """In standard deviations of the ratings: so exactly is a rating known at best. Far below the noise
 of ratings by people, and enough that ratings without noise have a proper posterior."""
 
@@ -127,7 +127,7 @@ def _model(
     num_users: int, num_items: int, rank: int, until: int
 ) -> tuple[FactorizationModel, Adapt]:
     """Model and adaptation: the same objects for the same shapes, so that programs are found."""
-    model = FactorizationModel(num_users, num_items, rank, "dimension", "user", _RESOLUTION)
+    model = FactorizationModel(num_users, num_items, rank, "dimension", "user", RESOLUTION)
     return model, model.adapt(lambda hyper: hyper["counts"], _ADAPT_EVERY, until)
 
 

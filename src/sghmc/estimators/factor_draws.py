@@ -58,7 +58,7 @@ class FactorDraws:
         mean = total / count
         # Ratings are of order 1: in double precision nothing is lost in this difference.
         variance = np.maximum(squares / count - mean**2, 0.0) * count / max(count - 1, 1)
-        variance += self._noise_variance(users)
+        variance += self.noise_variance(users)
         is_new = (users < 0) | (items < 0)
         if is_new.any():
             variance[is_new] += self._prior_variance(users[is_new], items[is_new])
@@ -87,7 +87,7 @@ class FactorDraws:
             total += weighted @ items[item] / np.maximum(scale, np.finfo(float).tiny)
         return total / len(self.noise)
 
-    def _noise_variance(self, users: np.ndarray) -> np.ndarray:
+    def noise_variance(self, users: np.ndarray) -> np.ndarray:
         """Of each user's ratings, draws averaged; a stranger rates as the average user does."""
         variances = np.mean(1 / self.noise.astype(np.float64), axis=0)
         return np.where(users < 0, np.mean(variances), variances[users])

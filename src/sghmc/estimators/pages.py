@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from sghmc.display import page, pictures
-from sghmc.estimators import tabular
+from sghmc.estimators import ratings, tabular
 
 _LARGEST_Z = 3.5
 """Ten comparisons of a calibrated model have a larger one in one of 200 cases."""
@@ -76,7 +76,8 @@ def ratings_page(config: dict[str, Any], result: dict[str, Any]) -> str:
             page.section("What to do next", page.points([remedy])),
             page.section(
                 f"On {judged['num_ratings']:,} held-out ratings",
-                page.facts({"root mean squared error": _shown(judged["rmse"])}),
+                page.facts(ratings.told_scores(judged)),
+                page.card(pictures.address(ratings.plot_coverage(judged)), "coverage of intervals"),
                 page.grid(("predictive interval", "ratings inside"), shares),
             ),
         ]

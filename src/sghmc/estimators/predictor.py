@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sghmc.data.ratings import Ratings, codes_of
+from sghmc.estimators.bulk import Best
 from sghmc.estimators.factor_draws import FactorDraws
 
 
@@ -15,6 +16,16 @@ class Recommendations(NamedTuple):
     items: np.ndarray
     ratings: np.ndarray
     stds: np.ndarray
+
+
+class AllRecommendations(NamedTuple):
+    """Rows of a table: user after user, best first; `rank` counts from 1."""
+
+    user: np.ndarray
+    rank: np.ndarray
+    item: np.ndarray
+    rating: np.ndarray
+    std: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +73,17 @@ class Predictor:
             self.ratings.items[candidates[best]],
             self._rating(mean[best]),
             self.spread * np.sqrt(variance[best]),
+        )
+
+    def of_all(self, best: Best) -> AllRecommendations:
+        """Recommendations for all users, in ids and stars."""
+        variance = best.variance + self.draws.noise_variance(best.user)
+        return AllRecommendations(
+            self.ratings.users[best.user],
+            best.rank,
+            self.ratings.items[best.item],
+            self._rating(best.mean.astype(np.float64)),
+            self.spread * np.sqrt(variance),
         )
 
     def similar_items(self, item: Any, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,12 +2,17 @@
 
 import pathlib
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sghmc.core.optional import require
+from sghmc.data.rating_splits import split
 from sghmc.data.ratings import Ratings
 from sghmc.estimators.recommender import MatrixFactorization
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def is_model(path: str | pathlib.Path) -> bool:
@@ -20,29 +25,64 @@ def is_model(path: str | pathlib.Path) -> bool:
 
 
 def fit_and_judge(
-    ratings: Ratings, holdout: float, **settings: Any
+    ratings: Ratings, holdout: float, how: str = "random", **settings: Any
 ) -> tuple[MatrixFactorization, dict[str, Any]]:
-    """A model of all ratings, and how well it predicted a random share of them before it saw them.
+    """A model of all ratings, and how well it predicted some of them before it saw them.
 
-    It is fitted without them first, and takes them in by `partial_fit`.
+    `how` and `holdout` say which, as for `sghmc.data.rating_splits.split`; a holdout of 0 is none.
+    The model is fitted without them first, and takes them in by `partial_fit`.
     """
-    order = np.random.default_rng(settings.get("random_state", 0)).permutation(len(ratings))
-    count = round(holdout * len(ratings))
-    if holdout > 0 and not 0 < count < len(ratings):
-        raise ValueError(
-            f"{holdout:.0%} of {len(ratings)} ratings are {count}: too few to hold out and learn "
-            f"from the rest. Give more ratings, or hold nothing out."
-        )
+    seed = settings.get("random_state", 0)
+    rows, held_out = np.arange(len(ratings)), None
+    if holdout > 0:
+        rows, held_out = split(ratings, how, holdout, seed)
     start = time.perf_counter()
-    model = MatrixFactorization(**settings).fit(ratings.take(np.sort(order[count:])))
+    model = MatrixFactorization(**settings).fit(ratings.take(rows))
     result: dict[str, Any] = {
         "num_users": ratings.num_users,
         "num_items": ratings.num_items,
         "num_ratings": len(ratings),
         "seconds": time.perf_counter() - start,
     }
-    if count:
-        held_out = ratings.take(np.sort(order[:count]))
-        result |= {"held_out": model.evaluate(held_out)}
-        model.partial_fit(held_out)
+    if held_out is not None:
+        table = ratings.take(held_out)
+        result |= {"split": how, "held_out": model.evaluate(table)}
+        model.partial_fit(table)
     return model, result
+
+
+def told_scores(judged: dict[str, Any]) -> dict[str, str]:
+    """Scores of `evaluate` in words, each with its standard error where it has one."""
+    ranked = [name for name in judged if name.startswith(("ndcg@", "recall@"))]
+    names = {"rmse": "RMSE", "log_likelihood": "mean log-likelihood"}
+    names |= {name: name.replace("ndcg", "NDCG") for name in ranked if "_error" not in name}
+    return {
+        label: _with_error(judged[name], judged.get(f"{name}_error"))
+        for name, label in names.items()
+        if judged.get(name) is not None
+    }
+
+
+def _with_error(value: float, error: float | None) -> str:
+    return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
+
+
+def plot_coverage(judged: dict[str, Any]) -> "Figure":
+    """Shares of ratings inside predictive intervals, with two standard errors."""
+    figures = require("matplotlib.figure", extra="plots")
+    figure = figures.Figure(figsize=(5, 5), layout="constrained")
+    axis = figure.subplots()
+    axis.plot([0, 1], [0, 1], color="gray", linewidth=1)
+    levels = [float(level.rstrip("%")) / 100 for level in judged["coverage"]]
+    errors = judged.get("coverage_errors", {})
+    spread = [2 * (errors.get(level) or 0.0) for level in judged["coverage"]]
+    axis.errorbar(levels, list(judged["coverage"].values()), spread, fmt="o-")
+    axis.set(
+        xlabel="level of the interval",
+        ylabel="share of held-out ratings inside",
+        xlim=(0, 1),
+        ylim=(0, 1),
+        title=f"{judged['num_ratings']:,} held-out ratings",
+    )
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -7,17 +7,15 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from sghmc.core.checking import check_count
 from sghmc.data import ratings as tables
-from sghmc.data.ratings import DUPLICATES, Ratings
+from sghmc.data.ratings import DUPLICATES, Ratings, codes_of
 from sghmc.estimators import factor_chain, storage
 from sghmc.estimators.factor_chain import Chain, ChainSettings
-from sghmc.estimators.factor_draws import FactorDraws
-from sghmc.estimators.predictor import Predictor, Recommendations
-from sghmc.results.scores import interval_coverage
+from sghmc.estimators.fold_in import Known, fold_in
+from sghmc.estimators.rating_answers import RatingAnswers
 
 _RATINGS = "ratings."
 """Begins the names of the ratings' arrays in a file, where draws have names without a dot first."""
@@ -26,7 +24,7 @@ _SAME = 1e-6
 """Ratings that spread less than this, relative to their size, are equal: float32 tells no more."""
 
 
-class MatrixFactorization(BaseEstimator):
+class MatrixFactorization(RatingAnswers):
     """Ratings as products of factors of users and items plus biases, with their posterior.
 
         r_ij ~ N(m + a_i + b_j + u_i·v_j, 1/τ_i)
@@ -120,60 +118,32 @@ class MatrixFactorization(BaseEstimator):
         self._learn(table, self.scale_, start, thinning, self.num_fits_)
         return self
 
-    def predict(self, users: Any, items: Any, return_std: bool = False) -> Any:
-        """Predicted ratings of pairs (users[k], items[k]); on request with standard deviations.
+    def fold_in(self, ratings: Any) -> Self:
+        """Take in ratings by new users, or of new items, at once: nobody else's law changes.
 
-        The standard deviation is that of a new rating: the posterior's spread and the noise of
-        ratings. An unknown id has the prior as its law.
+        Each user of `ratings`, known ones too, gets the law given all their ratings of known items
+        and the draws of those items, exactly: as if the new ratings told nothing of the items. New
+        items then get theirs given all who rated them. A rating of a new item by a new user so
+        tells of the item only; `partial_fit` learns everything from all ratings.
         """
-        mean, std = self._predictor().predict(users, items)
-        return (mean, std) if return_std else mean
-
-    def recommend(
-        self,
-        user: Any,
-        k: int = 10,
-        exclude_seen: bool = True,
-        explore: float = 0.0,
-        random_state: int | None = None,
-    ) -> Recommendations:
-        """The `k` items that a user would rate best (fewer where there are not so many).
-
-        With `explore` 1 the order is that of one draw from the posterior: Thompson sampling, which
-        tries out what might be good. In between, the draw's difference from the mean is scaled.
-        Every call takes another draw; `random_state` fixes it. An unknown user is somebody of whom
-        only the prior is known: what most people like comes first.
-        """
-        predictor = self._predictor()
-        check_count(k, "k")
-        if not np.isfinite(explore) or explore < 0:
-            raise ValueError(f"explore must be zero or more, but is {explore!r}.")
-        generator = np.random.default_rng(random_state)
-        return predictor.recommend(user, k, exclude_seen, explore, generator)
-
-    def similar_items(self, item: Any, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
-        """The `k` items whose lovers are most like this one's, and their correlations with it."""
-        predictor = self._predictor()
-        check_count(k, "k")
-        return predictor.similar_items(item, k)
-
-    def evaluate(self, ratings: Any) -> dict[str, Any]:
-        """How well held-out ratings are predicted: error, and coverage of predictive intervals."""
         check_is_fitted(self, "draws_")
-        table = tables.from_table(ratings, duplicates=self.duplicates)
-        mean, std = self.predict(table.users[table.user], table.items[table.item], return_std=True)
-        error = mean - table.rating
-        return {
-            "num_ratings": len(table),
-            "rmse": float(np.sqrt(np.mean(error**2))),
-            "coverage": interval_coverage(error, std),
-        }
+        new = tables.from_table(ratings, duplicates=self.duplicates)
+        known = Known(self.ratings_.num_users, self.ratings_.num_items)
+        table = self.ratings_.joined(new)
+        users, items = codes_of(new.users, table.users), codes_of(new.items, table.items)
+        of_known = users[new.user[items[new.item] < known.num_items]]
+        fresh = np.union1d(of_known, np.arange(known.num_users, table.num_users))
+        key = jax.random.fold_in(jax.random.key(self.random_state), self.num_fits_)
+        self.draws_ = fold_in(key, self.draws_, _standardized(table, self.scale_), known, fresh)
+        self.ratings_, self.num_fits_ = table, self.num_fits_ + 1
+        return self
 
     def save(self, path: str | pathlib.Path) -> None:
         """Write the model, draws and ratings, to one file: whole or not at all, without pickle."""
         check_is_fitted(self, "draws_")
         stored = copy.copy(self)
-        parts = dataclasses.asdict(self.ratings_)
+        columns = dataclasses.asdict(self.ratings_)
+        parts = {name: column for name, column in columns.items() if column is not None}
         parts |= {"scale": self.scale_, "num_fits": np.array(self.num_fits_)}
         stored.draws_ = self.draws_ | {f"{_RATINGS}{name}": part for name, part in parts.items()}
         storage.write(stored, pathlib.Path(path))  # pyright: ignore[reportArgumentType]
@@ -203,8 +173,6 @@ class MatrixFactorization(BaseEstimator):
         num_fits: int,
     ) -> None:
         """Run the chain. Nothing of the model changes unless it comes to its end."""
-        center, spread = scale
-        standardized = ((table.rating - center) / spread).astype(np.float32)
         settings = ChainSettings(
             self.rank,
             self.num_draws,
@@ -216,16 +184,9 @@ class MatrixFactorization(BaseEstimator):
             self.progress,
         )
         key = jax.random.fold_in(jax.random.key(self.random_state), num_fits)
-        chain = factor_chain.run(
-            key, dataclasses.replace(table, rating=standardized), settings, start
-        )
+        chain = factor_chain.run(key, _standardized(table, scale), settings, start)
         self.ratings_, self.scale_, self.num_fits_ = table, scale, num_fits + 1
         self.draws_ = chain.by_name()
-
-    def _predictor(self) -> Predictor:
-        check_is_fitted(self, "draws_")
-        center, spread = self.scale_
-        return Predictor(self.ratings_, center, spread, FactorDraws.of(self.draws_), self.clip)
 
 
 def _check_settings(model: MatrixFactorization) -> None:
@@ -239,6 +200,11 @@ def _check_settings(model: MatrixFactorization) -> None:
             raise ValueError(f"{name} must be between 0 and 2, but is {value!r}.")
     if model.duplicates not in DUPLICATES:
         raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {model.duplicates!r}.")
+
+
+def _standardized(table: Ratings, scale: np.ndarray) -> Ratings:
+    center, spread = scale
+    return dataclasses.replace(table, rating=((table.rating - center) / spread).astype(np.float32))
 
 
 def _scale(rating: np.ndarray) -> np.ndarray:

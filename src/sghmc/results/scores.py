@@ -42,12 +42,17 @@ def class_scores(probabilities: jax.Array, labels: jax.Array, num_bins: int = 15
     )
 
 
+def inside_intervals(errors: np.ndarray, stds: np.ndarray) -> dict[str, np.ndarray]:
+    """Whether errors are inside central normal intervals, by the share that is promised."""
+    distance = np.abs(errors) / stds
+    reaches = {level: NormalDist().inv_cdf((1 + level) / 2) for level in _LEVELS}
+    return {f"{level:.0%}": distance <= reach for level, reach in reaches.items()}
+
+
 def interval_coverage(errors: np.ndarray, stds: np.ndarray) -> dict[str, float]:
     """The share of errors inside central normal intervals, by the share that is promised.
 
     >>> interval_coverage(np.array([0.5, -1.0, 1.5, -2.5]), np.ones(4))
     {'50%': 0.25, '80%': 0.5, '95%': 0.75}
     """
-    distance = np.abs(errors) / stds
-    reaches = {level: NormalDist().inv_cdf((1 + level) / 2) for level in _LEVELS}
-    return {f"{level:.0%}": float(np.mean(distance <= reach)) for level, reach in reaches.items()}
+    return {level: float(np.mean(part)) for level, part in inside_intervals(errors, stds).items()}

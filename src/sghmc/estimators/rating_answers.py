@@ -1,0 +1,141 @@
+"""What a fitted recommender answers: ratings, recommendations, how well others are predicted."""
+
+import pathlib
+from typing import Any, get_args
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from sghmc.core.checking import check_count
+from sghmc.data import ratings as tables
+from sghmc.data.ratings import Ratings, codes_of
+from sghmc.estimators import factor_export
+from sghmc.estimators.bulk import best_items
+from sghmc.estimators.factor_draws import FactorDraws
+from sghmc.estimators.predictor import AllRecommendations, Predictor, Recommendations
+from sghmc.models.top_items import By
+from sghmc.results.rating_scores import ranking_scores, rating_scores
+
+
+class RatingAnswers(BaseEstimator):
+    """The answers of an estimator that has learned draws of factors.
+
+    | attribute | what |
+    | --- | --- |
+    | `draws_` | draws by name, as `FactorDraws` takes them |
+    | `ratings_` | all ratings learned from |
+    | `scale_` | their center and spread |
+    """
+
+    draws_: dict[str, np.ndarray]
+    ratings_: Ratings
+    scale_: np.ndarray
+    clip: bool
+    duplicates: str
+
+    def predict(self, users: Any, items: Any, return_std: bool = False) -> Any:
+        """Predicted ratings of pairs (users[k], items[k]); on request with standard deviations.
+
+        The standard deviation is that of a new rating: the posterior's spread and the noise of
+        ratings. An unknown id has the prior as its law.
+        """
+        mean, std = self._predictor().predict(users, items)
+        return (mean, std) if return_std else mean
+
+    def recommend(
+        self,
+        user: Any,
+        k: int = 10,
+        exclude_seen: bool = True,
+        explore: float = 0.0,
+        random_state: int | None = None,
+    ) -> Recommendations:
+        """The `k` items that a user would rate best (fewer where there are not so many).
+
+        With `explore` 1 the order is that of one draw from the posterior: Thompson sampling, which
+        tries out what might be good. In between, the draw's difference from the mean is scaled.
+        Every call takes another draw; `random_state` fixes it. An unknown user is somebody of whom
+        only the prior is known: what most people like comes first.
+        """
+        predictor = self._predictor()
+        check_count(k, "k")
+        if not np.isfinite(explore) or explore < 0:
+            raise ValueError(f"explore must be zero or more, but is {explore!r}.")
+        generator = np.random.default_rng(random_state)
+        return predictor.recommend(user, k, exclude_seen, explore, generator)
+
+    def recommend_all(
+        self,
+        k: int = 10,
+        exclude_seen: bool = True,
+        by: By = "mean",
+        width: float = 1.0,
+        random_state: int | None = None,
+    ) -> AllRecommendations:
+        """The `k` best items of every known user, in batches, on a GPU where there is one.
+
+        `by` is "mean"; "upper" or "lower" for the mean and `width` times the posterior's standard
+        deviation (the noise of ratings left out) above or below; or "draw" for the order under a
+        draw of each user's own, Thompson sampling, which `random_state` fixes.
+        """
+        check_is_fitted(self, "draws_")
+        check_count(k, "k")
+        if by not in get_args(By):
+            raise ValueError(f"by must be one of {get_args(By)}, but is {by!r}.")
+        if not np.isfinite(width) or width < 0:
+            raise ValueError(f"width must be zero or more, but is {width!r}.")
+        generator = np.random.default_rng(random_state)
+        best = best_items(self.draws_, self.ratings_, k, exclude_seen, by, width, generator)
+        return self._predictor().of_all(best)
+
+    def export(self, path: str | pathlib.Path) -> None:
+        """Write factors and biases with their standard deviations to an .npz or .arrow file.
+
+        Draws are turned to lie alike first. A rating is scale[0] + scale[1] · (product of factors +
+        biases), in an .arrow file center and spread.
+        """
+        check_is_fitted(self, "draws_")
+        factor_export.write(pathlib.Path(path), self.draws_, self.ratings_, self.scale_)
+
+    def similar_items(self, item: Any, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+        """The `k` items whose lovers are most like this one's, and their correlations with it."""
+        predictor = self._predictor()
+        check_count(k, "k")
+        return predictor.similar_items(item, k)
+
+    def evaluate(self, ratings: Any, k: int = 10, relevant: float | None = None) -> dict[str, Any]:
+        """How well held-out ratings are predicted, and how well items are ranked.
+
+        "rmse", "log_likelihood" (the mean log-density of a normal law with the predicted mean and
+        standard deviation) and "coverage" of predictive intervals. "ndcg@k" and "recall@k" are of
+        the `k` best among all items that a known user had not rated; held-out ratings from
+        `relevant` up, None for the mean of those learned from, should be there. Names that end in
+        "_error" are standard errors, of users as independent.
+        """
+        check_is_fitted(self, "draws_")
+        check_count(k, "k")
+        table = tables.from_table(ratings, duplicates=self.duplicates)
+        mean, std = self.predict(table.users[table.user], table.items[table.item], return_std=True)
+        scores = {"num_ratings": len(table)} | rating_scores(mean - table.rating, std, table.user)
+        pairs = np.stack(
+            [
+                codes_of(ids, known)[codes]
+                for ids, known, codes in (
+                    (table.users, self.ratings_.users, table.user),
+                    (table.items, self.ratings_.items, table.item),
+                )
+            ],
+            axis=1,
+        )
+        is_wanted = table.rating >= (self.scale_[0] if relevant is None else relevant)
+        pairs = pairs[is_wanted & np.all(pairs >= 0, axis=1)]
+        best = best_items(
+            self.draws_, self.ratings_, k, True, "mean", 0.0, np.random.default_rng(0)
+        )
+        return scores | ranking_scores(best.user, best.item, best.rank, pairs, k)
+
+    def _predictor(self) -> Predictor:
+        check_is_fitted(self, "draws_")
+        center, spread = self.scale_
+        return Predictor(self.ratings_, center, spread, FactorDraws.of(self.draws_), self.clip)
