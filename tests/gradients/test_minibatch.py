@@ -2,6 +2,8 @@
 
 import itertools
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,8 +148,9 @@ def test_a_trajectory_asks_for_each_of_its_gradients_once():
         def prepare(self, target, position):
             estimator = super().prepare(target, position)
             exact = estimator.oracle(target, ())
+            kind: Any = type(estimator)
 
-            class Recording(type(estimator)):
+            class Recording(kind):
                 def oracle(self, target, noise, memory=()):
                     def evaluate(i, position):
                         jax.debug.callback(lambda i: asked.append(int(i)), i)

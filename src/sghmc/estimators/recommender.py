@@ -76,18 +76,11 @@ class MatrixFactorization(RatingAnswers):
         random_state: int = 0,
         progress: bool = False,
     ):
-        self.rank = rank
-        self.num_draws = num_draws
-        self.thinning = thinning
-        self.num_burnin = num_burnin
-        self.num_update_steps = num_update_steps
-        self.batch_size = batch_size
-        self.step_size = step_size
-        self.momentum_decay = momentum_decay
-        self.duplicates = duplicates
-        self.clip = clip
-        self.random_state = random_state
-        self.progress = progress
+        self.rank, self.clip, self.duplicates = rank, clip, duplicates
+        self.num_draws, self.thinning, self.num_burnin = num_draws, thinning, num_burnin
+        self.num_update_steps, self.batch_size = num_update_steps, batch_size
+        self.step_size, self.momentum_decay = step_size, momentum_decay
+        self.random_state, self.progress = random_state, progress
 
     def fit(self, ratings: Any, y: None = None) -> Self:
         """Draw from the posterior given ratings.
