@@ -1,5 +1,7 @@
 """New users and items of draws made by hand: who gets which law, and that nobody else's changes."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -132,3 +134,15 @@ def test_many_ratings_fill_many_blocks():
     for user in (7, 8):
         matrix, mean = conditional(data, "user", user, others, noise, *prior)
         check_normal(standardized(after["user"][:, user], matrix, mean))
+
+
+def test_a_new_item_of_known_users_asks_for_no_user(before):
+    """All ratings but those of the new item are known already: users stay as they are."""
+    table = RATINGS.take(np.flatnonzero(RATINGS.user < KNOWN.num_users))
+    table = dataclasses.replace(table, users=table.users[: KNOWN.num_users])
+    few = {name: part[:3] for name, part in before.items()}
+    after = fold_in(jax.random.key(0), few, table, KNOWN, np.zeros(0, np.int64))
+    for name in ("user", "noise"):
+        np.testing.assert_array_equal(after[name], few[name])
+    assert after["item"].shape[1] == ITEMS
+    assert np.all(np.isfinite(after["item"]))
