@@ -1,7 +1,6 @@
 """Estimators judged exactly: over all batches there are, not over some that were drawn."""
 
 import itertools
-
 from typing import Any
 
 import jax
