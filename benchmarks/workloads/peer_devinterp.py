@@ -41,11 +41,15 @@ def main() -> None:
     settings = [("defaults", {"lr": 0.01}), *(("our N, β, γ", {"lr": lr, **given}) for lr in STEPS)]
     rows = []
     for name, optimizer in settings:
-        estimate = estimate_learning_coeff(
-            network(), DataLoader(data, BATCH_SIZE, shuffle=True), evaluate=evaluate,
-            sampling_method=SGLD, optimizer_kwargs=dict(optimizer), seed=asked["seed"],
-            init_loss=1e-30, verbose=False,
-        )  # fmt: skip
+        try:
+            estimate = estimate_learning_coeff(
+                network(), DataLoader(data, BATCH_SIZE, shuffle=True), evaluate=evaluate,
+                sampling_method=SGLD, optimizer_kwargs=dict(optimizer), seed=asked["seed"],
+                init_loss=1e-30, verbose=False,
+            )  # fmt: skip
+        except RuntimeError as error:  # it raises where the loss has become NaN
+            print(error, file=sys.stderr)
+            estimate = float("nan")
         rows.append(
             {
                 "setting": name,
