@@ -90,7 +90,7 @@ SCHEMES = {
         lambda case: sghmc.ControlVariate(case.batch_size, center=case.start), 2
     ),
 }  # fmt: skip
-"""A new scheme is a row here: how it is made, and the batches a gradient looks at; None: all data."""
+"""A new scheme is a row here: how it is made, and batches that a gradient sees; None: all data."""
 
 
 class Task:
