@@ -26,7 +26,6 @@ was lost: a chain that is not finite, or worse errors than that.
 """
 
 import argparse
-import concurrent.futures
 import dataclasses
 import functools
 import json
@@ -188,8 +187,9 @@ def _case(target: str, data: pathlib.Path | None) -> Case:
     return CASES[target](data)
 
 
-def work(target: str, pairs: list[tuple[str, str, int]], data: pathlib.Path | None) -> list[dict]:
-    """In a process of its own: the case is made once for all its pairs of sampler and scheme."""
+def work(call: tuple[str, list[tuple[str, str, int]], pathlib.Path | None]) -> list[dict]:
+    """In a process of its own: some pairs of sampler and scheme on a target, with their seeds."""
+    target, pairs, data = call
     case = _case(target, data)
     return [Task(target, sampler, scheme, case).run(seed) for sampler, scheme, seed in pairs]
 
@@ -298,7 +298,7 @@ def read(file: pathlib.Path) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Who wins at an equal number of gradients.")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results/referee"))
     parser.add_argument("--data", type=pathlib.Path)
     parser.add_argument("--jobs", type=int, default=1)
@@ -311,14 +311,10 @@ def main() -> None:
     file = arguments.out / "referee.jsonl"
     jobs = wanted(arguments, read(file))
     print(f"{len(jobs)} to run", flush=True)
-    spawn = multiprocessing.get_context("spawn")
+    calls = [(target, pairs, arguments.data) for target, pairs in jobs]
     # Processes are fresh after some tasks: compiled programs are not let go otherwise.
-    with concurrent.futures.ProcessPoolExecutor(
-        arguments.jobs, spawn, max_tasks_per_child=10
-    ) as pool:
-        running = [pool.submit(work, target, pairs, arguments.data) for target, pairs in jobs]
-        for number, future in enumerate(concurrent.futures.as_completed(running)):
-            rows = future.result()
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs, maxtasksperchild=10) as pool:
+        for number, rows in enumerate(pool.imap_unordered(work, calls)):
             with file.open("a") as lines:
                 lines.writelines(json.dumps(row) + "\n" for row in rows)
             last = rows[-1]

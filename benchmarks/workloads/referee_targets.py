@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import sghmc
+from sghmc.posterior.mode import find_mode
 
-LONG = {"num_samples": 500, "num_burnin": 100, "num_chains": 16}
-"""The reference run of what has no formula: HMC on all data, with an accept step."""
+NUM_REFERENCE = 500
+"""Draws of each of 16 chains of what has no formula: HMC on all data, with an accept step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,7 @@ def logistic(data: pathlib.Path | None = None) -> Case:
         score = w @ wide.T
         return np.sum(np.logaddexp(0, score) - y * score, -1) + np.sum(w**2, -1) / 2
 
-    w = np.zeros(10)
+    w, precision = np.zeros(10), np.eye(10)
     for _ in range(15):
         p = 1 / (1 + np.exp(-wide @ w))
         precision = (wide * (p * (1 - p))[:, None]).T @ wide + np.eye(10)
@@ -227,12 +228,12 @@ def network(data: pathlib.Path | None) -> Case:
     points = jnp.asarray(x[held], jnp.float32)
     keep = jax.jit(lambda theta: outputs(theta, points))
     start = jax.random.normal(jax.random.key(0), (10 * size + 21,))
-    start, _ = _descended(target, 0.3 * start)
+    start = find_mode(target, 0.3 * start).position
     values = np.linalg.eigvalsh(_hessian(target, start))
     unit = 1 / math.sqrt(values[-1])
     run = sghmc.sample(
-        jax.random.key(1), target, sghmc.HMC(0.5 * unit, 64), start, keep=keep, progress=False,
-        **LONG,
+        jax.random.key(1), target, sghmc.HMC(0.5 * unit, 64), start, keep=keep,
+        num_samples=NUM_REFERENCE, num_burnin=100, num_chains=16, progress=False,
     )  # fmt: skip
     looked = np.asarray(run.positions, np.float64).reshape(-1, len(points))
     return Case(
@@ -242,13 +243,6 @@ def network(data: pathlib.Path | None) -> Case:
 
 def _hessian(target, start) -> np.ndarray:
     return np.asarray(jax.hessian(target.potential)(start), np.float64)
-
-
-def _descended(target, start):
-    from sghmc.posterior.mode import find_mode
-
-    mode = find_mode(target, start)
-    return mode.position, mode.potential
 
 
 CASES = {
