@@ -9,9 +9,9 @@ Aoyagi's exact λ; "singular" is what of it no Hessian sees. Nothing is tuned, a
 looked at to choose a rule's constant but those of 10³ and 10⁴ parameters.
 
 "one chain" is a single chain without the run at half the step. `--peers FOLDER` also runs
-devinterp 1.3.2, in an environment of its own in this folder: `estimate_learning_coeff` with white
-data at its defaults (SGLD, step 0.01, 10 chains of 100 draws, no burn-in, no localization, Nβ by
-the batch), and with our N, β and γ at several step sizes.
+devinterp 1.3.2 on the first network, in an environment of its own in this folder:
+`estimate_learning_coeff` with white data at its defaults (SGLD, step 0.01, 10 chains of 100 draws,
+no burn-in, no localization, Nβ by the batch), and with our N, β and γ at several step sizes.
 """
 
 import argparse
@@ -74,10 +74,10 @@ def shown(row: dict) -> str:
     )
 
 
-def compare(folder: pathlib.Path, row: dict, seed: int) -> list[dict]:
+def compare(folder: pathlib.Path, row: dict) -> list[dict]:
     """devinterp on the network of a row: what it gives at each of its settings."""
     question = {key: row[key] for key in ("widths", "rank", "localization")}
-    question |= {"seed": seed, "nbeta": NUM_EXAMPLES / math.log(NUM_EXAMPLES)}
+    question |= {"seed": 0, "nbeta": NUM_EXAMPLES / math.log(NUM_EXAMPLES)}
     answer = subprocess.run(
         [peers.environment("devinterp", folder), "-W", "ignore", "-m", "workloads.peer_devinterp"],
         cwd=pathlib.Path(__file__).parent, input=json.dumps(question), capture_output=True,
@@ -106,26 +106,22 @@ def main() -> None:
         print(shown(rows[-1]), flush=True)
         return rows[-1]
 
-    others = []
     for size in arguments.sizes:
         for kind, (widths, rank) in NETWORKS[size].items():
-            row = [tell(kind, widths, rank, seed) for seed in range(arguments.seeds)][-1]
+            for seed in range(arguments.seeds):
+                tell(kind, widths, rank, seed)
             tell(f"{kind}, one chain", widths, rank, 0, num_chains=1, check=False)
-            if arguments.peers and kind == "4/5":
-                others += compare(arguments.peers, row, arguments.seeds - 1)
     if 1e3 in arguments.sizes:
         tell("half", *HALF, 0)
         tell("half, γ given", *HALF, 0, localization=30.0)
-    if others:
-        print(
-            "\n| devinterp | parameters | step | estimate | error | gradients |\n"
-            + "| --- " * 6
-            + "|"
-        )
+    others = []
+    if arguments.peers:
+        others = compare(arguments.peers, rows[0])
+        print("\n| devinterp | step | estimate | error | gradients |\n" + "| --- " * 5 + "|")
     for each in others:
         print(
-            f"| {each['setting']} | {each['parameters']:,} | {each['step']:g} | "
-            f"{each['estimate']:,.1f} | {each['error']:+.1%} | {each['gradients']:,} |"
+            f"| {each['setting']} | {each['step']:g} | {each['estimate']:,.1f} | "
+            f"{each['error']:+.1%} | {each['gradients']:,} |"
         )
     if arguments.json:
         arguments.json.write_text(json.dumps({"ours": rows, "devinterp": others}, indent=1))

@@ -2,10 +2,12 @@
 
     python benchmarks/referee.py [--out FOLDER] [--data UCI_FOLDER] [--jobs 2] [--seeds 4]
                                  [--targets NAME …] [--samplers NAME …] [--schemes NAME …]
+                                 [--page docs/evidence/referee.md]
 
 Results are lines of FOLDER/referee.jsonl, one for each target, sampler, scheme and seed. What is
 there is not run again. At the end the table and the picture are made of all that is there:
-FOLDER/referee.md and FOLDER/referee.png. The network needs `--data`, the folder with yacht.npz.
+FOLDER/referee.md and FOLDER/referee.png; `--page` puts them into the documentation, too. The
+network needs `--data`, the folder with yacht.npz.
 
 **Budget.** A run has `passes` times N gradients on single examples, whatever they are used for. A
 step costs its batch for each gradient; around a control variate twice that, and a pass for the
@@ -13,10 +15,10 @@ center. A fifth goes to pilot runs, by which settings are chosen; the rest to fo
 first fifth is burn-in.
 
 **Settings.** All are told the largest and the smallest curvature where chains start, k and s. Step
-sizes are x/√k (x²/k for Langevin), x = 1.2, 0.6, 0.3, 0.15, 0.075; frictions 2√s and 2(sk)^¼. For
-each friction the largest step is taken whose pilot agrees with that of half the step: standard
-deviations to 10 %, means to 0.2 of them, beyond two Monte Carlo errors. Of the two frictions, that
-with the larger effective size a gradient. HMC has an accept step and so no bias: trajectories go a
+sizes are x/√k (x²/k for Langevin), x from 1.2 to 0.005 by thirds; frictions 2√s and 2(sk)^¼. For
+each friction the largest step is taken whose pilot agrees with the next: standard deviations to
+10 %, means to 0.2 of them, beyond two Monte Carlo errors. Of the two frictions, that with the
+larger effective size. HMC has an accept step and so no bias: trajectories go a
 quarter of the slowest period, and the step with the largest acceptance × x is taken. The truth
 decides nothing.
 
@@ -44,10 +46,13 @@ import sghmc
 from sghmc.results import convergence
 from workloads.referee_targets import CASES, Case
 
-STEPS = (1.2, 0.6, 0.3, 0.15, 0.075)
+STEPS = (1.2, 0.4, 0.13, 0.04, 0.015, 0.005)
 NUM_CHAINS, NUM_PILOT_DRAWS, NUM_DRAWS = 4, 60, 500
 PILOT_SHARE, BURN_IN = 0.2, 0.2
+LEAST_DRAWS = 4
+"""For moments with errors: the budgets of all targets allow them."""
 WORST = 1.0
+MARK = "<!-- the rest is made by benchmarks/referee.py -->"
 
 
 def trajectory(x: float, case: Case) -> int:
@@ -111,7 +116,7 @@ class Task:
     def draw(self, key, x: float, friction: float, budget: float, num_draws: int):
         """Draws of four chains for this budget; a fifth is thrown away. None where one is lost."""
         case, steps = self.case, max(1, int(budget / NUM_CHAINS / self.step_cost(x)))
-        kept = max(8, min(num_draws, int(steps * (1 - BURN_IN))))
+        kept = max(LEAST_DRAWS, min(num_draws, int(steps * (1 - BURN_IN))))
         thinning = max(1, int(steps * (1 - BURN_IN) / kept))
         samples = sghmc.sample(
             key, case.target, self.row.make(x, friction, case), case.start,
@@ -306,6 +311,7 @@ def main() -> None:
     parser.add_argument("--targets", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--samplers", nargs="*", default=list(SAMPLERS), choices=list(SAMPLERS))
     parser.add_argument("--schemes", nargs="*", default=list(SCHEMES), choices=list(SCHEMES))
+    parser.add_argument("--page", type=pathlib.Path)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / "referee.jsonl"
@@ -327,6 +333,10 @@ def main() -> None:
     (arguments.out / "referee.md").write_text(text)
     draw_picture(found, arguments.out / "referee.png")
     print(text)
+    if arguments.page is not None:
+        before = arguments.page.read_text("utf-8").partition(MARK)[0]
+        arguments.page.write_text(before + MARK + "\n" + text, "utf-8")
+        draw_picture(found, arguments.page.parents[1] / "images" / "referee.png")
 
 
 if __name__ == "__main__":

@@ -137,7 +137,14 @@ def logistic(data: pathlib.Path | None = None) -> Case:
         x=x, y=y,
     )  # fmt: skip
     return Case(
-        target, jnp.asarray(w, jnp.float32), mean, np.sqrt(square), values[-1], values[0], 400, 500
+        target,
+        jnp.asarray(w, jnp.float32),
+        mean,
+        np.sqrt(square),
+        values[-1],
+        values[0],
+        2_000,
+        500,
     )
 
 

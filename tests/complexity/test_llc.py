@@ -9,7 +9,8 @@ import pytest
 
 import sghmc
 from sghmc.complexity.deep_linear import deep_linear_coefficient
-from sghmc.complexity.report import agree, error_of
+from sghmc.complexity.report import Settings, agree, error_of, judged
+from sghmc.complexity.spectrum import Spectrum
 
 KEY = jax.random.key(7)
 
@@ -74,7 +75,7 @@ def test_localization_and_temperature_are_taken_as_given(quadratic):
 def test_a_posterior_is_tempered_example_by_example(gradient):
     """Linear regression: the exact law is Gaussian; the posterior's own prior does not count."""
     rng = np.random.default_rng(0)
-    x, noise = rng.normal(size=(2_000, 12)), rng.normal(size=2_000)
+    x, noise = rng.normal(size=(1_000, 12)), rng.normal(size=1_000)
     best = np.linalg.lstsq(x, noise, rcond=None)[0]
     posterior = sghmc.Posterior(
         lambda w, row: -0.5 * (row["y"] - row["x"] @ w) ** 2 - 3.0,
@@ -83,9 +84,9 @@ def test_a_posterior_is_tempered_example_by_example(gradient):
     )
     center = jnp.asarray(best, jnp.float32)
     if gradient is not None:
-        gradient = sghmc.ControlVariate(500, center=center)
+        gradient = sghmc.ControlVariate(300, center=center)
     found = sghmc.llc(
-        KEY, posterior, center, gradient=gradient, num_chains=8, num_samples=200, check=False
+        KEY, posterior, center, gradient=gradient, num_chains=8, num_samples=150, check=False
     )
     values = np.linalg.eigvalsh(x.T @ x) * found.settings.inverse_temperature
     exact = np.sum(values / (values + found.settings.localization)) / 2
@@ -159,28 +160,32 @@ def test_a_step_that_is_too_large_is_halved_and_told():
     assert found.halving_change < 0
     assert not found.is_sound
     assert "half the step size changes the estimate" in found.verdict
-    lost = sghmc.llc(KEY, loss, jnp.zeros(40), sampler=sghmc.SGLD(0.5), **arguments)
-    assert "non-finite" in lost.verdict
 
 
-def test_params_that_are_no_minimum_are_told():
-    def loss(w):
-        return jnp.sum((w**2 - 1) ** 2)
-
-    found = sghmc.llc(
-        KEY, loss, jnp.zeros(10), num_examples=1_000, localization=1.0,
-        sampler=sghmc.BAOAB(0.02, friction=1.0), check=False,
+def verdict_on(trace, values=(1.0,), fine=None, size=1_000):
+    """What is said of a trace, where the Hessian has these eigenvalues."""
+    settings = Settings(
+        num_examples=100, inverse_temperature=1.0, localization=1.0, gradient=None,
+        sampler=sghmc.SGLD(0.1), num_samples=50, num_burnin=0, thinning=1, num_chains=4,
     )  # fmt: skip
-    assert "params are no minimum" in found.verdict
+    counts = np.full(len(values), size / len(values))
+    return judged(trace, fine, settings, Spectrum(np.array(values), counts, size), 200).verdict
 
 
-def test_more_than_half_the_parameters_are_too_many():
-    """Away from its minimum a loss falls: what is gained is not a learning coefficient."""
-    found = sghmc.llc(
-        KEY, lambda w: jnp.sum(jnp.abs(w) ** 0.5 + 1e-4 * w**2), jnp.full(20, 1e-3),
-        num_examples=1_000, localization=1.0, sampler=sghmc.BAOAB(0.01, friction=1.0), check=False,
-    )  # fmt: skip
-    assert "above half the number of parameters" in found.verdict
+def test_verdicts_say_what_is_wrong():
+    rng = np.random.default_rng(0)
+    sound = 300 + 17 * rng.normal(size=(4, 200))
+    assert verdict_on(sound) == "no sign of trouble"
+    assert "half the step size changes" in verdict_on(sound, fine=sound - 50)
+    assert "chains disagree" in verdict_on(sound + 100 * np.arange(4)[:, None])
+    assert "above half the number of parameters" in verdict_on(sound, size=500)
+    assert "params are no minimum" in verdict_on(sound - 400)
+    assert "params are no minimum" in verdict_on(sound - 300, values=(-1.0, 1.0))
+    lost = sound.copy()
+    lost[1, 100:] = np.nan
+    assert "non-finite" in verdict_on(lost)
+    walk = 300 + np.cumsum(rng.normal(size=(4, 50)), 1) / 10
+    assert "effective draws" in verdict_on(walk)
 
 
 def test_two_traces_agree_but_for_chance():
