@@ -134,14 +134,16 @@ def llc(
         return _excess(jax.random.fold_in(key, number), localized, params, settings, progress)
 
     coarse, fine, num_gradients = run(1, settings), None, settings.num_steps
-    for halving in range(_NUM_HALVINGS if check else 0):
+    for halving in range(_NUM_HALVINGS):
+        if not check and np.all(np.isfinite(coarse)):
+            break
         half = settings.halved()
         fine = run(2 + halving, half)
         num_gradients += half.num_steps
         if agree(coarse, fine) or halving == _NUM_HALVINGS - 1:
             break
         settings, coarse = half, fine
-    return judged(coarse, fine, settings, spectrum, num_gradients)
+    return judged(coarse, fine if check else None, settings, spectrum, num_gradients)
 
 
 def _temper(
