@@ -5,8 +5,8 @@
 A network f(x) = W_L … W_1 x is looked at where all its layers have the rank of their product, with
 singular values 1, as gradient descent from small weights leaves them. Inputs are white, N = 10⁶, so
 that the mean loss is ½‖W_L … W_1 − W*‖² and has no sampling error. `deep_linear_coefficient` is
-Aoyagi's exact λ; "singular" is what of it no Hessian sees. Nothing is tuned, and no network was
-looked at to choose a rule's constant but those of 10³ and 10⁴ parameters.
+Aoyagi's exact λ; "singular" is what of it no Hessian sees. Nothing is tuned for a network, but the
+rules were made with networks like these in view.
 
 "one chain" is a single chain without the run at half the step. `--peers FOLDER` also runs
 devinterp 1.3.2 on the first network, in an environment of its own in this folder:

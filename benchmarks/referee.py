@@ -270,7 +270,7 @@ def table(found: dict) -> str:
 
 
 def draw_picture(found: dict, file: pathlib.Path) -> None:
-    """A field for each target and sampler with its scheme: dark is a small error."""
+    """A field for each target and sampler with its scheme: light is a small error."""
     import matplotlib
 
     matplotlib.use("Agg")
