@@ -74,6 +74,7 @@ SAMPLERS = {
     "SGHMC": Row(lambda x, c, case: sghmc.SGHMC(x / math.sqrt(case.stiffest), friction=c)),
     "BAOAB": Row(lambda x, c, case: sghmc.BAOAB(x / math.sqrt(case.stiffest), friction=c)),
     "OBABO": Row(lambda x, c, case: sghmc.OBABO(x / math.sqrt(case.stiffest), friction=c)),
+    "UBU": Row(lambda x, c, case: sghmc.UBU(x / math.sqrt(case.stiffest), friction=c)),
     "SGNHT": Row(lambda x, c, case: sghmc.SGNHT(x / math.sqrt(case.stiffest), friction=c)),
     "SGLD": Row(lambda x, c, case: sghmc.SGLD(x**2 / case.stiffest), has_friction=False),
     "PSGLD": Row(
@@ -90,6 +91,7 @@ SCHEMES = {
     "independent": (lambda case: sghmc.Minibatch(case.batch_size), 1),
     "no replacement": (lambda case: sghmc.Minibatch(case.batch_size, replacement=False), 1),
     "shuffled": (lambda case: sghmc.Minibatch(case.batch_size, replacement="epochs"), 1),
+    "palindrome": (lambda case: sghmc.Minibatch(case.batch_size, replacement="palindrome"), 1),
     "control variate": (
         lambda case: sghmc.ControlVariate(case.batch_size, center=case.start), 2
     ),

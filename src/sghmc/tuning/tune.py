@@ -73,7 +73,7 @@ def tune(
     checks.check_functions(target, like)
     _check_size(tree.size(like))
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    room = max(num_samples, LEAST_ROOM)
+    room = max(num_samples, _LEAST_PIECE)
     with Budget(budget, progress) as clock:
         if not mode:
             pilots = Pilots(key, target, num_chains, room, clock, gibbs)
@@ -95,7 +95,6 @@ def tune(
             num_chains=num_chains,
             gibbs=gibbs,
         )
-        pilots = Pilots(key, target, num_chains, max(num_samples, _LEAST_PIECE), clock, gibbs)
         pilots = Pilots(key, target, num_chains, room, clock, gibbs)
         with clock.stage("pilot runs"):
             if chosen.engine == "exact":
