@@ -85,6 +85,12 @@ GROUPS = {
         | _of(sghmc.results.health, "Health")
         | _of(sghmc, "HealthWarning", "kernel_stein_discrepancy"),
     ),
+    "complexity": Group(
+        "Learning coefficient",
+        "How many directions a trained model uses.",
+        _of(sghmc, "llc", "LearningCoefficient")
+        | _of(importlib.import_module("sghmc.complexity.deep_linear"), "deep_linear_coefficient"),
+    ),
     "adaptation": Group(
         "Adaptation",
         "What changes a sampler while it burns in, and leaves it alone from then on.",

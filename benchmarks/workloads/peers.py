@@ -8,7 +8,11 @@ from typing import IO
 from workloads.timing import Program
 
 _FOLDER = pathlib.Path(__file__).parents[1]
-PACKAGES = {"blackjax": ["blackjax"], "posteriors": ["posteriors", "torch==2.13.*"]}
+PACKAGES = {
+    "blackjax": ["blackjax"],
+    "posteriors": ["posteriors", "torch==2.13.*"],
+    "devinterp": ["devinterp==1.3.2", "torch==2.13.*"],
+}
 """What a peer's environment holds. The version of torch is one that comes built for CPUs, too."""
 
 

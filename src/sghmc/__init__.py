@@ -14,6 +14,8 @@ from sghmc.adapt.mass import AdaptMass
 from sghmc.adapt.scale import AdaptScale
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.errors import CheckpointError, CheckpointWarning
+from sghmc.complexity.llc import llc
+from sghmc.complexity.report import LearningCoefficient
 from sghmc.core.processes import LostProcessError, ProcessError
 from sghmc.core.version import __version__
 from sghmc.engine.stepper import Stepper
@@ -89,6 +91,7 @@ __all__ = [
     "GradientNoiseError",
     "HealthWarning",
     "Kernel",
+    "LearningCoefficient",
     "LostProcessError",
     "Minibatch",
     "Moment",
@@ -109,6 +112,7 @@ __all__ = [
     "__version__",
     "data",
     "kernel_stein_discrepancy",
+    "llc",
     "models",
     "sample",
     "theory",

@@ -4,20 +4,22 @@ import jax
 import numpy as np
 
 from sghmc.core import tree
+from sghmc.core.checking import check_count
 from sghmc.engine import checks
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.stacked import StackedPosterior
-from sghmc.posterior.surface import Surface
+from sghmc.posterior.surface import Surface, as_vector
 from sghmc.posterior.target import Target
 from sghmc.tuning.budget import DEFAULT_BUDGET, Budget
 from sghmc.tuning.choice import ENGINES, Engine, check_pilots, choose_engine
 from sghmc.tuning.estimators import Estimators
 from sghmc.tuning.exact import Exact
 from sghmc.tuning.minibatch import Batches
+from sghmc.tuning.modeless import DEFAULT_GRADIENTS, Modeless, blank_region, plain_gradient
 from sghmc.tuning.pilot import Pilots
 from sghmc.tuning.region import draw_starts, find_region
-from sghmc.tuning.report import Tuned, tuned
+from sghmc.tuning.report import Outcome, Tuned, tuned
 from sghmc.types import PyTree
 
 
@@ -31,6 +33,8 @@ def tune(
     num_chains: int = 4,
     gibbs: Gibbs | None = None,
     engine: Engine = "auto",
+    mode: bool = True,
+    num_gradients: int = DEFAULT_GRADIENTS,
     budget: float = DEFAULT_BUDGET,
     num_samples: int = 1000,
     progress: bool = False,
@@ -45,6 +49,9 @@ def tune(
     | `num_chains` | how many starts to return |
     | `gibbs` | updates of hyperparameters that will run too |
     | `engine` | "exact": HMC on all data; "minibatch": SGHMC; "auto": what will be quicker |
+    | `mode` | False: no mode is searched, for mixtures and networks; SGHMC from `init`, whose |
+    | | scales and step size pilot chains find |
+    | `num_gradients` | with `mode=False`: what these chains may take, of batches or all data |
     | `budget` | seconds: then what there is is returned, or an error says what is missing |
     | `num_samples` | draws of each chain that will be wanted: they decide what is quicker |
     | `progress` | show what is being done |
@@ -58,6 +65,7 @@ def tune(
     checks.check_outside(key, init)
     checks.check_key(key)
     _check(target, batch_size, tolerance, engine, budget)
+    _check_modeless(mode, num_gradients, num_chains, engine)
     checks.check_counts(num_samples, 0, 1, num_chains)
     positions = checks.initial_positions(init, None, 1)
     start = jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions)
@@ -65,7 +73,15 @@ def tune(
     checks.check_functions(target, like)
     _check_size(tree.size(like))
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    room = max(num_samples, _LEAST_PIECE)
     with Budget(budget, progress) as clock:
+        if not mode:
+            pilots = Pilots(key, target, num_chains, room, clock, gibbs)
+            region = blank_region(as_vector(start), like)
+            gradient = plain_gradient(target, batch_size)
+            with clock.stage("pilot runs"):
+                outcome = Modeless(pilots, region, gradient, tolerance, num_gradients).search()
+            return _reported(outcome, target, tolerance, "no mode was asked for", clock)
         with clock.stage("mode"):
             surface = Surface(target, like, check=clock.check)
             region = find_region(surface, start, lambda: clock.spent < budget / 4)
@@ -79,7 +95,7 @@ def tune(
             num_chains=num_chains,
             gibbs=gibbs,
         )
-        pilots = Pilots(key, target, num_chains, max(num_samples, _LEAST_PIECE), clock, gibbs)
+        pilots = Pilots(key, target, num_chains, room, clock, gibbs)
         with clock.stage("pilot runs"):
             if chosen.engine == "exact":
                 check_pilots(surface, region, clock)
@@ -89,11 +105,17 @@ def tune(
             else:
                 estimators = Estimators(target, batch_size, tolerance, rng)
                 outcome = Batches(pilots, surface, region, places, estimators).search()
+    return _reported(outcome, target, tolerance, chosen.reason, clock)
+
+
+def _reported(
+    outcome: Outcome, target: Target, tolerance: float, choice: str, clock: Budget
+) -> Tuned:
     return tuned(
         outcome,
         num_examples=int(target.num_examples) if isinstance(target, RowPosterior) else None,
         tolerance=tolerance,
-        choice=chosen.reason,
+        choice=choice,
         seconds=clock.spent,
         stages=clock.stages,
     )
@@ -125,3 +147,20 @@ def _check(target, batch_size, tolerance, engine, budget) -> None:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, but is {engine!r}.")
     if not budget > 0:
         raise ValueError(f"budget must be a number of seconds above 0, but is {budget!r}.")
+
+
+_LEAST_GRADIENTS = 1_000
+"""Of each chain without a mode: a step size, scales and one comparison."""
+
+
+def _check_modeless(mode, num_gradients, num_chains, engine) -> None:
+    if not isinstance(mode, bool):
+        raise TypeError(f"mode must be True or False, but is {mode!r}.")
+    check_count(num_gradients, "num_gradients")
+    if not mode and engine == "exact":
+        raise ValueError('mode=False is for engine="minibatch" or "auto": HMC is tuned at a mode.')
+    if not mode and num_gradients < _LEAST_GRADIENTS * num_chains:
+        raise ValueError(
+            f"num_gradients is {num_gradients:,}: without a mode {num_chains} chains need at least "
+            f"{_LEAST_GRADIENTS * num_chains:,}."
+        )

@@ -1,0 +1,1 @@
+"""How many directions a trained model really uses."""

@@ -1,0 +1,302 @@
+"""llc(): the local learning coefficient of a trained model."""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sghmc.complexity.report import LearningCoefficient, Settings, agree, judged
+from sghmc.complexity.spectrum import Spectrum, hessian_spectrum
+from sghmc.core.checking import check_count
+from sghmc.engine import checks
+from sghmc.gradients.base import Gradient
+from sghmc.gradients.exact import FullBatch
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.potential import Potential
+from sghmc.posterior.target import Target
+from sghmc.samplers.base import Sampler
+from sghmc.samplers.splitting import BAOAB
+from sghmc.sampling import sample
+from sghmc.types import PyTree
+
+_SENSITIVITY = 0.0025
+"""What half the localization may change a Gaussian's coefficient by: its bias is twice that."""
+_LEAST_SHARE = 1e-4
+"""The least localization, as a share of the largest curvature: more steps than 100 for a flat
+direction to relax would be needed below."""
+_ROWS = 10_000
+"""Rows that the curvature is measured on, at most."""
+_BURNIN = 4
+"""Relaxations: what is left of the start is then a share e⁻⁸ of variances, times a polynomial."""
+_LENGTH = 5
+"""Relaxations that draws are taken from, at least."""
+_PER_RELAXATION = 8
+"""Draws in a relaxation: directions that data determine are faster than it."""
+_MONTE_CARLO = 0.01
+"""The relative Monte Carlo error that is aimed for: n independent draws of a Gamma(λ) law, which
+N β (L − L*) has near a minimum, have 1/√(nλ)."""
+_MOST_DRAWS = 5_000
+_NUM_HALVINGS = 3
+"""Times that the step size is halved, where that changes the coefficient."""
+
+
+def llc(
+    key: jax.Array,
+    target: Posterior | Callable[[PyTree], jax.Array],
+    params: PyTree,
+    *,
+    num_examples: int | None = None,
+    inverse_temperature: float | None = None,
+    localization: float | None = None,
+    sampler: Sampler | None = None,
+    gradient: Gradient | None = None,
+    num_samples: int | None = None,
+    num_burnin: int | None = None,
+    num_chains: int = 4,
+    check: bool = True,
+    progress: bool = False,
+) -> LearningCoefficient:
+    """The local learning coefficient of a model at trained parameters w*.
+
+        λ̂ = Nβ (E[L(w)] − L(w*)),   w ~ exp(−Nβ L(w) − ½γ‖w − w*‖²)
+
+    L is the mean negative log-likelihood of the data. λ̂ counts directions: d/2 where all d
+    parameters are determined by the data, less where some are not. As Nβ → ∞ with γ fixed it tends
+    to the learning coefficient (real log canonical threshold) at w*; at finite N and γ it is what
+    the formula says, and a direction of curvature h counts ½ Nβh/(Nβh + γ).
+
+    | argument | symbol | meaning |
+    | --- | --- | --- |
+    | `target` | L | a `Posterior`, whose log-likelihood counts and whose prior does not; or a |
+    | | | function of the parameters, the mean loss |
+    | `params` | w* | where training has ended: a minimum of L |
+    | `num_examples` | N | where the target is a function: examples that its mean stands for |
+    | `inverse_temperature` | β | None: 1/log N |
+    | `localization` | γ | None: so weak that half of it changes a Gaussian's λ̂ by 0.25 % |
+    | `sampler` | | None: `BAOAB` with a step size of 1/√(largest curvature) |
+    | `gradient` | | None: all data; `ControlVariate(500, center=params)` has little noise here |
+    | `num_samples`, `num_burnin` | | draws of each chain; None: by the rule below |
+    | `check` | | run again with half the step size, and go on with that if it matters |
+
+    Nothing needs to be tuned. Lanczos' method gives the spectrum of the Hessian at w*, by 120
+    products with vectors, and γ follows from it. With the largest curvature k = Nβh + γ, `BAOAB`
+    of step 1/√k is stable, by a factor 2, and unbiased where L is quadratic; friction 2√γ damps
+    flat directions critically, so that a chain forgets its start in √(k/γ) steps. Where gradients
+    are noisy, friction is ½√k against their heat, and it takes k/(4γ) steps. Burn-in is four times
+    that; draws are from as many steps as a Monte Carlo error of 1 % needs, from five times
+    that at least. What L does beyond its quadratic part is what half the step looks for.
+
+    Watanabe, 2013; Lau, Furman, Wang, Murfet & Wei, 2023.
+
+    >>> import jax, jax.numpy as jnp, sghmc
+    >>> loss = lambda w: jnp.sum(jnp.linspace(1, 3, 300) * w[:300] ** 2)
+    >>> found = sghmc.llc(jax.random.key(0), loss, jnp.zeros(1000), num_examples=10_000)
+    >>> abs(found.estimate - 150) < 10, found.is_sound  # 300 of 1,000 parameters matter
+    (True, True)
+    """
+    checks.check_key(key)
+    number, beta = _temper(target, num_examples, inverse_temperature)
+    if localization is not None and not localization > 0:
+        raise ValueError(f"localization must be positive, but is {localization!r}.")
+    for count, name in ((num_samples, "num_samples"), (num_burnin, "num_burnin")):
+        check_count(count, name, 4 if name == "num_samples" else 0, or_none="by the rule")
+    check_count(num_chains, "num_chains")
+    params = jax.tree.map(jnp.asarray, params)
+    spectrum = hessian_spectrum(
+        jax.random.fold_in(key, 0), _Slope(_localized(target, params, number, beta, 0.0)), params
+    )
+    gamma = _localization(spectrum) if localization is None else float(localization)
+    localized = _localized(target, params, number, beta, gamma)
+    stiffest = max(spectrum.largest, 0.0) + gamma
+    is_exact = gradient is None or isinstance(gradient, FullBatch)
+    friction = max(2 * math.sqrt(gamma), 0.0 if is_exact else math.sqrt(stiffest) / 2)
+    relaxation = math.ceil(friction * math.sqrt(stiffest) / (2 * gamma))
+    expected = spectrum.effective(gamma) / 2
+    chosen = sampler or BAOAB(1 / math.sqrt(stiffest), friction=friction)
+    thinning = max(1, relaxation // _PER_RELAXATION)
+    settings = Settings(
+        num_examples=number,
+        inverse_temperature=beta,
+        localization=gamma,
+        sampler=chosen,
+        gradient=gradient,
+        num_samples=num_samples or _num_samples(expected, relaxation // thinning, num_chains),
+        num_burnin=math.ceil(_BURNIN * relaxation / thinning) if num_burnin is None else num_burnin,
+        thinning=thinning,
+        num_chains=num_chains,
+    )
+
+    def run(number: int, settings: Settings) -> np.ndarray:
+        return _excess(jax.random.fold_in(key, number), localized, params, settings, progress)
+
+    coarse, fine, num_gradients = run(1, settings), None, settings.num_steps
+    for halving in range(_NUM_HALVINGS):
+        if not check and np.all(np.isfinite(coarse)):
+            break
+        half = settings.halved()
+        fine = run(2 + halving, half)
+        num_gradients += half.num_steps
+        if agree(coarse, fine) or halving == _NUM_HALVINGS - 1:
+            break
+        settings, coarse = half, fine
+    return judged(coarse, fine if check else None, settings, spectrum, num_gradients)
+
+
+def _temper(
+    target: Posterior | Callable[[PyTree], jax.Array],
+    num_examples: int | None,
+    inverse_temperature: float | None,
+) -> tuple[int, float]:
+    """N and β, checked."""
+    if isinstance(target, Posterior):
+        if num_examples is not None:
+            raise ValueError("num_examples goes with a loss function: a Posterior has its own.")
+        number = int(target.num_examples)
+    elif isinstance(target, Target) or not callable(target):
+        raise TypeError(
+            f"llc needs a Posterior, or a function of the parameters that returns the mean loss, "
+            f"not {target!r}."
+        )
+    else:
+        check_count(num_examples, "num_examples", 2, reason="since target is the mean loss of them")
+        number = int(num_examples or 0)
+    beta = 1 / math.log(max(number, 3)) if inverse_temperature is None else inverse_temperature
+    if not beta > 0:
+        raise ValueError(f"inverse_temperature must be positive, but is {inverse_temperature!r}.")
+    return number, float(beta)
+
+
+class _Tempered(eqx.Module):
+    """β (log p(x | w) − log p(x | w*)): the loss at w* is taken off example by example, so that
+    single precision keeps the digits of what is left, and a batch its noise of it alone."""
+
+    posterior: Posterior
+    center: PyTree
+    beta: jax.Array
+
+    def __call__(self, params, example):
+        hyper = () if self.posterior.hyper is None else (self.posterior.hyper,)
+        at_center = self.posterior.log_likelihood(lax.stop_gradient(self.center), example, *hyper)
+        return self.beta * (self.posterior.log_likelihood(params, example, *hyper) - at_center)
+
+
+class _Localizing(eqx.Module):
+    """−½γ‖w − w*‖²."""
+
+    center: PyTree
+    gamma: jax.Array
+
+    def __call__(self, params):
+        return -0.5 * self.gamma * _square_distance(params, self.center)
+
+
+class _Localized(eqx.Module):
+    """Nβ (L(w) − L(w*)) + ½γ‖w − w*‖² of a mean loss."""
+
+    loss: Callable[[PyTree], jax.Array]
+    localizing: _Localizing
+    scale: jax.Array
+
+    def __call__(self, params):
+        excess = self.loss(params) - self.loss(lax.stop_gradient(self.localizing.center))
+        return self.scale * excess - self.localizing(params)
+
+
+def _localized(
+    target: Posterior | Callable[[PyTree], jax.Array],
+    center: PyTree,
+    number: int,
+    beta: float,
+    gamma: float,
+) -> Posterior | Potential:
+    """Nβ (L(w) − L(w*)) + ½γ‖w − w*‖² as a target."""
+    localizing = _Localizing(center, jnp.asarray(gamma))
+    if isinstance(target, Posterior):
+        return Posterior(_Tempered(target, center, jnp.asarray(beta)), localizing, target.data)
+    return Potential(_Localized(target, localizing, jnp.asarray(number * beta)))
+
+
+class _Slope(eqx.Module):
+    """The gradient of a target; with many rows, from some of them."""
+
+    target: Posterior | Potential
+    rows: PyTree = None
+
+    def __init__(self, target: Posterior | Potential):
+        self.target = target
+        if isinstance(target, Posterior) and target.num_examples > _ROWS:
+            numbers = np.linspace(0, int(target.num_examples) - 1, _ROWS).astype(np.int32)
+            self.rows = target.rows(jnp.asarray(numbers))
+
+    def __call__(self, params):
+        if self.rows is None:
+            return self.target.gradient(params)
+        assert isinstance(self.target, Posterior)
+        return jax.grad(self.target.estimate)(params, self.rows)
+
+
+def _localization(spectrum: Spectrum) -> float:
+    """The strongest that changes a Gaussian's coefficient by no more than `_SENSITIVITY`."""
+    if not spectrum.largest > 0:
+        raise ValueError(
+            f"The loss has no positive curvature at params (times Nβ, the largest is "
+            f"{spectrum.largest:.3g}): no scale follows from it. Give localization=… and a sampler."
+        )
+    tried = spectrum.largest * np.geomspace(1, _LEAST_SHARE, 81)
+    is_weak = [
+        spectrum.effective(gamma / 2) <= (1 + _SENSITIVITY) * spectrum.effective(gamma)
+        for gamma in tried
+    ]
+    return float(tried[np.argmax(is_weak)] if any(is_weak) else tried[-1])
+
+
+def _num_samples(expected: float, per_relaxation: int, num_chains: int) -> int:
+    """Draws of each chain; one in a relaxation counts as independent."""
+    independent = 1 / (max(expected, 0.5) * _MONTE_CARLO**2)
+    relaxations = max(_LENGTH, independent / num_chains)
+    return min(_MOST_DRAWS, math.ceil(relaxations * max(1, per_relaxation)))
+
+
+def _excess(
+    key: jax.Array,
+    localized: Posterior | Potential,
+    center: PyTree,
+    settings: Settings,
+    progress: bool,
+) -> np.ndarray:
+    """Nβ (L(w) − L(w*)) of each draw, axes (chain, draw); NaN from where a chain was lost."""
+    samples = sample(
+        key,
+        localized,
+        settings.sampler,
+        center,
+        gradient=settings.gradient,
+        num_samples=settings.num_samples,
+        num_burnin=settings.num_burnin,
+        thinning=settings.thinning,
+        num_chains=settings.num_chains,
+        keep=_Distance(center),
+        progress=progress,
+        throw=False,
+    )
+    distance = np.asarray(samples.positions, np.float64)
+    excess = np.asarray(samples.info.potential, np.float64) - 0.5 * settings.localization * distance
+    return np.where(samples.info.is_finite, excess, np.nan)
+
+
+class _Distance(eqx.Module):
+    """‖w − w*‖²: what is kept of a draw."""
+
+    center: PyTree
+
+    def __call__(self, params):
+        return _square_distance(params, self.center)
+
+
+def _square_distance(params: PyTree, center: PyTree) -> jax.Array:
+    squares = jax.tree.map(lambda leaf, mid: jnp.sum((leaf - mid) ** 2), params, center)
+    return jnp.sum(jnp.stack(jax.tree.leaves(squares)))

@@ -1,0 +1,223 @@
+"""The local learning coefficient, against exact values at finite N and γ, and against Aoyagi's."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sghmc
+from sghmc.complexity.deep_linear import deep_linear_coefficient
+from sghmc.complexity.report import Settings, agree, error_of, judged
+from sghmc.complexity.spectrum import Spectrum
+
+KEY = jax.random.key(7)
+
+
+def within(found, exact, errors=4.0):
+    """Whether an estimate is right but for chance: 1 of 16,000 runs is not, at 4 errors."""
+    return abs(found.estimate - exact) < errors * found.standard_error
+
+
+@pytest.fixture(scope="module")
+def quadratic():
+    """50 directions of curvature 0.3 to 3, 30 flat ones."""
+    scales = jnp.concatenate([jnp.linspace(0.3, 3, 50), jnp.zeros(30)])
+
+    def loss(w):
+        return 0.5 * jnp.sum(scales * (w - 1) ** 2) + 17.0
+
+    return scales, sghmc.llc(KEY, loss, jnp.ones(80), num_examples=2_000, num_chains=16)
+
+
+def exact_quadratic(scales, settings):
+    curvatures = settings.num_examples * settings.inverse_temperature * np.asarray(scales)
+    return float(np.sum(curvatures / (curvatures + settings.localization)) / 2)
+
+
+def test_a_quadratic_loss_has_its_exact_coefficient(quadratic):
+    scales, found = quadratic
+    exact = exact_quadratic(scales, found.settings)
+    assert within(found, exact)
+    assert found.standard_error < 0.04 * exact
+    assert found.settings.inverse_temperature == pytest.approx(1 / np.log(2_000))
+    assert 0.96 * 25 < exact < 25  # what the rule's localization takes away
+    np.testing.assert_allclose(found.gaussian, exact, rtol=0.15)
+    assert found.is_sound, found
+
+
+def test_the_law_of_the_excess_loss_is_gamma(quadratic):
+    """Near a minimum Nβ(L − L*) is Gamma(λ, 1): its variance is its mean, less the localization."""
+    _, found = quadratic
+    assert found.trace.var() / found.estimate == pytest.approx(1, abs=0.2)
+    assert found.chains == pytest.approx(found.trace.mean(1))
+    assert np.all(found.trace > 0)
+
+
+def test_localization_and_temperature_are_taken_as_given(quadratic):
+    scales, _ = quadratic
+
+    def loss(w):
+        return 0.5 * jnp.sum(scales * w**2)
+
+    found = sghmc.llc(
+        KEY, loss, jnp.zeros(80), num_examples=100, inverse_temperature=0.7,
+        localization=40.0, num_chains=16, check=False,
+    )  # fmt: skip
+    assert within(found, exact_quadratic(scales, found.settings))
+    assert found.settings.inverse_temperature == 0.7
+    assert np.isnan(found.halving_change)
+    assert found.num_steps == found.settings.num_steps
+
+
+@pytest.mark.parametrize("gradient", [None, "control variate"])
+def test_a_posterior_is_tempered_example_by_example(gradient):
+    """Linear regression: the exact law is Gaussian; the posterior's own prior does not count."""
+    rng = np.random.default_rng(0)
+    x, noise = rng.normal(size=(1_000, 12)), rng.normal(size=1_000)
+    best = np.linalg.lstsq(x, noise, rcond=None)[0]
+    posterior = sghmc.Posterior(
+        lambda w, row: -0.5 * (row["y"] - row["x"] @ w) ** 2 - 3.0,
+        lambda w: -50.0 * jnp.sum(w**2),
+        {"x": x.astype(np.float32), "y": noise.astype(np.float32)},
+    )
+    center = jnp.asarray(best, jnp.float32)
+    if gradient is not None:
+        gradient = sghmc.ControlVariate(300, center=center)
+    found = sghmc.llc(
+        KEY, posterior, center, gradient=gradient, localization=20.0, num_chains=8,
+        num_samples=150, check=False,
+    )  # fmt: skip
+
+    values = np.linalg.eigvalsh(x.T @ x) * found.settings.inverse_temperature
+    exact = np.sum(values / (values + found.settings.localization)) / 2
+    assert 5 < exact < 5.5
+    # A linear model's gradient noise around the minimum heats a little: less than 4 %.
+    allowed = 4 * found.standard_error + (0 if gradient is None else 0.04 * exact)
+    assert abs(found.estimate - exact) < allowed, found
+
+
+def test_a_product_of_two_numbers_against_its_integral():
+    """L = ½a²b² has λ = ½, m = 2, and no curvature at 0: λ̂ at finite Nβ and γ is an integral.
+
+    Z = ∫ e^{−½γa²} (γ + Nβa²)^{−½} da, λ̂ = −∂log Z/∂log Nβ.
+    """
+    gamma, tempered = 3.0, 5_000.0
+
+    def loss(w):
+        return 0.5 * (w[0] * w[1]) ** 2
+
+    found = sghmc.llc(
+        KEY, loss, jnp.zeros(2), num_examples=5_000, inverse_temperature=1.0, localization=gamma,
+        sampler=sghmc.BAOAB(0.01, friction=8.0), num_samples=3_000, num_burnin=2_000, num_chains=64,
+        check=False,
+    )  # fmt: skip
+    log_a = np.linspace(-14, 2, 4_001)
+    a = np.exp(log_a)
+    weight = a * np.exp(-gamma * a**2 / 2) / np.sqrt(gamma + tempered * a**2)
+    exact = np.sum(weight * tempered * a**2 / (gamma + tempered * a**2)) / np.sum(weight) / 2
+    assert 0.3 < exact < 0.45
+    assert within(found, exact), (found, exact)
+    with pytest.raises(ValueError, match="no positive curvature at params"):
+        sghmc.llc(KEY, loss, jnp.zeros(2), num_examples=5_000)
+
+
+def test_a_deep_linear_network_untuned():
+    """Half the parameters are flat or singular; within 5 % of Aoyagi's value."""
+    widths, rank = [12, 16, 14, 12], 10
+    rng = np.random.default_rng(1)
+    frames = [np.linalg.qr(rng.normal(size=(width, rank)))[0] for width in widths]
+    layers = [
+        jnp.asarray(after @ before.T, jnp.float32) for before, after in itertools.pairwise(frames)
+    ]
+
+    def product(layers):
+        return jnp.linalg.multi_dot(layers[::-1])
+
+    best = product(layers)
+
+    def loss(layers):
+        return 0.5 * jnp.sum((product(layers) - best) ** 2)
+
+    found = sghmc.llc(KEY, loss, layers, num_examples=1_000_000)
+    exact = deep_linear_coefficient(widths, rank)
+    assert exact == 72
+    assert abs(found.estimate / exact - 1) < 0.05, found
+    assert found.is_sound, found
+
+
+def test_a_step_that_is_too_large_is_halved_and_told():
+    """SGLD's variance on a quadratic is 1/(1 − ½εk) times right: halving moves it far."""
+
+    def loss(w):
+        return 0.5 * jnp.sum(w**2)
+
+    arguments = {"num_examples": 100, "inverse_temperature": 1.0, "num_burnin": 100}
+    arguments |= {"localization": 1.0, "num_chains": 16, "num_samples": 200}
+    found = sghmc.llc(KEY, loss, jnp.zeros(40), sampler=sghmc.SGLD(0.0196), **arguments)
+    chosen = found.settings.sampler
+    assert isinstance(chosen, sghmc.SGLD)
+    assert chosen.step_size == pytest.approx(0.0196 / 4)
+    assert found.halving_change < 0
+    assert not found.is_sound
+    assert "half the step size changes the estimate" in found.verdict
+
+
+def verdict_on(trace, values=(1.0,), fine=None, size=1_000):
+    """What is said of a trace, where the Hessian has these eigenvalues."""
+    settings = Settings(
+        num_examples=100, inverse_temperature=1.0, localization=1.0, gradient=None,
+        sampler=sghmc.SGLD(0.1), num_samples=50, num_burnin=0, thinning=1, num_chains=4,
+    )  # fmt: skip
+    counts = np.full(len(values), size / len(values))
+    return judged(trace, fine, settings, Spectrum(np.array(values), counts, size), 200).verdict
+
+
+def test_verdicts_say_what_is_wrong():
+    rng = np.random.default_rng(0)
+    sound = 300 + 17 * rng.normal(size=(4, 200))
+    assert verdict_on(sound) == "no sign of trouble"
+    assert "half the step size changes" in verdict_on(sound, fine=sound - 50)
+    assert "chains disagree" in verdict_on(sound + 100 * np.arange(4)[:, None])
+    assert "above half the number of parameters" in verdict_on(sound, size=500)
+    assert "params are no minimum" in verdict_on(sound - 400)
+    assert "params are no minimum" in verdict_on(sound - 300, values=(-1.0, 1.0))
+    lost = sound.copy()
+    lost[1, 100:] = np.nan
+    assert "non-finite" in verdict_on(lost)
+    walk = 300 + np.cumsum(rng.normal(size=(4, 50)), 1) / 10
+    assert "effective draws" in verdict_on(walk)
+
+
+def test_two_traces_agree_but_for_chance():
+    rng = np.random.default_rng(0)
+    one, other = 10 + rng.normal(size=(2, 4, 500))
+    error, effective = error_of(one)
+    assert 1_000 < effective < 4_000
+    assert error == pytest.approx(1 / np.sqrt(effective), rel=0.1)
+    assert agree(one, other)
+    assert not agree(one, other + 1)
+    assert not agree(np.full((4, 500), np.nan), other)
+
+
+def test_errors_name_what_came():
+    def loss(w):
+        return jnp.sum(w**2)
+
+    with pytest.raises(ValueError, match=r"num_examples must be a whole number from 2.*None"):
+        sghmc.llc(KEY, loss, jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"localization must be positive, but is -1"):
+        sghmc.llc(KEY, loss, jnp.zeros(2), num_examples=10, localization=-1)
+    with pytest.raises(TypeError, match="llc needs a Posterior, or a function"):
+        sghmc.llc(KEY, sghmc.Potential(loss), jnp.zeros(2), num_examples=10)  # pyright: ignore[reportArgumentType]
+    posterior = sghmc.Posterior(lambda w, x: -((x - w) ** 2), lambda w: 0.0 * w, jnp.arange(3.0))
+    with pytest.raises(ValueError, match="a Posterior has its own"):
+        sghmc.llc(KEY, posterior, jnp.array(1.0), num_examples=10)
+
+
+def test_the_report_reads_as_text_and_as_a_page(quadratic):
+    _, found = quadratic
+    assert "local learning coefficient: 24" in str(found)
+    assert "verdict: no sign of trouble" in str(found)
+    assert "Verdict: no sign of trouble" in found._repr_html_()
