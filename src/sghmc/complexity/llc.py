@@ -13,14 +13,16 @@ from sghmc.complexity.report import LearningCoefficient, Settings, agree, judged
 from sghmc.complexity.spectrum import Spectrum, hessian_spectrum
 from sghmc.core.checking import check_count
 from sghmc.engine import checks
+from sghmc.engine.options import RunOptions
+from sghmc.engine.run import run
 from sghmc.gradients.base import Gradient
 from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.potential import Potential
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.target import Target
 from sghmc.samplers.base import Sampler
 from sghmc.samplers.splitting import BAOAB
-from sghmc.sampling import sample
 from sghmc.types import PyTree
 
 _SENSITIVITY = 0.0025
@@ -46,7 +48,7 @@ _NUM_HALVINGS = 3
 
 def llc(
     key: jax.Array,
-    target: Posterior | Callable[[PyTree], jax.Array],
+    target: RowPosterior | Callable[[PyTree], jax.Array],
     params: PyTree,
     *,
     num_examples: int | None = None,
@@ -130,15 +132,15 @@ def llc(
         num_chains=num_chains,
     )
 
-    def run(number: int, settings: Settings) -> np.ndarray:
+    def trace(number: int, settings: Settings) -> np.ndarray:
         return _excess(jax.random.fold_in(key, number), localized, params, settings, progress)
 
-    coarse, fine, num_gradients = run(1, settings), None, settings.num_steps
+    coarse, fine, num_gradients = trace(1, settings), None, settings.num_steps
     for halving in range(_NUM_HALVINGS):
         if not check and np.all(np.isfinite(coarse)):
             break
         half = settings.halved()
-        fine = run(2 + halving, half)
+        fine = trace(2 + halving, half)
         num_gradients += half.num_steps
         if agree(coarse, fine) or halving == _NUM_HALVINGS - 1:
             break
@@ -147,12 +149,12 @@ def llc(
 
 
 def _temper(
-    target: Posterior | Callable[[PyTree], jax.Array],
+    target: RowPosterior | Callable[[PyTree], jax.Array],
     num_examples: int | None,
     inverse_temperature: float | None,
 ) -> tuple[int, float]:
     """N and β, checked."""
-    if isinstance(target, Posterior):
+    if isinstance(target, RowPosterior):
         if num_examples is not None:
             raise ValueError("num_examples goes with a loss function: a Posterior has its own.")
         number = int(target.num_examples)
@@ -174,7 +176,7 @@ class _Tempered(eqx.Module):
     """β (log p(x | w) − log p(x | w*)): the loss at w* is taken off example by example, so that
     single precision keeps the digits of what is left, and a batch its noise of it alone."""
 
-    posterior: Posterior
+    posterior: RowPosterior
     center: PyTree
     beta: jax.Array
 
@@ -207,7 +209,7 @@ class _Localized(eqx.Module):
 
 
 def _localized(
-    target: Posterior | Callable[[PyTree], jax.Array],
+    target: RowPosterior | Callable[[PyTree], jax.Array],
     center: PyTree,
     number: int,
     beta: float,
@@ -215,7 +217,7 @@ def _localized(
 ) -> Posterior | Potential:
     """Nβ (L(w) − L(w*)) + ½γ‖w − w*‖² as a target."""
     localizing = _Localizing(center, jnp.asarray(gamma))
-    if isinstance(target, Posterior):
+    if isinstance(target, RowPosterior):
         return Posterior(_Tempered(target, center, jnp.asarray(beta)), localizing, target.data)
     return Potential(_Localized(target, localizing, jnp.asarray(number * beta)))
 
@@ -228,7 +230,7 @@ class _Slope(eqx.Module):
 
     def __init__(self, target: Posterior | Potential):
         self.target = target
-        if isinstance(target, Posterior) and target.num_examples > _ROWS:
+        if isinstance(target, RowPosterior) and target.num_examples > _ROWS:
             numbers = np.linspace(0, int(target.num_examples) - 1, _ROWS).astype(np.int32)
             self.rows = target.rows(jnp.asarray(numbers))
 
@@ -269,12 +271,8 @@ def _excess(
     progress: bool,
 ) -> np.ndarray:
     """Nβ (L(w) − L(w*)) of each draw, axes (chain, draw); NaN from where a chain was lost."""
-    samples = sample(
-        key,
-        localized,
-        settings.sampler,
-        center,
-        gradient=settings.gradient,
+    options = RunOptions(
+        gradient=settings.gradient or FullBatch(),
         num_samples=settings.num_samples,
         num_burnin=settings.num_burnin,
         thinning=settings.thinning,
@@ -283,6 +281,7 @@ def _excess(
         progress=progress,
         throw=False,
     )
+    samples = run(key, localized, settings.sampler, center, options)
     distance = np.asarray(samples.positions, np.float64)
     excess = np.asarray(samples.info.potential, np.float64) - 0.5 * settings.localization * distance
     return np.where(samples.info.is_finite, excess, np.nan)
