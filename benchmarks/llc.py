@@ -3,10 +3,10 @@
     python benchmarks/llc.py [--sizes 1e3 1e4 1e5 1e6] [--seeds 2] [--peers FOLDER] [--json FILE]
 
 A network f(x) = W_L … W_1 x is looked at where all its layers have the rank of their product, with
-singular values 1, as gradient descent from small weights leaves them. Inputs are white, N = 10⁶, so
-that the mean loss is ½‖W_L … W_1 − W*‖² and has no sampling error. `deep_linear_coefficient` is
-Aoyagi's exact λ; "singular" is what of it no Hessian sees. Nothing is tuned for a network, but the
-rules were made with networks like these in view.
+singular values 1, as gradient descent from small weights leaves them. Inputs are white, N a
+thousand times the number of parameters, and the mean loss is ½‖W_L … W_1 − W*‖², without sampling
+error. `deep_linear_coefficient` is Aoyagi's exact λ; "singular" is what of it no Hessian sees.
+Nothing is tuned for a network, but the rules were made with networks like these in view.
 
 "one chain" is a single chain without the run at half the step. `--peers FOLDER` also runs
 devinterp 1.3.2 on the first network, in an environment of its own in this folder:
@@ -29,7 +29,8 @@ from sghmc.complexity.deep_linear import deep_linear_coefficient
 from workloads import peers
 from workloads.deep_linear import layers_at, mean_loss
 
-NUM_EXAMPLES = 1_000_000
+EXAMPLES_A_PARAMETER = 1_000
+"""As data grow with models: with N fixed, directions that data determine would become few."""
 NETWORKS = {
     1e3: {"4/5": ([16, 24, 20, 16], 13), "bottleneck": ([16, 24, 24, 12, 16], 12)},
     1e4: {"4/5": ([50] * 5, 40), "bottleneck": ([50, 80, 80, 25, 50], 25)},
@@ -43,12 +44,15 @@ HALF = ([16, 24, 16], 8)
 
 def measured(kind: str, widths: list[int], rank: int, seed: int, **options) -> dict:
     layers = layers_at(widths, rank, seed)
+    size = sum(int(np.prod(layer.shape)) for layer in layers)
+    num_examples = EXAMPLES_A_PARAMETER * size
     loss, exact = mean_loss(layers), deep_linear_coefficient(widths, rank)
     began = time.perf_counter()
-    found = sghmc.llc(jax.random.key(seed), loss, layers, num_examples=NUM_EXAMPLES, **options)
+    found = sghmc.llc(jax.random.key(seed), loss, layers, num_examples=num_examples, **options)
     return {
         "kind": kind,
-        "parameters": sum(int(np.prod(layer.shape)) for layer in layers),
+        "parameters": size,
+        "num_examples": num_examples,
         "widths": widths,
         "rank": rank,
         "exact": exact,
@@ -77,7 +81,7 @@ def shown(row: dict) -> str:
 def compare(folder: pathlib.Path, row: dict) -> list[dict]:
     """devinterp on the network of a row: what it gives at each of its settings."""
     question = {key: row[key] for key in ("widths", "rank", "localization")}
-    question |= {"seed": 0, "nbeta": NUM_EXAMPLES / math.log(NUM_EXAMPLES)}
+    question |= {"seed": 0, "nbeta": row["num_examples"] / math.log(row["num_examples"])}
     answer = subprocess.run(
         [peers.environment("devinterp", folder), "-W", "ignore", "-m", "workloads.peer_devinterp"],
         cwd=pathlib.Path(__file__).parent, input=json.dumps(question), capture_output=True,

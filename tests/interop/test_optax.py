@@ -22,7 +22,8 @@ KERNELS_OF_OTHERS = ("sghmc learning rate", "sgrhmc", "cycles of sghmc")
 CASES = {
     name: sampler
     for name, sampler in SAMPLERS.items()
-    if not {"hmc", "resampling", "replicas"} & set(name.split()) and name not in KERNELS_OF_OTHERS
+    if not {"hmc", "resampling", "replicas", "ubu"} & set(name.split())
+    and name not in KERNELS_OF_OTHERS
 } | {
     "psgld": dataclasses.replace(SAMPLERS["psgld"], correction=False),
     "sgd": sghmc.SGD(halving(0.01)),
@@ -152,6 +153,7 @@ def test_another_step_does_not_retrace():
         (SAMPLERS["hmc"], "HMC takes 4: run it with"),
         (SAMPLERS["whitened hmc"], "takes 4: run it with"),
         (SAMPLERS["replicas of sghmc"], "takes 2: run it with"),
+        (SAMPLERS["ubu"], "UBU takes them half a step further"),
         (sghmc.PSGLD(0.1), "PSGLD takes a product with the Hessian"),
         (
             sghmc.Whitened(sghmc.PSGLD(0.1), jnp.zeros(2), 0.5),

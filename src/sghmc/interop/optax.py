@@ -47,7 +47,7 @@ def transformation(
     may be chained behind.
 
     A sampler whose step takes several gradients, or takes one elsewhere than at the parameters
-    (HMC; SGHMC with `resample_every`), is refused: the loop hands in one gradient a step.
+    (HMC; UBU; SGHMC with `resample_every`), is refused: the loop hands in one gradient a step.
 
     >>> import jax, jax.numpy as jnp, optax, sghmc
     >>> from sghmc.interop.optax import transformation
@@ -139,6 +139,11 @@ def _check_gradients(sampler: Sampler, kernel: Kernel) -> None:
         raise ValueError(
             f"A training loop hands in mean gradients, but {name} with EmpiricalFisher needs those "
             f"of single examples: give gradient_noise as numbers, or run it with sghmc.sample."
+        )
+    if kernel.moves_before_gradients:
+        raise ValueError(
+            f"A training loop hands in gradients at the parameters, but {name} takes them half a "
+            f"step further: run it with sghmc.sample, or use BAOAB here."
         )
     if sampler.dynamics.resample_every is not None:
         raise ValueError(

@@ -170,6 +170,11 @@ class Kernel(eqx.Module):
         """Whether a step asks how the gradient changes with the position."""
         return False
 
+    @property
+    def moves_before_gradients(self) -> bool:
+        """Whether a step takes its gradient elsewhere than where it begins."""
+        return False
+
     # What a state says
 
     def position(self, state: Any) -> PyTree:

@@ -162,6 +162,10 @@ class ReplicaKernel(Kernel):
     def differentiates_gradients(self) -> bool:
         return self.inner.differentiates_gradients
 
+    @property
+    def moves_before_gradients(self) -> bool:
+        return self.inner.moves_before_gradients
+
     def init(self, normals, position):
         # The same normals for all: replicas differ by their noise from the first step on.
         replicas = jax.vmap(lambda tau: self._at(tau).init(normals, position))(self.temperatures)

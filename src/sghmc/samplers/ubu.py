@@ -74,6 +74,10 @@ class UBUKernel(FrictionKernel):
     φ(x) = (1 − e^{−x})/x, D(y) = (y − tanh y)/y²: the Cholesky factor of their covariance.
     """
 
+    @property
+    def moves_before_gradients(self):
+        return True
+
     def draw(self, key, first_step, num_steps, like):
         return random.normals_like(key, first_step, num_steps, like, copies=4)
 

@@ -90,6 +90,10 @@ class KernelWrapper(Kernel):
     def differentiates_gradients(self):
         return self.inner.differentiates_gradients
 
+    @property
+    def moves_before_gradients(self):
+        return self.inner.moves_before_gradients
+
     def position(self, state):
         return self.inner.position(state)
 
