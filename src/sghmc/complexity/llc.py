@@ -42,6 +42,8 @@ _MONTE_CARLO = 0.01
 """The relative Monte Carlo error that is aimed for: n independent draws of a Gamma(λ) law, which
 N β (L − L*) has near a minimum, have 1/√(nλ)."""
 _MOST_DRAWS = 5_000
+_PRECISION = "highest"
+"""Of matrix products, which GPUs else round to ten bits: errors that heat chains so near w*."""
 _NUM_HALVINGS = 3
 """Times that the step size is halved, where that changes the coefficient."""
 
@@ -108,9 +110,9 @@ def llc(
         check_count(count, name, 4 if name == "num_samples" else 0, or_none="by the rule")
     check_count(num_chains, "num_chains")
     params = jax.tree.map(jnp.asarray, params)
-    spectrum = hessian_spectrum(
-        jax.random.fold_in(key, 0), _Slope(_localized(target, params, number, beta, 0.0)), params
-    )
+    slope = _Slope(_localized(target, params, number, beta, 0.0))
+    with jax.default_matmul_precision(_PRECISION):
+        spectrum = hessian_spectrum(jax.random.fold_in(key, 0), slope, params)
     gamma = _localization(spectrum) if localization is None else float(localization)
     localized = _localized(target, params, number, beta, gamma)
     stiffest = max(spectrum.largest, 0.0) + gamma
@@ -281,7 +283,8 @@ def _excess(
         progress=progress,
         throw=False,
     )
-    samples = run(key, localized, settings.sampler, center, options)
+    with jax.default_matmul_precision(_PRECISION):
+        samples = run(key, localized, settings.sampler, center, options)
     distance = np.asarray(samples.positions, np.float64)
     excess = np.asarray(samples.info.potential, np.float64) - 0.5 * settings.localization * distance
     return np.where(samples.info.is_finite, excess, np.nan)
