@@ -125,7 +125,7 @@ class NumPyroPosterior(RowPosterior):
         model = Model(function, arguments, plate, structure.local_axes(plate), structure.fixed)
         first = jax.tree.map(lambda leaf: leaf[:1], data)
         self.log_likelihood, self.log_prior = _LogLikelihood(model), _LogPrior(model, first)
-        self.data = as_arrays(data)
+        self.data, self.hyper, self.num_real = as_arrays(data), None, None
         self.sites = structure.sites
 
     @property
