@@ -9,7 +9,7 @@ import pytest
 
 import sghmc
 from sghmc.complexity.deep_linear import deep_linear_coefficient
-from sghmc.complexity.report import Settings, agree, error_of, judged
+from sghmc.complexity.report import LlcSettings, agree, error_of, judged
 from sghmc.complexity.spectrum import Spectrum
 
 KEY = jax.random.key(7)
@@ -166,7 +166,7 @@ def test_a_step_that_is_too_large_is_halved_and_told():
 
 def verdict_on(trace, values=(1.0,), fine=None, size=1_000):
     """What is said of a trace, where the Hessian has these eigenvalues."""
-    settings = Settings(
+    settings = LlcSettings(
         num_examples=100, inverse_temperature=1.0, localization=1.0, gradient=None,
         sampler=sghmc.SGLD(0.1), num_samples=50, num_burnin=0, thinning=1, num_chains=4,
     )  # fmt: skip

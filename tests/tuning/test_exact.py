@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sghmc.tuning import exact
-from sghmc.tuning.exact import Exact, Settings
+from sghmc.tuning.exact import Exact, Trajectories
 from sghmc.tuning.pilot import Trial
 from sghmc.tuning.region import Region
 from synthetic_pilots import SyntheticPilots
@@ -27,16 +27,16 @@ def search(pilots, start=None, num_draws=4_000, tolerance=0.05):
 
 def test_trajectories_have_the_best_length():
     for step_size in (0.01, 0.1, 0.3, 0.64, 0.9, 5.0):
-        settings = Settings(step_size)
+        settings = Trajectories(step_size)
         assert settings.step_size <= step_size
         assert settings.num_steps * settings.step_size == pytest.approx(exact.LENGTH, rel=1e-6)
-    assert Settings(5.0).num_steps == 2
-    assert Settings(1e-6).num_steps == 1_024
+    assert Trajectories(5.0).num_steps == 2
+    assert Trajectories(1e-6).num_steps == 1_024
 
 
 def test_the_length_makes_means_swing_and_squares_forget():
     """On a Gaussian of spread 1 a leapfrog trajectory turns by m·arccos(1 − ε²/2)."""
-    settings = Settings(0.3)
+    settings = Trajectories(0.3)
     turn = settings.num_steps * math.acos(1 - settings.step_size**2 / 2)
     assert -0.45 < math.cos(turn) < -0.2
     assert math.cos(turn) ** 2 < 0.2
@@ -44,14 +44,14 @@ def test_the_length_makes_means_swing_and_squares_forget():
 
 @pytest.mark.parametrize(("acceptance", "grows"), [(0.99, True), (0.5, False), (0.0, False)])
 def test_steps_follow_the_acceptance(acceptance, grows):
-    before = Settings(0.1)
+    before = Trajectories(0.1)
     after = before.after(acceptance)
     assert (after.step_size > before.step_size) == grows
     assert 0.29 * before.step_size < after.step_size < 1.51 * before.step_size
 
 
 def test_steps_stay_where_the_acceptance_is_best():
-    assert Settings(0.1).after(0.85).step_size == pytest.approx(0.1, rel=0.05)
+    assert Trajectories(0.1).after(0.85).step_size == pytest.approx(0.1, rel=0.05)
 
 
 def test_a_region_that_fits_takes_one_pilot():

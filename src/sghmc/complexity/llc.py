@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc.complexity.report import LearningCoefficient, Settings, agree, judged
+from sghmc.complexity.report import LearningCoefficient, LlcSettings, agree, judged
 from sghmc.complexity.spectrum import Spectrum, hessian_spectrum
 from sghmc.core.checking import check_count
 from sghmc.engine import checks
@@ -122,7 +122,7 @@ def llc(
     expected = spectrum.effective(gamma) / 2
     chosen = sampler or BAOAB(1 / math.sqrt(stiffest), friction=friction)
     thinning = max(1, relaxation // _PER_RELAXATION)
-    settings = Settings(
+    settings = LlcSettings(
         num_examples=number,
         inverse_temperature=beta,
         localization=gamma,
@@ -134,7 +134,7 @@ def llc(
         num_chains=num_chains,
     )
 
-    def trace(number: int, settings: Settings) -> np.ndarray:
+    def trace(number: int, settings: LlcSettings) -> np.ndarray:
         return _excess(jax.random.fold_in(key, number), localized, params, settings, progress)
 
     coarse, fine, num_gradients = trace(1, settings), None, settings.num_steps
@@ -269,7 +269,7 @@ def _excess(
     key: jax.Array,
     localized: Posterior | Potential,
     center: PyTree,
-    settings: Settings,
+    settings: LlcSettings,
     progress: bool,
 ) -> np.ndarray:
     """Nβ (L(w) − L(w*)) of each draw, axes (chain, draw); NaN from where a chain was lost."""

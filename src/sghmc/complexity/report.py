@@ -6,25 +6,14 @@ import math
 import numpy as np
 
 from sghmc.complexity.spectrum import Spectrum
-from sghmc.display import notebook
 from sghmc.gradients.base import Gradient
 from sghmc.results import convergence
+from sghmc.results.verdict import Verdict
 from sghmc.samplers.base import Sampler
-
-_LARGEST_R_HAT = 1.05
-"""The variance between chains is then a tenth of that within, as in `Samples.health`."""
-_LEAST_EFFECTIVE = 10
-"""Independent draws: their number is known well enough for an error bar."""
-_ERRORS = 3
-"""Standard errors that chance is granted: normal ones are beyond in 1 of 370 runs."""
-_MATTERS = 0.01
-"""A relative change that is not worth a word."""
-_MOST = 1.1
-"""Times d/2, the coefficient of a regular model: what chance and a finite N may add to it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class LlcSettings:
     """What was run: given, or chosen by rule. A draw is `thinning` steps, burn-in counts draws."""
 
     num_examples: int
@@ -42,15 +31,15 @@ class Settings:
         """Of all chains."""
         return self.num_chains * self.thinning * (self.num_burnin + self.num_samples)
 
-    def halved(self) -> "Settings":
+    def halved(self) -> "LlcSettings":
         """Half the step size, for as much time."""
         return dataclasses.replace(
             self, sampler=self.sampler.rescaled(0.5), thinning=2 * self.thinning
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LearningCoefficient:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class LearningCoefficient(Verdict):
     """λ̂ = Nβ (E[L] − L(w*)) and what it rests on; `print` it.
 
     | field | meaning |
@@ -79,20 +68,11 @@ class LearningCoefficient:
     gaussian: float
     sensitivity: float
     num_steps: int
-    settings: Settings
+    settings: LlcSettings
     reasons: tuple[str, ...]
 
     @property
-    def is_sound(self) -> bool:
-        return not self.reasons
-
-    @property
-    def verdict(self) -> str:
-        return "; ".join(self.reasons) if self.reasons else "no sign of trouble"
-
-    @property
     def evidence(self) -> dict[str, str]:
-        """What the verdict rests on, in words."""
         ran, changed = self.settings, "not tried"
         if not math.isnan(self.halving_change):
             changed = f"{self.halving_change:+.3g} ± {self.halving_error:.2g}"
@@ -107,14 +87,17 @@ class LearningCoefficient:
             "sampler": f"{ran.sampler}, {self.num_steps:,} gradients",
         }
 
-    def __str__(self) -> str:
-        told = {**self.evidence, "verdict": self.verdict}
-        return "\n".join(f"{name}: {words}" for name, words in told.items())
 
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return notebook.facts(f"Verdict: {self.verdict}", self.evidence)
+_LARGEST_R_HAT = 1.05
+"""The variance between chains is then a tenth of that within, as in `Samples.health`."""
+_LEAST_EFFECTIVE = 10
+"""Independent draws: their number is known well enough for an error bar."""
+_ERRORS = 3
+"""Standard errors that chance is granted: normal ones are beyond in 1 of 370 runs."""
+_MATTERS = 0.01
+"""A relative change that is not worth a word."""
+_MOST = 1.1
+"""Times d/2, the coefficient of a regular model: what chance and a finite N may add to it."""
 
 
 def error_of(trace: np.ndarray) -> tuple[float, float]:
@@ -137,7 +120,7 @@ def agree(coarse: np.ndarray, fine: np.ndarray) -> bool:
 def judged(
     trace: np.ndarray,
     fine: np.ndarray | None,
-    settings: Settings,
+    settings: LlcSettings,
     spectrum: Spectrum,
     num_steps: int,
 ) -> LearningCoefficient:

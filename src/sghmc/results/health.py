@@ -6,17 +6,16 @@ say (their temperature), and what theory says of the sampler's settings (`predic
 
 import dataclasses
 import math
-import textwrap
 
 import numpy as np
 
-from sghmc.display import notebook
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import NoisyGradient
 from sghmc.results.diagnostics import Table
 from sghmc.results.origin import Origin, SavedOrigin
 from sghmc.results.prediction import Prediction, predict
 from sghmc.results.resolution import resolution_fault
+from sghmc.results.verdict import Verdict
 from sghmc.types import PyTree
 
 _LARGEST_R_HAT = 1.05
@@ -31,8 +30,8 @@ class HealthWarning(UserWarning):
     """A run's draws should not be trusted as they are."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Health:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Health(Verdict):
     """The verdict on a run; `print` it.
 
     | field | meaning |
@@ -56,17 +55,7 @@ class Health:
     slowest: str = ""
 
     @property
-    def is_sound(self) -> bool:
-        return not self.reasons
-
-    @property
-    def verdict(self) -> str:
-        return "; ".join(self.reasons) if self.reasons else "no sign of trouble"
-
-    @property
     def evidence(self) -> dict[str, str]:
-        """What the verdict rests on, in words."""
-
         def shown(value: float | None, form: str) -> str:
             return "not known" if value is None or math.isnan(value) else format(value, form)
 
@@ -79,17 +68,6 @@ class Health:
             "predicted error of standard deviations": shown(self.predicted_error, "+.1%"),
         }
         return named | ({"not looked at": "; ".join(self.skipped)} if self.skipped else {})
-
-    def __str__(self) -> str:
-        """Lines for a terminal of 80 columns."""
-        told = {"verdict": self.verdict, **self.evidence}
-        lines = [textwrap.fill(f"{name}: {words}", 80) for name, words in told.items()]
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return notebook.facts(f"Verdict: {self.verdict}", self.evidence)
 
 
 def assess(

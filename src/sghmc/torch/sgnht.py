@@ -53,16 +53,10 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
     """
 
     def __init__(
-        self,
-        params: Iterable,
-        step_size: float,
-        friction: float = 1.0,
-        mass: float = 1.0,
-        thermostat: Literal["scalar", "diagonal"] = "scalar",
-        thermostat_mass: float = 1.0,
-        scheme: Literal["symmetric", "literal"] = "symmetric",
-        **common: Unpack[Common],
-    ):
+        self, params: Iterable, step_size: float, friction: float = 1.0, mass: float = 1.0,
+        thermostat: Literal["scalar", "diagonal"] = "scalar", thermostat_mass: float = 1.0,
+        scheme: Literal["symmetric", "literal"] = "symmetric", **common: Unpack[Common],
+    ):  # fmt: skip
         _check_choice("thermostat", thermostat, ("scalar", "diagonal"))
         _check_choice("scheme", scheme, ("symmetric", "literal"))
         self.thermostat, self.scheme = thermostat, scheme

@@ -8,7 +8,7 @@ from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.surface import Surface
 from sghmc.tuning.budget import Budget, BudgetError
 from sghmc.tuning.estimators import FEW_BATCHES
-from sghmc.tuning.exact import NUM_DRAWS, Settings
+from sghmc.tuning.exact import NUM_DRAWS, Trajectories
 from sghmc.tuning.region import Region
 
 Engine: TypeAlias = Literal["auto", "exact", "minibatch"]
@@ -65,7 +65,7 @@ def choose_engine(
         surface.compile_seconds / (1 if surface.is_short else _HASTY_COMPILING),
         pass_seconds(surface),
         count,
-        num_gradients=Settings.first(region).num_steps + 1,
+        num_gradients=Trajectories.first(region).num_steps + 1,
         batch_size=batch_size,
         num_draws=num_draws,
         step_seconds=_LAUNCHES / num_chains if xla.has_accelerator() else _STEP,
@@ -82,7 +82,7 @@ def pass_seconds(surface: Surface) -> float:
 
 def check_pilots(surface: Surface, region: Region, budget: Budget) -> None:
     """Refuse pilot runs of the exact engine that would take more than there is."""
-    settings = Settings.first(region)
+    settings = Trajectories.first(region)
     seconds = NUM_DRAWS * (settings.num_steps + 1) * pass_seconds(surface)
     if seconds > budget.left:
         raise BudgetError(

@@ -37,7 +37,7 @@ _MOST_ROWS = 10**9
 """Rows that a run looks at: beyond that draws may remember each other rather than cost more."""
 
 
-class Settings:
+class Trajectories:
     """A step size and the number of such steps that make a trajectory of the right length."""
 
     def __init__(self, step_size: float):
@@ -48,17 +48,17 @@ class Settings:
         inner = HMC(self.step_size, self.num_steps, jitter=_JITTER, most_steps=_MOST_STEPS)
         return Whitened(inner, region.center_tree, region.factor_tree)
 
-    def after(self, acceptance: float) -> "Settings":
+    def after(self, acceptance: float) -> "Trajectories":
         """By how much larger or smaller steps the acceptance would be the best.
 
         A Gaussian energy error of variance s² is accepted with probability 2Φ(−s/2), and s goes
         with the square of the step size.
         """
         ratio = _energy_error(_BEST_ACCEPTANCE) / _energy_error(acceptance)
-        return Settings(self.step_size * min(max(math.sqrt(ratio), 0.3), 1.5))
+        return Trajectories(self.step_size * min(max(math.sqrt(ratio), 0.3), 1.5))
 
     @classmethod
-    def first(cls, region: Region) -> "Settings":
+    def first(cls, region: Region) -> "Trajectories":
         """Before anything is known: errors of energy grow with the number of parameters."""
         size = len(region.center)
         step_size = min(_FIRST_STEP, 1.2 * size**-0.25)
@@ -85,7 +85,7 @@ class Exact:
     ):
         self.pilots, self.region, self.places = pilots, region, places
         self.tolerance, self.num_draws = tolerance, num_draws
-        self.settings = Settings.first(region)
+        self.settings = Trajectories.first(region)
 
     def search(self) -> Outcome:
         trial = None
