@@ -171,7 +171,7 @@ def test_a_mass_that_adapts_keeps_its_estimate():
         seen, _ = adapted.with_gradient_noise(0, jnp.asarray(20 * NOISES[True]), start)
         fresh = sghmc.SGHMC(0.25, 1.3 * mass / 0.8, mass, fisher).prepare(start)
         expected, _ = fresh.with_gradient_noise(0, jnp.asarray(20 * NOISES[True]), start)
-        oracle = sghmc.FullBatch().prepare(None, start).oracle(FLAT, ())  # pyright: ignore
+        oracle = sghmc.FullBatch().prepare(FLAT, start).oracle(FLAT, ())
         ends = (each.step(0, [jnp.ones(SIZE)], state, oracle)[0] for each in (seen, expected))
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), *ends)
 

@@ -60,9 +60,10 @@ def test_a_failure_is_told_by_its_step():
     cyclical = sghmc.Cyclical(sghmc.SGLD(1.0, temperature=0.0), cycle_length=8)
     with pytest.raises(sghmc.DivergenceError, match="step 6 ") as caught:
         run(wall, cyclical, jnp.zeros(1), num_samples=8)
-    np.testing.assert_array_equal(
-        caught.value.samples.info.is_finite[0, :4], [True, True, False, False]
-    )
+    # How many draws a block has depends on the time they take: it ends here, or later.
+    is_finite = caught.value.samples.info.is_finite[0]
+    np.testing.assert_array_equal(is_finite[:3], [True, True, False])
+    assert not is_finite[3:].any()
 
 
 def test_it_finds_both_modes_where_sghmc_stays():
