@@ -94,7 +94,16 @@ OVERRIDDEN = {
     sghmc.Cyclical: {"prepare", "dynamics", "is_affine", "is_kept"},
     sghmc.ReplicaExchange: {"prepare", "settings", "dynamics", "is_affine"},
     Elsewhere: {"prepare"},
-    WhitenedKernel: {"init", "step", "position", "momentum", "observed", "middle", "pull_back"},
+    WhitenedKernel: {
+        "init",
+        "step",
+        "informed",
+        "position",
+        "momentum",
+        "observed",
+        "middle",
+        "pull_back",
+    },
 }
 """What wrappers answer themselves, each for a reason that stands there."""
 
@@ -112,6 +121,7 @@ def test_what_is_not_forwarded_is_meant_so():
 
 
 NOT_OF_REPLICAS = {
+    "informed",
     "reheated",
     "adaptable",
     "diagonal_mass",
@@ -122,7 +132,8 @@ NOT_OF_REPLICAS = {
     "with_gradient_noise",
     "pull_back",
 }
-"""Replicas neither adapt nor estimate V̂, have no replicas inside, and move in the parameters."""
+"""Replicas neither adapt nor estimate V̂, have no replicas inside, and move in the parameters;
+the samplers that they take remember nothing of the target."""
 
 
 def test_replicas_answer_all_that_they_can():

@@ -144,6 +144,7 @@ class Program(eqx.Module):
             failed_at=jnp.asarray(NEVER, jnp.int32),
             adaptation=adaptation,
         )
+        carry = self._informed(carry)
         if self.kernel.fisher is not None:
             noise = no_noise(tree.size(flat), self.kernel.fisher, tree.float_type(flat), NEVER)
             chain = self if kernel is None else self.with_kernel(kernel)
@@ -218,7 +219,7 @@ class Program(eqx.Module):
         params = self.layout.shape(self.kernel.middle(t, carry.state))
         hyper = self.gibbs.update(key, params, target)
         memory = self.estimator.renew(target.with_hyper(hyper), carry.memory)
-        return carry._replace(hyper=hyper, memory=memory)
+        return self._informed(carry._replace(hyper=hyper, memory=memory))
 
     def follow(self, carry: Carry) -> Carry:
         """With the estimator's memory of where the chain has come to."""
@@ -254,7 +255,7 @@ class Program(eqx.Module):
         moment = Moment(
             t,
             self.kernel,
-            type(carry.state)(*(self.layout.shape(part) for part in carry.state)),
+            _each_part(self.layout.shape, carry.state),
             carry.hyper,
             carry.info.acceptance,
             # Rows of the next step: fresh, as the chain has not seen them.
@@ -263,9 +264,14 @@ class Program(eqx.Module):
         kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
         return carry._replace(
             kernel=eqx.filter(kernel, eqx.is_array),
-            state=tree.flatten_leaves(state),
+            state=_each_part(tree.flatten_leaves, state),
             adaptation=adaptation,
         )
+
+    def _informed(self, carry: Carry) -> Carry:
+        """With a state that knows the target as it is now, where the gradients are exact."""
+        exact = self._oracle([], carry)
+        return carry._replace(state=self.kernel.informed(carry.state, exact))
 
     def _oracle(self, noise: PyTree, carry: Carry) -> Oracle:
         target = self.target.with_hyper(carry.hyper)
@@ -278,3 +284,10 @@ class Program(eqx.Module):
         """A user's function of the position, and of the hyperparameters where there are any."""
         position = self.layout.shape(flat)
         return function(position) if hyper is None else function(position, hyper)
+
+
+def _each_part(change: Callable[[PyTree], PyTree], state: Any) -> Any:
+    """A state whose parts, but for what was seen of the target, went through `change`."""
+    return type(state)(
+        *(part if isinstance(part, Evaluation | None) else change(part) for part in state)
+    )

@@ -175,6 +175,14 @@ class Kernel(eqx.Module):
         """Whether a step takes its gradient elsewhere than where it begins."""
         return False
 
+    def informed(self, state: Any, oracle: Oracle) -> Any:
+        """The state with what the sampler remembers of the target where it stands.
+
+        Asked for before step 0 and whenever the target has changed. A state that was never asked
+        for it has none, and a step then finds out by itself.
+        """
+        return state
+
     # What a state says
 
     def position(self, state: Any) -> PyTree:

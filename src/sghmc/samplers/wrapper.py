@@ -82,6 +82,9 @@ class KernelWrapper(Kernel):
     def draw(self, key, first_step, num_steps, like):
         return self.inner.draw(key, first_step, num_steps, like)
 
+    def informed(self, state, oracle):
+        return self.inner.informed(state, oracle)
+
     @property
     def num_gradients(self):
         return self.inner.num_gradients
