@@ -60,8 +60,11 @@ log density, or None: flat |
     schedulers move `group["lr"]`, which is the step size ε.
 
     Weights in half precision have a copy in single precision in the state, which is what moves:
-    steps are smaller than their last digits.
+    steps are smaller than their last digits. `heats_apart` says that a step draws its noise by
+    itself, so that the rest can be done to a whole at once.
     """
+
+    heats_apart = False
 
     def __init__(
         self, params: Iterable, step_size: float, settings: dict[str, Any], *,
@@ -171,7 +174,8 @@ log density, or None: flat |
 
     def _cut(self, params: list[torch.Tensor]) -> Plan:
         positions = [position.detach() for position in self._positions(params)]
-        return pieces.cut(positions, [self.state[param] for param in params], self.normals)
+        states = [self.state[param] for param in params]
+        return pieces.cut(positions, states, self.normals, has_whole=self.heats_apart)
 
     def _positions(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Parameters or, where they have few digits, the copies that have more."""
