@@ -12,8 +12,8 @@ from handmade_factors import handmade_draws
 from sghmc import cli
 from sghmc.cli import session
 from sghmc.data.ratings import synthetic_ratings
-from sghmc.estimators import factor_chain
-from sghmc.estimators.factor_chain import Chain
+from sghmc.estimators.recommender import factor_chain
+from sghmc.estimators.recommender.factor_chain import Chain
 
 
 @pytest.fixture(autouse=True)

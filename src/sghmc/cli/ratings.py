@@ -48,7 +48,7 @@ def fit_ratings(
     with session.work(debug), atomic_file.drafts(out) as stage:
         from sghmc.data.ratings import load_ratings
         from sghmc.estimators import pages
-        from sghmc.estimators.ratings import fit_and_judge, told_scores
+        from sghmc.estimators.recommender.ratings import fit_and_judge, told_scores
 
         progress = session.has_bars(quiet, as_json)
         table = load_ratings(ratings, duplicates=duplicates)
@@ -115,8 +115,8 @@ def recommend(
         if not everybody and (out is not None or by != "mean"):
             raise ValueError("--out and --by are for --all; one user's items have --explore.")
         from sghmc.data.ratings import id_of, load_ratings
-        from sghmc.estimators.ratings import is_model
         from sghmc.estimators.recommender import MatrixFactorization
+        from sghmc.estimators.recommender.ratings import is_model
 
         source = source / MODEL if (source / MODEL).exists() else source
         if is_model(source):

@@ -11,7 +11,7 @@ import exact_factorization
 from exact_factorization import conditional
 from handmade_factors import SIZES, handmade_draws
 from sghmc.data.ratings import Ratings
-from sghmc.estimators.fold_in import Known, fold_in
+from sghmc.estimators.recommender.fold_in import Known, fold_in
 
 NUM_DRAWS = 4000
 KNOWN = Known(SIZES["user"], SIZES["item"])

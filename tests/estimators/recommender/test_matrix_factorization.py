@@ -12,10 +12,11 @@ import exact_factorization
 from exact_factorization import ExactGibbs
 from handmade_factors import SIZES, handmade_draws
 from sghmc.data.ratings import Ratings, from_table, synthetic_ratings
-from sghmc.estimators import MatrixFactorization, factor_chain
-from sghmc.estimators.factor_chain import Chain
-from sghmc.estimators.factor_draws import FactorDraws
-from sghmc.estimators.fold_in import Known, fold_in
+from sghmc.estimators import MatrixFactorization
+from sghmc.estimators.recommender import factor_chain
+from sghmc.estimators.recommender.factor_chain import Chain
+from sghmc.estimators.recommender.factor_draws import FactorDraws
+from sghmc.estimators.recommender.fold_in import Known, fold_in
 
 pl = pytest.importorskip("polars")
 

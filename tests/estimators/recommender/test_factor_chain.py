@@ -16,8 +16,8 @@ import sghmc
 from exact_factorization import make_ratings, predictions
 from handmade_factors import NUM_DRAWS, SIZES, WIDTH, handmade_draws
 from sghmc.data.ratings import Ratings
-from sghmc.estimators import factor_chain
-from sghmc.estimators.factor_chain import Chain, ChainSettings
+from sghmc.estimators.recommender import factor_chain
+from sghmc.estimators.recommender.factor_chain import Chain, ChainSettings
 from sghmc.models import MatrixFactorization as Model
 
 RANK = 2

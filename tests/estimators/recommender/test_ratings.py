@@ -7,9 +7,10 @@ import pytest
 
 from handmade_factors import handmade_draws
 from sghmc.data.ratings import Ratings
-from sghmc.estimators import MatrixFactorization, factor_chain
-from sghmc.estimators.factor_chain import Chain
-from sghmc.estimators.ratings import fit_and_judge, is_model, plot_coverage, told_scores
+from sghmc.estimators import MatrixFactorization
+from sghmc.estimators.recommender import factor_chain
+from sghmc.estimators.recommender.factor_chain import Chain
+from sghmc.estimators.recommender.ratings import fit_and_judge, is_model, plot_coverage, told_scores
 
 USERS, ITEMS = (axis.ravel() for axis in np.indices((7, 6)))
 RATINGS = Ratings(

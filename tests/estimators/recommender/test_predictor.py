@@ -7,8 +7,8 @@ import pytest
 
 from handmade_factors import SIZES, handmade_draws
 from sghmc.data.ratings import Ratings
-from sghmc.estimators.factor_draws import FactorDraws
-from sghmc.estimators.predictor import Predictor
+from sghmc.estimators.recommender.factor_draws import FactorDraws
+from sghmc.estimators.recommender.predictor import Predictor
 
 RATINGS = Ratings(
     user=np.array([0, 0, 3, 3], np.int32),

@@ -12,10 +12,11 @@ from sklearn.utils.validation import check_is_fitted
 from sghmc.core.checking import check_count
 from sghmc.data import ratings as tables
 from sghmc.data.ratings import DUPLICATES, Ratings, codes_of
-from sghmc.estimators import factor_chain, storage
-from sghmc.estimators.factor_chain import Chain, ChainSettings
-from sghmc.estimators.fold_in import Known, fold_in
-from sghmc.estimators.rating_answers import RatingAnswers
+from sghmc.estimators import storage
+from sghmc.estimators.recommender import factor_chain
+from sghmc.estimators.recommender.factor_chain import Chain, ChainSettings
+from sghmc.estimators.recommender.fold_in import Known, fold_in
+from sghmc.estimators.recommender.rating_answers import RatingAnswers
 
 _RATINGS = "ratings."
 """Begins the names of the ratings' arrays in a file, where draws have names without a dot first."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.data.ratings import Ratings
-from sghmc.estimators.factor_chain import RESOLUTION
+from sghmc.estimators.recommender.factor_chain import RESOLUTION
 from sghmc.estimators.rows import padded, padded_size
 from sghmc.models.factor_conditional import Blocks, draw_items, draw_users
 from sghmc.types import PyTree

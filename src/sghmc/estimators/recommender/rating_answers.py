@@ -10,10 +10,10 @@ from sklearn.utils.validation import check_is_fitted
 from sghmc.core.checking import check_count
 from sghmc.data import ratings as tables
 from sghmc.data.ratings import Ratings, codes_of
-from sghmc.estimators import factor_export
-from sghmc.estimators.bulk import best_items
-from sghmc.estimators.factor_draws import FactorDraws
-from sghmc.estimators.predictor import AllRecommendations, Predictor, Recommendations
+from sghmc.estimators.recommender import factor_export
+from sghmc.estimators.recommender.bulk import best_items
+from sghmc.estimators.recommender.factor_draws import FactorDraws
+from sghmc.estimators.recommender.predictor import AllRecommendations, Predictor, Recommendations
 from sghmc.models.top_items import By
 from sghmc.results.rating_scores import ranking_scores, rating_scores
 

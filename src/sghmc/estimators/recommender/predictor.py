@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sghmc.data.ratings import Ratings, codes_of
-from sghmc.estimators.bulk import Best
-from sghmc.estimators.factor_draws import FactorDraws
+from sghmc.estimators.recommender.bulk import Best
+from sghmc.estimators.recommender.factor_draws import FactorDraws
 
 
 class Recommendations(NamedTuple):
