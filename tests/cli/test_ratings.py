@@ -63,7 +63,7 @@ def test_commands_fit_and_recommend(table, tmp_path):
 def model(table, tmp_path, monkeypatch):
     """What fit-ratings wrote, of draws made by hand: 24 users, 16 items."""
 
-    def run(key, ratings, settings, start):
+    def run(key, ratings, settings, start, *_):
         return Chain.of(handmade_draws(sizes={"user": 24, "item": 16}))
 
     monkeypatch.setattr(factor_chain, "run", run)

@@ -14,18 +14,14 @@ import numpy as np
 
 from sghmc.core.checking import check_count
 from sghmc.data.tables import columns
+from sghmc.data.tables.roles import ROLES, columns_of, find, plain
 from sghmc.data.tables.table_files import read_columns
 from sghmc.data.tables.text import Style
 
 DUPLICATES = ("error", "last", "mean")
 
-_COLUMNS = {
-    "user": ("user", "users", "userid", "uid"),
-    "item": ("item", "items", "itemid", "iid", "movie", "movies", "movieid"),
-    "rating": ("rating", "ratings"),
-}
 _TIMES = ("timestamp", "time", "date")
-_NUMERIC = (*_COLUMNS["rating"], "timestamp")
+_NUMERIC = (*ROLES["rating"], "timestamp")
 """Columns of text that are numbers in any case."""
 
 _HEADERLESS = ("user", "item", "rating", "timestamp")
@@ -114,7 +110,7 @@ def load_ratings(
     rated twice: "error", "last" or "mean".
     """
     # Ids stay text until all are seen: 007 is not 7.
-    style = Style(lambda name: _plain(name) not in _NUMERIC, headerless=_HEADERLESS)
+    style = Style(lambda name: plain(name) not in _NUMERIC, headerless=_HEADERLESS)
     found = read_columns(pathlib.Path(path), style, _FILES)
     table = {name: columns.whole_numbers(column) for name, column in found.items()}
     return _from_columns(table, (user, item, rating), duplicates, str(path))
@@ -131,7 +127,7 @@ def from_table(
     """The ratings in a pandas, polars or Arrow table, a dict of columns, or three arrays."""
     if isinstance(table, Ratings):
         return table
-    return _from_columns(_columns_of(table), (user, item, rating), duplicates, "the table")
+    return _from_columns(_columns(table), (user, item, rating), duplicates, "the table")
 
 
 def synthetic_ratings(
@@ -236,8 +232,8 @@ def _from_columns(
     if duplicates not in DUPLICATES:
         raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {duplicates!r}.")
     chosen = {
-        role: table[_find(table, role, name, source)]
-        for role, name in zip(_COLUMNS, names, strict=True)
+        role: table[find(table, role, name, source)]
+        for role, name in zip(ROLES, names, strict=True)
     }
     lengths = {role: len(column) for role, column in chosen.items()}
     if len(set(lengths.values())) > 1:
@@ -254,7 +250,7 @@ def _from_columns(
 def _times(table: Mapping[str, Any], length: int) -> np.ndarray | None:
     """When rows were rated, where a column of the table tells for all of them."""
     for name in table:
-        if _plain(name) in _TIMES:
+        if plain(name) in _TIMES:
             times = _seconds(np.asarray(table[name]))
             if times is not None and times.shape == (length,) and np.all(np.isfinite(times)):
                 return times
@@ -273,39 +269,10 @@ def _seconds(values: np.ndarray) -> np.ndarray | None:
     return np.where(np.isnat(dates), np.nan, dates.astype(np.float64))
 
 
-def _find(table: Mapping[str, Any], role: str, name: str | None, source: str) -> str:
-    """The name of the column that plays a role."""
-    there = f"{source} has the columns {', '.join(map(str, table))}"
-    if name is not None:
-        if name not in table:
-            raise ValueError(f"{there}, but no {name!r}.")
-        return name
-    matches = [each for each in table if _plain(each) in _COLUMNS[role]]
-    if len(matches) != 1:
-        problem = "no column" if not matches else "more than one column"
-        raise ValueError(
-            f"{there}: {problem} of {role}s. Name it {role!r}, or say which it is with {role}=…."
-        )
-    return matches[0]
-
-
-def _plain(name: Any) -> str:
-    return "".join(letter for letter in str(name).lower() if letter.isalnum())
-
-
-def _columns_of(table: Any) -> Mapping[str, Any]:
-    if isinstance(table, Mapping):
-        return table
-    if hasattr(table, "column_names") and hasattr(table, "columns"):  # pyarrow
-        return dict(zip(table.column_names, table.columns, strict=True))
-    if hasattr(table, "columns") and hasattr(table, "__getitem__"):  # pandas, polars
-        return {name: table[name] for name in table.columns}
+def _columns(table: Any) -> Mapping[str, Any]:
     if isinstance(table, tuple | list) and len(table) == 3:
-        return dict(zip(_COLUMNS, table, strict=True))
-    raise TypeError(
-        f"Ratings are a pandas, polars or Arrow table, a dict of columns, or three arrays (user, "
-        f"item, rating), not {type(table).__name__}."
-    )
+        return dict(zip(ROLES, table, strict=True))
+    return columns_of(table, "Ratings", "or three arrays (user, item, rating)")
 
 
 def _without_duplicates(ratings: Ratings, duplicates: str, source: str) -> Ratings:

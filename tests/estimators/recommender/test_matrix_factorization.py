@@ -16,7 +16,8 @@ from sghmc.estimators import MatrixFactorization
 from sghmc.estimators.recommender import factor_chain
 from sghmc.estimators.recommender.factor_chain import Chain
 from sghmc.estimators.recommender.factor_draws import FactorDraws
-from sghmc.estimators.recommender.fold_in import Known, fold_in
+from sghmc.estimators.recommender.fold_in import Known, Newcomers
+from sghmc.estimators.recommender.likelihoods.gaussian import Gaussian, NormalOutcome
 
 pl = pytest.importorskip("polars")
 
@@ -34,8 +35,9 @@ class FakeChain:
     def __init__(self):
         self.calls: list[Any] = []
 
-    def __call__(self, key, ratings, settings, start):
+    def __call__(self, key, ratings, settings, start, likelihood, sides):
         self.calls.append((key, ratings, settings, start))
+        self.likelihood, self.sides = likelihood, sides
         return Chain.of(handmade_draws(seed=len(self.calls)))
 
 
@@ -66,12 +68,14 @@ def test_the_chain_gets_standardized_ratings_and_all_settings(chain):
 
 def test_predictions_are_those_of_the_draws_in_stars(chain):
     model = MatrixFactorization(clip=False).fit(TABLE)
-    draws = FactorDraws.of(handmade_draws(seed=1))
-    mean, variance = draws.moments(np.array([3, -1]), np.array([2, 2]))
-    center, spread = np.mean(TABLE["rating"]), np.std(TABLE["rating"])
+    draws = handmade_draws(seed=1)
+    given = np.array(TABLE["rating"])
+    center, spread = float(given.mean()), float(given.std())
+    outcome = NormalOutcome(center, spread, draws["noise"], (-np.inf, np.inf), given)
+    expected = outcome.moments(FactorDraws.of(draws), np.array([3, -1]), np.array([2, 2]))
     rating, std = model.predict([3, 99], [2, 2], return_std=True)
-    np.testing.assert_allclose(rating, center + spread * mean, rtol=1e-6)
-    np.testing.assert_allclose(std, spread * np.sqrt(variance), rtol=1e-6)
+    np.testing.assert_allclose(rating, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(std, expected[1], rtol=1e-6)
     np.testing.assert_array_equal(model.predict([3, 99], [2, 2]), rating)
     assert model.predict([], []).shape == (0,)
     everything = [np.repeat(range(7), 6), np.tile(range(6), 7)]
@@ -113,7 +117,8 @@ def test_fold_in_asks_for_new_users_and_those_with_new_ratings(chain):
         table, rating=((table.rating - scale[0]) / scale[1]).astype(np.float32)
     )
     key = jax.random.fold_in(jax.random.key(5), 1)
-    expected = fold_in(key, before, standardized, Known(7, 6), np.array([3, 7]))
+    new = Newcomers(before, standardized, Known(7, 6), np.array([3, 7]), {})
+    expected = Gaussian().fold_in(key, new)
     for name, part in expected.items():
         np.testing.assert_array_equal(model.draws_[name], part)
     assert model.num_fits_ == 2
@@ -278,10 +283,11 @@ def test_partial_fit_compiles_once(caplog):
     [
         ({"rank": 0}, "rank must be a whole number from 1, but is 0"),
         ({"num_draws": 2.5}, "num_draws must be a whole number"),
-        ({"batch_size": True}, "batch_size must be None, for all, or a whole number"),
+        ({"batch_size": True}, "batch_size must be None, for the usual, or a whole"),
         ({"step_size": -1.0}, "step_size must be between 0 and 2"),
         ({"momentum_decay": 2.0}, "momentum_decay must be between 0 and 2"),
         ({"duplicates": "first"}, "duplicates must be one of"),
+        ({"likelihood": "student"}, "likelihood must be one of"),
         ({"random_state": -1}, "random_state must be a whole number from 0"),
     ],
 )

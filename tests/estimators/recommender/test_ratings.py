@@ -27,7 +27,7 @@ def seen(monkeypatch):
     """The ratings that each run of the chain saw; its draws are made by hand."""
     runs: list[set[tuple[int, int]]] = []
 
-    def run(key, ratings, settings, start):
+    def run(key, ratings, settings, start, *_):
         runs.append(set(zip(ratings.user.tolist(), ratings.item.tolist(), strict=True)))
         return Chain.of(handmade_draws(seed=len(runs)))
 

@@ -6,21 +6,20 @@ leaves the law of the others as it is.
 """
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.adapt import Adapt
 from sghmc.data.ratings import Ratings
-from sghmc.estimators.rows import padded, padded_size
+from sghmc.estimators.recommender.likelihoods.base import Likelihood, Problem, Sizes
+from sghmc.estimators.recommender.side import Sides
+from sghmc.estimators.rows import padded_size
 from sghmc.gradients.exact import FullBatch
 from sghmc.gradients.minibatch import Minibatch
-from sghmc.models.factor_gibbs import NOISE_SHAPE, SIDES
-from sghmc.models.factorization import FactorizationModel
+from sghmc.models.factor_gibbs import SIDES
+from sghmc.models.factor_model import AbstractFactorization
 from sghmc.posterior.posterior import Posterior
 from sghmc.results.errors import DivergenceError
 from sghmc.results.samples import Samples
@@ -28,23 +27,15 @@ from sghmc.samplers.sghmc import SGHMC
 from sghmc.sampling import sample
 from sghmc.types import PyTree
 
-RESOLUTION = 0.01
-"""In standard deviations of the ratings: so exactly is a rating known at best. Far below the noise
-of ratings by people, and enough that ratings without noise have a proper posterior."""
-
-_ADAPT_EVERY, _GIBBS_EVERY = 10, 50
-"""Steps. Masses are cheap and follow quickly; a Gibbs update is a pass over all ratings."""
+_ADAPT_EVERY = 10
+"""Steps: masses are cheap, and follow quickly."""
 
 _NUM_ATTEMPTS, _SHORTENED = 8, 0.7
 """A chain that diverges is tried again with a step shorter by this factor, down to a twelfth."""
 
-_SMALLEST_BATCH, _MOST_BATCHES = 40_000, 10
-"""A batch is a part of the data that does not shrink as they grow: its curvature, N/n times that of
-its ratings, would shake a step of this size too much."""
-
-_START_PRODUCTS, _START_BIASES, _START_NOISE = 0.25, 0.2, 0.5
-"""Variances that a chain starts from, of ratings whose variance is 1: of the factors' products, of
-either bias, and of the noise."""
+_START_PRODUCTS, _START_BIASES = 0.25, 0.2
+"""Variances that a chain starts from, of ratings whose variance is 1: of the factors' products, and
+of either bias."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,130 +71,153 @@ class Chain(NamedTuple):
 
     def by_name(self) -> dict[str, np.ndarray]:
         """All draws in one flat dict: "user", "user.mean", "noise", …"""
-        named = {**self.position, **{name: self.hyper[name] for name in _NOISE}}
-        for side in SIDES:
-            named |= {f"{side}.{part}": self.hyper[side][part] for part in _PRIOR}
+        named = dict(self.position)
+        for name, part in self.hyper.items():
+            named |= (
+                {f"{name}.{key}": each for key, each in part.items()}
+                if name in SIDES
+                else {name: part}
+            )
         return named
 
     @classmethod
     def of(cls, named: dict[str, np.ndarray]) -> "Chain":
         """The chain whose `by_name` this is."""
-        hyper: dict[str, PyTree] = {name: named[name] for name in _NOISE}
-        hyper |= {side: {part: named[f"{side}.{part}"] for part in _PRIOR} for side in SIDES}
+        hyper: dict[str, PyTree] = {side: {} for side in SIDES}
+        for name, part in named.items():
+            side, dot, key = name.partition(".")
+            if dot:
+                hyper[side][key] = part
+            elif name not in SIDES:
+                hyper[name] = part
         return cls({side: named[side] for side in SIDES}, hyper)
 
 
-_NOISE, _PRIOR = ("noise", "noise_rate"), ("mean", "precision")
-
-
-def run(key: jax.Array, ratings: Ratings, settings: ChainSettings, start: Chain | None) -> Chain:
-    """Draw from the posterior given ratings (centered, of order 1).
+def run(
+    key: jax.Array,
+    ratings: Ratings,
+    settings: ChainSettings,
+    start: Chain | None,
+    likelihood: Likelihood,
+    sides: Sides,
+) -> Chain:
+    """Draw from the posterior given ratings in the model's units, and features.
 
     From `start`, a single state, the chain goes on; users and items that it does not know yet come
     in from the prior. A chain that diverges starts over with a smaller step. Ctrl-C raises
     KeyboardInterrupt: a few draws would not be the posterior that was asked for.
     """
-    sizes = tuple(padded_size(count, 8) for count in (ratings.num_users, ratings.num_items))
-    model, adapt = _model(*sizes, settings.rank, settings.num_burnin_draws * settings.thinning)
+    sizes = Sizes(*(padded_size(count, 8) for count in (ratings.num_users, ratings.num_items)))
+    features = {side: each.features() for side, each in sides.items()}
+    problem = likelihood.problem(ratings, sizes, settings.rank, features)
     of_start, of_run = jax.random.split(key)
-    begin = _begin(of_start, model, start)
-    posterior = _posterior(model, ratings).with_hyper(
-        {**jax.tree.map(jnp.asarray, begin.hyper), "counts": _counts(model, ratings)}
-    )
-    samples = _sample(of_run, posterior, model, adapt, begin, settings)
-    rows = samples.positions[0]
-    position = {
-        "user": rows[:, : ratings.num_users],
-        "item": rows[:, model.num_users :][:, : ratings.num_items],
-    }
-    hyper = {name: part for name, part in samples.hyper.items() if name != "counts"}
-    hyper = jax.tree.map(lambda leaf: np.asarray(leaf[0]), hyper)
-    hyper["noise"] = hyper["noise"][:, : ratings.num_users]
-    return Chain(position, hyper)
+    begin = _begin(of_start, problem, likelihood, start)
+    hyper = {**jax.tree.map(jnp.asarray, begin.hyper), "counts": _counts(sizes, ratings)}
+    posterior = problem.posterior.with_hyper({**problem.posterior.hyper, **hyper})
+    samples = _sample(of_run, posterior, problem, begin, settings)
+    return _kept(samples, problem.model, ratings, likelihood)
 
 
-@functools.lru_cache(maxsize=8)
-def _model(
-    num_users: int, num_items: int, rank: int, until: int
-) -> tuple[FactorizationModel, Adapt]:
-    """Model and adaptation: the same objects for the same shapes, so that programs are found."""
-    model = FactorizationModel(num_users, num_items, rank, "dimension", "user", RESOLUTION)
-    return model, model.adapt(lambda hyper: hyper["counts"], _ADAPT_EVERY, until)
-
-
-def _posterior(model: FactorizationModel, ratings: Ratings) -> Posterior:
-    length = padded_size(len(ratings), 4)
-    columns = (padded(column, length) for column in (ratings.user, ratings.item, ratings.rating))
-    posterior = model.posterior(*columns)
-    count = jnp.asarray(len(ratings), jnp.int32)
-    return eqx.tree_at(lambda p: p.num_real, posterior, count, is_leaf=lambda leaf: leaf is None)
-
-
-def _counts(model: FactorizationModel, ratings: Ratings) -> PyTree:
+def _counts(sizes: Sizes, ratings: Ratings) -> PyTree:
     """The number of ratings of each user and item."""
-    sizes = {"user": model.num_users, "item": model.num_items}
     return {
-        name: jnp.asarray(np.bincount(getattr(ratings, name), minlength=size), jnp.float32)
-        for name, size in sizes.items()
+        side: jnp.asarray(np.bincount(getattr(ratings, side), minlength=size), jnp.float32)
+        for side, size in sizes._asdict().items()
     }
 
 
-def _begin(key: jax.Array, model: FactorizationModel, start: Chain | None) -> Chain:
+def _counts_of(hyper: PyTree) -> PyTree:
+    return hyper["counts"]
+
+
+def _kept(
+    samples: Samples, model: AbstractFactorization, ratings: Ratings, likelihood: Likelihood
+) -> Chain:
+    """What is kept of a run: no padding, and of centers what they are on the whole."""
+    rows, counts = samples.positions[0], {"user": ratings.num_users, "item": ratings.num_items}
+    position = {
+        "user": rows[:, : counts["user"]],
+        "item": rows[:, model.num_users :][:, : counts["item"]],
+    }
+    hyper = jax.tree.map(lambda leaf: np.asarray(leaf[0]), samples.hyper)
+    kept = {name: hyper[name] for name in likelihood.kept}
+    if "noise" in kept:
+        kept["noise"] = kept["noise"][:, : counts["user"]]
+    for side, count in counts.items():
+        kept[side] = hyper[side]
+        if "center" in kept[side]:
+            center = kept[side].pop("center")[:, :count]
+            kept[side] |= {"typical": center.mean(axis=1), "varied": center.var(axis=1)}
+    return Chain(position, kept)
+
+
+def _begin(key: jax.Array, problem: Problem, likelihood: Likelihood, start: Chain | None) -> Chain:
     """Where a chain starts: from rough variances, or from `start` and new rows of the prior."""
+    model = problem.model
     if start is None:
         scale = (_START_PRODUCTS / model.rank) ** 0.25
         variances = np.append(np.full(model.rank, scale**2), _START_BIASES)
         precision = (1 / variances).astype(np.float32)
-        prior = {"mean": np.zeros_like(precision), "precision": precision}
-        noise = np.full(model.num_users, 1 / _START_NOISE, np.float32)
-        rate = np.float32(NOISE_SHAPE * _START_NOISE)
-        hyper = {"noise": noise, "noise_rate": rate, "user": prior, "item": prior}
-        return Chain(model.init(key, scale), hyper)
+        rough = {"mean": np.zeros_like(precision), "precision": precision}
+        priors = {side: {**prior, **rough} for side, prior in model.prior_start().items()}
+        return Chain(model.init(key, scale), {**priors, **likelihood.start(problem)})
+    priors = {side: _resumed(model, side, start.hyper[side]) for side in SIDES}
     sizes = (model.num_users, model.num_items)
     rows = [
-        _extended(of_side, start.position[side], start.hyper[side], size)
+        _extended(of_side, start.position[side], priors[side], size)
         for side, size, of_side in zip(SIDES, sizes, jax.random.split(key), strict=True)
     ]
-    noise = start.hyper["noise"]
-    new = np.full(model.num_users - len(noise), noise.mean())
-    return Chain(jnp.concatenate(rows), {**start.hyper, "noise": np.append(noise, new)})
+    rest = likelihood.resumed(start.hyper, problem)
+    return Chain(jnp.concatenate(rows), {**priors, **rest})
+
+
+def _resumed(model: AbstractFactorization, side: str, prior: PyTree) -> PyTree:
+    """A side's prior, with the centers of its rows where there are features."""
+    if side not in model.features:
+        return prior
+    size = model.num_users if side == "user" else model.num_items
+    names = ("mean", "precision", "weights", "weight_scale")
+    center = prior["mean"][None] + model.features[side].times(jnp.asarray(prior["weights"]), size)
+    return {name: prior[name] for name in names} | {"center": center}
 
 
 def _extended(key: jax.Array, rows: np.ndarray, prior: PyTree, length: int) -> jax.Array:
     """Known rows followed by new ones from the prior."""
     normals = jax.random.normal(key, (length - len(rows), rows.shape[1]))
-    new = prior["mean"][None] + prior["precision"][None] ** -0.5 * normals
+    center = prior["center"][len(rows) :] if "center" in prior else prior["mean"][None]
+    new = center + prior["precision"][None] ** -0.5 * normals
     return jnp.concatenate([jnp.asarray(rows), new.astype(jnp.float32)])
 
 
-def _batch_size(settings: ChainSettings, posterior: Posterior) -> int | None:
-    """Ratings a step looks at, or None for all of them."""
-    size = max(_SMALLEST_BATCH, posterior.num_rows // _MOST_BATCHES)
-    size = settings.batch_size or size
-    return None if size >= int(posterior.num_examples) else size
+def _batch_size(settings: ChainSettings, problem: Problem) -> int | None:
+    """Examples a step looks at, or None for all of them."""
+    pairs = settings.batch_size or problem.batch_size
+    size = max(1, pairs // problem.pairs_per_example)
+    return None if size >= int(problem.posterior.num_examples) else size
 
 
-def _safe_mass(posterior: Posterior, model: FactorizationModel, begin: Chain) -> float:
+def _safe_mass(posterior: Posterior, model: AbstractFactorization, begin: Chain) -> float:
     """The mass of the stiffest row, for all rows until their first adaptation: slow, but safe."""
     counts = posterior.hyper["counts"]
     sides = model.sides(begin.position)
     squares = max(float(jnp.max(jnp.mean(rows**2, axis=0))) for rows in sides.values())
     most = max(float(jnp.max(count)) for count in counts.values())
     precision = max(float(np.max(begin.hyper[name]["precision"])) for name in counts)
-    return float(np.max(begin.hyper["noise"])) * most * max(squares, 1.0) + precision
+    noise = max(float(jnp.max(each)) for each in model.precisions(posterior.hyper, counts).values())
+    return noise * most * max(squares, 1.0) + precision
 
 
 def _sample(
     key: jax.Array,
     posterior: Posterior,
-    model: FactorizationModel,
-    adapt: Adapt,
+    problem: Problem,
     begin: Chain,
     settings: ChainSettings,
 ) -> Samples:
     """A run that did not diverge, with as long a step as that took."""
-    batch_size = _batch_size(settings, posterior)
+    model, batch_size = problem.model, _batch_size(settings, problem)
     gradient = FullBatch() if batch_size is None else Minibatch(batch_size, replacement="epochs")
+    adapt = model.adapt(_counts_of, _ADAPT_EVERY, settings.num_burnin_draws * settings.thinning)
     mass = _safe_mass(posterior, model, begin)
     failure: DivergenceError | None = None
     step_sizes = [settings.step_size * _SHORTENED**attempt for attempt in range(_NUM_ATTEMPTS)]
@@ -218,7 +232,7 @@ def _sample(
                 num_samples=settings.num_draws,
                 num_burnin=settings.num_burnin_draws,
                 thinning=settings.thinning,
-                gibbs=model.gibbs(_GIBBS_EVERY),
+                gibbs=model.gibbs(problem.gibbs_every),
                 adapt=adapt,
                 progress=settings.progress,
             )

@@ -1,6 +1,6 @@
 """New users and items of a fitted recommender, without a refit: their law given the other side."""
 
-import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.data.ratings import Ratings
-from sghmc.estimators.recommender.factor_chain import RESOLUTION
+from sghmc.estimators.recommender.side import Sides
 from sghmc.estimators.rows import padded, padded_size
-from sghmc.models.factor_conditional import Blocks, draw_items, draw_users
+from sghmc.models.factor_conditional import Blocks
 from sghmc.types import PyTree
 
 _BLOCK = 64
@@ -20,62 +20,98 @@ _BLOCK = 64
 class Known(NamedTuple):
     """How many users and items the draws have rows for."""
 
-    num_users: int
-    num_items: int
+    user: int
+    item: int
 
 
-def fold_in(
-    key: jax.Array, draws: dict[str, np.ndarray], ratings: Ratings, known: Known, users: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Draws by name with rows for all users and items of `ratings` (standardized).
+class Newcomers(NamedTuple):
+    """Whom to fold in: `users` are the codes of those who get a fresh row, new ones among them.
 
-    `users` are the codes of those who get a fresh row, from all their ratings of known items. New
-    items then get theirs from all who rated them.
+    `ratings` are all there are, in the model's units.
     """
-    with jax.default_device(_processor()):
-        return _fold_in(key, draws, ratings, known, users)
+
+    draws: dict[str, np.ndarray]
+    ratings: Ratings
+    known: Known
+    users: np.ndarray
+    sides: Sides
+
+    def prior(self, side: str, codes: np.ndarray) -> PyTree:
+        """Of rows with these codes, draw by draw; padded rows lie around 0."""
+        precision = self.draws[f"{side}.precision"].astype(np.float32)
+        if side in self.sides:
+            centers = self.sides[side].centers(self.draws, side, codes).astype(np.float32)
+            mean = padded(centers, padded_size(len(codes), 4), axis=1)
+        else:
+            mean = self.draws[f"{side}.mean"].astype(np.float32)
+        return {"mean": mean, "precision": precision}
+
+    @property
+    def new_items(self) -> np.ndarray:
+        return np.arange(self.known.item, self.ratings.num_items)
 
 
-def _processor() -> Any:
-    """The CPU, where there is one: the reduction to tridiagonal form has no batches on a GPU."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return None
+class Task(NamedTuple):
+    """Rows to draw: their ratings in blocks, the other side's rows, and their prior."""
+
+    blocks: Blocks
+    num_rows: int
+    """With padding."""
+    others: np.ndarray
+    """(draw, row, column)."""
+    prior: PyTree
 
 
-def _fold_in(
-    key: jax.Array, draws: dict[str, np.ndarray], ratings: Ratings, known: Known, users: np.ndarray
-) -> dict[str, np.ndarray]:
-    of_users, of_items = jax.random.split(key)
-    is_known = ratings.item < known.num_items
-    is_asked = np.zeros(ratings.num_users, bool)
-    is_asked[users] = True
-    place = np.cumsum(is_asked) - 1
-    rows = np.flatnonzero(is_asked[ratings.user] & is_known)
+def user_task(new: Newcomers) -> Task:
+    """Users, given all their ratings of known items."""
+    ratings, place = new.ratings, _places(new.users, new.ratings.num_users)
+    rows = np.flatnonzero((place[ratings.user] >= 0) & (ratings.item < new.known.item))
     blocks, length = _blocks(
-        place[ratings.user[rows]], ratings.item[rows], ratings.rating[rows], len(users)
+        place[ratings.user[rows]], ratings.item[rows], ratings.rating[rows], len(new.users)
     )
-    items = padded(draws["item"], padded_size(known.num_items, 8), axis=1)
-    fresh, noise = _users(
-        of_users, length, blocks, items, _prior(draws, "user"), draws["noise_rate"]
+    items = padded(new.draws["item"], padded_size(new.known.item, 8), axis=1)
+    return Task(blocks, length, items, new.prior("user", new.users))
+
+
+def item_task(new: Newcomers, users: dict[str, np.ndarray]) -> tuple[Task, dict[str, np.ndarray]]:
+    """New items, given all who rated them; and those users' parts of other draws by user.
+
+    `users` has draws by name with rows for all users.
+    """
+    ratings = new.ratings
+    rows = np.flatnonzero(ratings.item >= new.known.item)
+    raters, rater = np.unique(ratings.user[rows], return_inverse=True)
+    codes = new.new_items
+    blocks, length = _blocks(
+        ratings.item[rows] - new.known.item, rater, ratings.rating[rows], len(codes)
     )
-    new = {
-        "user": _with_rows(draws["user"], users, np.asarray(fresh), ratings.num_users),
-        "noise": _with_rows(draws["noise"], users, np.asarray(noise), ratings.num_users),
-    }
-    if ratings.num_items > known.num_items:
-        rows = np.flatnonzero(~is_known)
-        codes = np.arange(known.num_items, ratings.num_items)
-        raters, rater = np.unique(ratings.user[rows], return_inverse=True)
-        blocks, length = _blocks(
-            ratings.item[rows] - known.num_items, rater, ratings.rating[rows], len(codes)
-        )
-        size = padded_size(len(raters), 4)
-        others = (padded(new[name][:, raters], size, axis=1) for name in ("user", "noise"))
-        fresh = _items(of_items, length, blocks, *others, _prior(draws, "item"))
-        new["item"] = _with_rows(draws["item"], codes, np.asarray(fresh), ratings.num_items)
-    return {**draws, **new}
+    size = padded_size(len(raters), 4)
+    parts = {name: padded(part[:, raters], size, axis=1) for name, part in users.items()}
+    return Task(blocks, length, parts.pop("user"), new.prior("item", codes)), parts
+
+
+def on_processor(work: Callable[[], Any]) -> Any:
+    """On the CPU, where there is one: the reduction to tridiagonal form has no batches on a GPU."""
+    try:
+        processor = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        processor = None
+    with jax.default_device(processor):
+        return work()
+
+
+def with_rows(known: np.ndarray, codes: np.ndarray, fresh: Any, length: int) -> np.ndarray:
+    """Draws (draw, row, …) up to `length` rows, those of `codes` fresh."""
+    rows = padded(known, length, axis=1)
+    rows[:, codes] = np.asarray(fresh)[:, : len(codes)]
+    return rows
+
+
+def _places(codes: np.ndarray, count: int) -> np.ndarray:
+    """The place of each code among some, −1 where it is none of them."""
+    places = np.full(count, -1)
+    places[codes] = np.arange(len(codes))
+    return places
 
 
 def _blocks(
@@ -104,38 +140,3 @@ def _blocks(
         filled(np.ones(len(order)), np.float32),
     )
     return blocks, padded_size(num_owners, 4)
-
-
-def _prior(draws: dict[str, np.ndarray], side: str) -> PyTree:
-    return {part: draws[f"{side}.{part}"].astype(np.float32) for part in ("mean", "precision")}
-
-
-def _with_rows(known: np.ndarray, codes: np.ndarray, fresh: np.ndarray, length: int) -> np.ndarray:
-    """Draws (draw, row, …) up to `length` rows, those of `codes` fresh."""
-    rows = padded(known, length, axis=1)
-    rows[:, codes] = fresh[:, : len(codes)]
-    return rows
-
-
-@functools.partial(jax.jit, static_argnames=("num_users",))
-def _users(key, num_users, blocks, items, prior, noise_rate):
-    """(draw, user, column) and (draw, user)."""
-
-    def one(draw):
-        key, items, prior, rate = draw
-        return draw_users(key, blocks, num_users, items, prior, rate, RESOLUTION)
-
-    keys = jax.random.split(key, len(items))
-    return jax.lax.map(one, (keys, items, prior, jnp.asarray(noise_rate, jnp.float32)))
-
-
-@functools.partial(jax.jit, static_argnames=("num_items",))
-def _items(key, num_items, blocks, users, noise, prior):
-    """(draw, item, column)."""
-
-    def one(draw):
-        key, users, noise, prior = draw
-        return draw_items(key, blocks, num_items, users, noise, prior)
-
-    keys = jax.random.split(key, len(users))
-    return jax.lax.map(one, (keys, users, jnp.asarray(noise, jnp.float32), prior))

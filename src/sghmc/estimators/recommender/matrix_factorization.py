@@ -1,7 +1,6 @@
 """A recommender that knows what it does not know: Bayesian matrix factorization by SGHMC."""
 
 import copy
-import dataclasses
 import pathlib
 from typing import Any, Self
 
@@ -13,16 +12,12 @@ from sghmc.core.checking import check_count
 from sghmc.data import ratings as tables
 from sghmc.data.ratings import DUPLICATES, Ratings, codes_of
 from sghmc.estimators import storage
-from sghmc.estimators.recommender import factor_chain
+from sghmc.estimators.recommender import factor_chain, side, stored_parts
 from sghmc.estimators.recommender.factor_chain import Chain, ChainSettings
-from sghmc.estimators.recommender.fold_in import Known, fold_in
+from sghmc.estimators.recommender.fold_in import Known, Newcomers
+from sghmc.estimators.recommender.likelihoods.names import LIKELIHOODS
 from sghmc.estimators.recommender.rating_answers import RatingAnswers
-
-_RATINGS = "ratings."
-"""Begins the names of the ratings' arrays in a file, where draws have names without a dot first."""
-
-_SAME = 1e-6
-"""Ratings that spread less than this, relative to their size, are equal: float32 tells no more."""
+from sghmc.estimators.recommender.side import Sides
 
 
 class MatrixFactorization(RatingAnswers):
@@ -33,11 +28,13 @@ class MatrixFactorization(RatingAnswers):
     | argument | meaning |
     | --- | --- |
     | `rank` | dimensions of the factors |
+    | `likelihood` | "gaussian", above; others below |
     | `num_draws` | posterior draws that predictions average; memory and time grow with them |
-    | `thinning`, `num_burnin` | steps between draws; steps before the first |
+    | `thinning`, `num_burnin` | steps between draws, steps before the first; None: 50 and 1000 |
     | `num_update_steps` | steps of a `partial_fit`, its burn-in left out |
     | `batch_size` | ratings a step looks at; None: 40,000, or a tenth of them if that is more |
-    | `step_size`, `momentum_decay` | ε and α, in units where every row oscillates equally fast |
+    | `step_size`, `momentum_decay` | ε and α, in units where every row oscillates equally fast; |
+    | | None: 0.05 and 0.0125 |
     | `duplicates` | of a pair rated twice in one table: "error", "last" or "mean" |
     | `clip` | keep predicted means (never their spread) within the ratings seen |
     | `random_state` | seed: the same data and seed give the same model |
@@ -48,6 +45,9 @@ class MatrixFactorization(RatingAnswers):
     matched to how often a row was rated and frozen after burn-in. Unknown users and items have the
     prior as their law: predictions then rest on what is known of the other side, and are as
     uncertain as they should be. Ctrl-C raises KeyboardInterrupt and leaves the model as it was.
+
+    Features of users and items, where `fit` is given any, are priors of their rows: u_i is normal
+    around μ + Bᵀf_i, and B is learned (Macau). So somebody who has rated nothing is not a stranger.
 
     >>> from sghmc.data.ratings import synthetic_ratings
     >>> model = MatrixFactorization(rank=2, num_draws=10, thinning=2, num_burnin=20)
@@ -65,143 +65,160 @@ class MatrixFactorization(RatingAnswers):
         self,
         rank: int = 20,
         *,
+        likelihood: str = "gaussian",
         num_draws: int = 100,
-        thinning: int = 50,
-        num_burnin: int = 1000,
+        thinning: int | None = None,
+        num_burnin: int | None = None,
         num_update_steps: int = 2000,
         batch_size: int | None = None,
-        step_size: float = 0.05,
-        momentum_decay: float = 0.0125,
+        step_size: float | None = None,
+        momentum_decay: float | None = None,
         duplicates: str = "error",
         clip: bool = True,
         random_state: int = 0,
         progress: bool = False,
     ):
         self.rank, self.clip, self.duplicates = rank, clip, duplicates
+        self.likelihood = likelihood
         self.num_draws, self.thinning, self.num_burnin = num_draws, thinning, num_burnin
         self.num_update_steps, self.batch_size = num_update_steps, batch_size
         self.step_size, self.momentum_decay = step_size, momentum_decay
         self.random_state, self.progress = random_state, progress
 
-    def fit(self, ratings: Any, y: None = None) -> Self:
+    def fit(self, ratings: Any, y: None = None, *, users: Any = None, items: Any = None) -> Self:
         """Draw from the posterior given ratings.
 
         `ratings` is a pandas, polars or Arrow table or a dict with the columns user, item and
         rating, three arrays, or what `sghmc.data.ratings.load_ratings` gave. Ids may be numbers or
-        text.
+        text. `users` and `items` are tables of features, a row for each id, in a column named user
+        or item, or a pandas index: numbers, dates, text, lists; values may be missing, and so may
+        users and items. Those that only these tables have can be predicted, too.
         """
         _check_settings(self)
         table = tables.from_table(ratings, duplicates=self.duplicates)
         if len(table) == 0:
             raise ValueError("There are no ratings to fit: the table has 0 rows.")
-        self._learn(table, _scale(table.rating), None, self.thinning, num_fits=0)
+        features = side.given(users, items)
+        table = side.with_ids(table, features)
+        sides = side.learned(features, table)
+        scale = LIKELIHOODS[self.likelihood].scale(table.rating)
+        self._learn(table, sides, scale, self.likelihood, None, num_fits=0)
         return self
 
-    def partial_fit(self, ratings: Any, y: None = None) -> Self:
+    def partial_fit(
+        self, ratings: Any, y: None = None, *, users: Any = None, items: Any = None
+    ) -> Self:
         """Take in new ratings, users and items; the chain goes on from where it stands.
 
-        A pair that was rated before gets its new rating. The draws are then those of the new
-        posterior, after a short run; without an earlier fit this is `fit`.
+        A pair that was rated before gets its new rating, and a user or item in `users` or `items`
+        its new features. The draws are then those of the new posterior, after a short run; without
+        an earlier fit this is `fit`.
         """
         if not hasattr(self, "draws_"):
-            return self.fit(ratings)
+            return self.fit(ratings, users=users, items=items)
         _check_settings(self)
-        table = self.ratings_.joined(tables.from_table(ratings, duplicates=self.duplicates))
-        thinning = -(-self.num_update_steps // self.num_draws)
+        table, sides = self._joined(ratings, users, items)
         start = Chain.of(self.draws_).last
-        self._learn(table, self.scale_, start, thinning, self.num_fits_)
+        self._learn(table, sides, self.scale_, self.likelihood_, start, self.num_fits_)
         return self
 
-    def fold_in(self, ratings: Any) -> Self:
+    def fold_in(self, ratings: Any = None, *, users: Any = None, items: Any = None) -> Self:
         """Take in ratings by new users, or of new items, at once: nobody else's law changes.
 
         Each user of `ratings`, known ones too, gets the law given all their ratings of known items
         and the draws of those items, exactly: as if the new ratings told nothing of the items. New
         items then get theirs given all who rated them. A rating of a new item by a new user so
-        tells of the item only; `partial_fit` learns everything from all ratings.
+        tells of the item only; `partial_fit` learns everything from all ratings. New users and
+        items in `users` and `items`, tables of features as for `fit`, need no ratings.
         """
         check_is_fitted(self, "draws_")
-        new = tables.from_table(ratings, duplicates=self.duplicates)
-        known = Known(self.ratings_.num_users, self.ratings_.num_items)
-        table = self.ratings_.joined(new)
-        users, items = codes_of(new.users, table.users), codes_of(new.items, table.items)
-        of_known = users[new.user[items[new.item] < known.num_items]]
-        fresh = np.union1d(of_known, np.arange(known.num_users, table.num_users))
+        before = self.ratings_
+        known = Known(before.num_users, before.num_items)
+        table, sides = self._joined(ratings, users, items)
+        fresh = np.arange(known.user, table.num_users)
+        if ratings is not None:
+            new = tables.from_table(ratings, duplicates=self.duplicates)
+            codes = codes_of(new.users, table.users), codes_of(new.items, table.items)
+            fresh = np.union1d(fresh, codes[0][new.user[codes[1][new.item] < known.item]])
+        likelihood = LIKELIHOODS[self.likelihood_]
         key = jax.random.fold_in(jax.random.key(self.random_state), self.num_fits_)
-        self.draws_ = fold_in(key, self.draws_, _standardized(table, self.scale_), known, fresh)
-        self.ratings_, self.num_fits_ = table, self.num_fits_ + 1
+        in_units = likelihood.in_units(table, self.scale_)
+        self.draws_ = likelihood.fold_in(key, Newcomers(self.draws_, in_units, known, fresh, sides))
+        self.ratings_, self.sides_, self.num_fits_ = table, sides, self.num_fits_ + 1
         return self
 
     def save(self, path: str | pathlib.Path) -> None:
         """Write the model, draws and ratings, to one file: whole or not at all, without pickle."""
         check_is_fitted(self, "draws_")
         stored = copy.copy(self)
-        columns = dataclasses.asdict(self.ratings_)
-        parts = {name: column for name, column in columns.items() if column is not None}
-        parts |= {"scale": self.scale_, "num_fits": np.array(self.num_fits_)}
-        stored.draws_ = self.draws_ | {f"{_RATINGS}{name}": part for name, part in parts.items()}
+        stored.draws_ = stored_parts.packed(self)
         storage.write(stored, pathlib.Path(path))  # pyright: ignore[reportArgumentType]
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Self:
         """A model that `save` wrote: it predicts the same to the bit, and can learn on."""
         model = storage.read(pathlib.Path(path), cls)
-        parts = {
-            name.removeprefix(_RATINGS): model.draws_.pop(name)
-            for name in list(model.draws_)
-            if name.startswith(_RATINGS)
-        }
-        try:
-            model.scale_, model.num_fits_ = parts.pop("scale"), int(parts.pop("num_fits"))
-            model.ratings_ = Ratings(**parts)
-        except (KeyError, TypeError) as error:
-            raise storage.ModelFileError(f"{path} is none that sghmc wrote: {error}.") from error
+        stored_parts.unpack(model, str(path))
         return model
+
+    def _joined(self, ratings: Any, users: Any, items: Any) -> tuple[Ratings, Sides]:
+        """All ratings and features, old and new."""
+        table, features = self.ratings_, side.given(users, items)
+        if ratings is not None:
+            table = table.joined(tables.from_table(ratings, duplicates=self.duplicates))
+        table = side.with_ids(table, features)
+        known = {"user": self.ratings_.num_users, "item": self.ratings_.num_items}
+        return table, side.extended(self.sides_, features, table, known)
 
     def _learn(
         self,
         table: Ratings,
+        sides: Sides,
         scale: np.ndarray,
+        name: str,
         start: Chain | None,
-        thinning: int,
         num_fits: int,
     ) -> None:
         """Run the chain. Nothing of the model changes unless it comes to its end."""
+        likelihood = LIKELIHOODS[name]
+        step_size, decay, thinning, num_burnin = (
+            usual if getattr(self, each) is None else getattr(self, each)
+            for each, usual in likelihood.schedule._asdict().items()
+        )
+        if start is not None:
+            thinning = -(-self.num_update_steps // self.num_draws)
         settings = ChainSettings(
-            self.rank,
-            self.num_draws,
-            thinning,
-            self.num_burnin,
-            self.batch_size,
-            self.step_size,
-            self.momentum_decay,
-            self.progress,
+            rank=self.rank,
+            num_draws=self.num_draws,
+            thinning=thinning,
+            num_burnin=num_burnin,
+            batch_size=self.batch_size,
+            step_size=step_size,
+            momentum_decay=decay,
+            progress=self.progress,
         )
         key = jax.random.fold_in(jax.random.key(self.random_state), num_fits)
-        chain = factor_chain.run(key, _standardized(table, scale), settings, start)
-        self.ratings_, self.scale_, self.num_fits_ = table, scale, num_fits + 1
+        in_units = likelihood.in_units(table, scale)
+        chain = factor_chain.run(key, in_units, settings, start, likelihood, sides)
+        self.ratings_, self.sides_, self.scale_ = table, sides, scale
+        self.likelihood_, self.num_fits_ = name, num_fits + 1
         self.draws_ = chain.by_name()
 
 
 def _check_settings(model: MatrixFactorization) -> None:
-    for name in ("rank", "num_draws", "thinning", "num_burnin", "num_update_steps"):
+    for name in ("rank", "num_draws", "num_update_steps"):
         check_count(getattr(model, name), name)
-    check_count(model.batch_size, "batch_size", or_none="for all")
+    for name in ("thinning", "num_burnin"):
+        check_count(getattr(model, name), name, or_none="for the usual")
+    check_count(model.batch_size, "batch_size", or_none="for the usual")
     check_count(model.random_state, "random_state", 0)
     for name in ("step_size", "momentum_decay"):
         value = getattr(model, name)
-        if not 0 < value < 2:
+        if value is not None and not 0 < value < 2:
             raise ValueError(f"{name} must be between 0 and 2, but is {value!r}.")
     if model.duplicates not in DUPLICATES:
         raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {model.duplicates!r}.")
-
-
-def _standardized(table: Ratings, scale: np.ndarray) -> Ratings:
-    center, spread = scale
-    return dataclasses.replace(table, rating=((table.rating - center) / spread).astype(np.float32))
-
-
-def _scale(rating: np.ndarray) -> np.ndarray:
-    """Center and spread of ratings; what does not vary keeps its scale."""
-    center, spread = float(rating.mean(dtype=np.float64)), float(rating.std(dtype=np.float64))
-    return np.array([center, spread if spread > _SAME * abs(center) else 1.0])
+    if model.likelihood not in LIKELIHOODS:
+        raise ValueError(
+            f"likelihood must be one of {tuple(LIKELIHOODS)}, but is {model.likelihood!r}."
+        )

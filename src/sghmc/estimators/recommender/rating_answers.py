@@ -13,9 +13,10 @@ from sghmc.data.ratings import Ratings, codes_of
 from sghmc.estimators.recommender import factor_export
 from sghmc.estimators.recommender.bulk import best_items
 from sghmc.estimators.recommender.factor_draws import FactorDraws
+from sghmc.estimators.recommender.likelihoods.names import EXPLICIT, LIKELIHOODS
 from sghmc.estimators.recommender.predictor import AllRecommendations, Predictor, Recommendations
 from sghmc.models.top_items import By
-from sghmc.results.rating_scores import ranking_scores, rating_scores
+from sghmc.results.rating_scores import mean_by_user, ranking_scores, rating_scores, told
 
 
 class RatingAnswers(BaseEstimator):
@@ -25,8 +26,11 @@ class RatingAnswers(BaseEstimator):
     | --- | --- |
     | `draws_` | draws by name, as `FactorDraws` takes them |
     | `ratings_` | all ratings learned from |
-    | `scale_` | their center and spread |
+    | `scale_` | what leads from ratings to the model's units: their center and spread, say |
+    | `likelihood_` | the name of the likelihood |
     """
+
+    likelihood_: str = "gaussian"
 
     draws_: dict[str, np.ndarray]
     ratings_: Ratings
@@ -38,10 +42,23 @@ class RatingAnswers(BaseEstimator):
         """Predicted ratings of pairs (users[k], items[k]); on request with standard deviations.
 
         The standard deviation is that of a new rating: the posterior's spread and the noise of
-        ratings. An unknown id has the prior as its law.
+        ratings. An unknown id has the prior as its law. With the likelihood "implicit" a prediction
+        is the probability that a pair comes up, with "counts" how often on average.
         """
         mean, std = self._predictor().predict(users, items)
         return (mean, std) if return_std else mean
+
+    def predict_proba(self, users: Any, items: Any) -> np.ndarray:
+        """The probability of each of `levels_` for pairs (users[k], items[k])."""
+        predictor = self._predictor()
+        if predictor.outcome.levels is None:
+            raise ValueError("Ratings are any numbers here: there are no levels to tell apart.")
+        return predictor.probabilities(users, items)
+
+    @property
+    def levels_(self) -> np.ndarray | None:
+        """The ratings that there are, in order; None where they are any numbers."""
+        return self._predictor().outcome.levels
 
     def recommend(
         self,
@@ -108,16 +125,23 @@ class RatingAnswers(BaseEstimator):
         """How well held-out ratings are predicted, and how well items are ranked.
 
         "rmse", "log_likelihood" (the mean log-density of a normal law with the predicted mean and
-        standard deviation) and "coverage" of predictive intervals. "ndcg@k" and "recall@k" are of
-        the `k` best among all items that a known user had not rated; held-out ratings from
-        `relevant` up, None for the mean of those learned from, should be there. Names that end in
-        "_error" are standard errors, of users as independent.
+        standard deviation), "coverage" of predictive intervals and, where ratings have levels,
+        "log_probability", the mean log-probability of the level that came: it compares
+        likelihoods. "ndcg@k" and "recall@k" are of the `k` best among all items that a known user
+        had not rated; held-out ratings from `relevant` up, None for the mean of those learned
+        from, should be there. Of "implicit" and "counts" only rankings are judged: nobody has said
+        what came up nowhere. Names that end in "_error" are standard errors, of users as
+        independent.
         """
-        check_is_fitted(self, "draws_")
+        predictor = self._predictor()
         check_count(k, "k")
         table = tables.from_table(ratings, duplicates=self.duplicates)
-        mean, std = self.predict(table.users[table.user], table.items[table.item], return_std=True)
-        scores = {"num_ratings": len(table)} | rating_scores(mean - table.rating, std, table.user)
+        scores: dict[str, Any] = {"num_ratings": len(table)}
+        is_wanted = np.ones(len(table), bool)
+        if self.likelihood_ in EXPLICIT:
+            scores |= self._rating_scores(predictor, table)
+            mean = self.ratings_.rating.mean(dtype=np.float64)
+            is_wanted = table.rating >= (mean if relevant is None else relevant)
         pairs = np.stack(
             [
                 codes_of(ids, known)[codes]
@@ -128,14 +152,27 @@ class RatingAnswers(BaseEstimator):
             ],
             axis=1,
         )
-        is_wanted = table.rating >= (self.scale_[0] if relevant is None else relevant)
         pairs = pairs[is_wanted & np.all(pairs >= 0, axis=1)]
         best = best_items(
             self.draws_, self.ratings_, k, True, "mean", 0.0, np.random.default_rng(0)
         )
         return scores | ranking_scores(best.user, best.item, best.rank, pairs, k)
 
+    def _rating_scores(self, predictor: Predictor, table: Ratings) -> dict[str, Any]:
+        ids = table.users[table.user], table.items[table.item]
+        mean, std = predictor.predict(*ids)
+        scores = rating_scores(mean - table.rating, std, table.user)
+        levels = predictor.outcome.levels
+        if levels is not None:
+            place = np.searchsorted((levels[1:] + levels[:-1]) / 2, table.rating)
+            probability = predictor.probabilities(*ids)[np.arange(len(table)), place]
+            logs = np.log(np.maximum(probability, np.finfo(float).tiny))
+            scores |= told({"log_probability": mean_by_user(logs, table.user)})
+        return scores
+
     def _predictor(self) -> Predictor:
         check_is_fitted(self, "draws_")
-        center, spread = self.scale_
-        return Predictor(self.ratings_, center, spread, FactorDraws.of(self.draws_), self.clip)
+        outcome = LIKELIHOODS[self.likelihood_].outcome(
+            self.draws_, self.scale_, self.ratings_, self.clip
+        )
+        return Predictor(self.ratings_, FactorDraws.of(self.draws_), outcome)
