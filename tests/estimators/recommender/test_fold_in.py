@@ -27,7 +27,7 @@ PAIRS = np.array(
 
 
 def fold_in(key, draws, ratings, known, users):
-    return Gaussian().fold_in(key, Newcomers(draws, ratings, known, users, {}))
+    return Gaussian(np.array([0.0, 1.0])).fold_in(key, Newcomers(draws, ratings, known, users, {}))
 
 
 RATINGS = Ratings(

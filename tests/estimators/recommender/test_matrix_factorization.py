@@ -7,9 +7,10 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import exact_factorization
-from exact_factorization import ExactGibbs
+from exact_factorization import ExactGibbs, ExactOrdinal, ExactWithFeatures
 from handmade_factors import SIZES, handmade_draws
 from sghmc.data.ratings import Ratings, from_table, synthetic_ratings
 from sghmc.estimators import MatrixFactorization
@@ -118,7 +119,7 @@ def test_fold_in_asks_for_new_users_and_those_with_new_ratings(chain):
     )
     key = jax.random.fold_in(jax.random.key(5), 1)
     new = Newcomers(before, standardized, Known(7, 6), np.array([3, 7]), {})
-    expected = Gaussian().fold_in(key, new)
+    expected = Gaussian(np.array([0.0, 1.0])).fold_in(key, new)
     for name, part in expected.items():
         np.testing.assert_array_equal(model.draws_[name], part)
     assert model.num_fits_ == 2
@@ -195,20 +196,54 @@ SMALL["num_update_steps"] = SMALL["num_draws"] * SMALL["thinning"]
 USERS, ITEMS = (axis.ravel() for axis in np.indices((17, 9)))
 
 
-def exact_moments(ratings: Ratings, scale, num_chains: int, num_sweeps: int) -> np.ndarray:
-    """Mean and mean square of a new rating of every pair, by chain, from exact conditionals."""
-    center, spread = scale
-    standardized = (ratings.rating - center) / spread
-    data = exact_factorization.Ratings(ratings.user, ratings.item, standardized, 17, 9)
-    gibbs = ExactGibbs(data, 2, has_means=True, has_user_noise=True, num_chains=num_chains, seed=1)
-    total = np.zeros((num_chains, 2 * len(USERS)))
+def exact_moments(gibbs: ExactGibbs, outcome, num_sweeps: int) -> np.ndarray:
+    """Mean and mean square of a new rating of every pair, by chain, from exact conditionals.
+
+    `outcome(gibbs)` gives both, draw by draw.
+    """
+    total = np.zeros((len(gibbs.noise), 2 * len(USERS)))
     for sweep in range(50 + num_sweeps):
         gibbs.sweep()
         if sweep >= 50:
-            rating = center + spread * gibbs.predictions(USERS, ITEMS)
-            square = rating**2 + spread**2 / gibbs.noise[:, USERS]
-            total += np.concatenate([rating, square], axis=1)
+            total += np.concatenate(outcome(gibbs), axis=1)
     return total / num_sweeps
+
+
+def in_stars(scale):
+    """Of normal ratings."""
+    center, spread = scale[:2]
+
+    def outcome(gibbs):
+        rating = center + spread * gibbs.predictions(USERS, ITEMS)
+        return rating, rating**2 + spread**2 / gibbs.noise[:, USERS]
+
+    return outcome
+
+
+def errors(fits: list[MatrixFactorization], exact: np.ndarray) -> np.ndarray:
+    """Of all means and variances, in standard errors."""
+    answers = [fit.predict(USERS, ITEMS, return_std=True) for fit in fits]
+    sampled = np.stack([np.concatenate([mean, mean**2 + std**2]) for mean, std in answers])
+    # Squares around the exact mean tell more of a spread than those around 0.
+    middle = exact.mean(0)[: len(USERS)]
+    for moments in (sampled, exact):
+        mean, square = np.split(moments, 2, axis=1)
+        square += middle**2 - 2 * middle * mean
+    error = np.sqrt(exact.var(0, ddof=1) / len(exact) + sampled.var(0, ddof=1) / len(sampled))
+    return (sampled.mean(0) - exact.mean(0)) / error
+
+
+def small_ratings() -> Ratings:
+    """Of 17 users and 9 items; the last user has rated nothing."""
+    rng = np.random.default_rng(0)
+    rows = np.flatnonzero(USERS != 16)
+    factors = rng.normal(size=(17, 2)) @ rng.normal(size=(9, 2)).T
+    rating = 3 + factors[USERS, ITEMS] + 0.5 * rng.normal(size=len(USERS))
+    return from_table((USERS, ITEMS, rating)).take(rows)
+
+
+def exact_data(ratings: Ratings, in_units: np.ndarray) -> exact_factorization.Ratings:
+    return exact_factorization.Ratings(ratings.user, ratings.item, in_units, 17, 9)
 
 
 def test_predictions_are_those_of_an_exact_sampler():
@@ -218,27 +253,64 @@ def test_predictions_are_those_of_an_exact_sampler():
     than one of 800 keys (t with 15 degrees of freedom or more). A tenth more in all standard
     deviations is 5 to 18 errors, a tenth of one in a mean 5 to 20.
     """
-    rng = np.random.default_rng(0)
-    rows = np.flatnonzero(USERS != 16)
-    factors = rng.normal(size=(17, 2)) @ rng.normal(size=(9, 2)).T
-    rating = 3 + factors[USERS, ITEMS] + 0.5 * rng.normal(size=len(USERS))
-    everything = from_table((USERS, ITEMS, rating))
-    ratings = everything.take(rows)
+    ratings = small_ratings()
     fits = [
         MatrixFactorization(**SMALL, clip=False, random_state=seed).fit(ratings)
         for seed in range(16)
     ]
-    answers = [fit.predict(USERS, ITEMS, return_std=True) for fit in fits]
-    sampled = np.stack([np.concatenate([mean, mean**2 + std**2]) for mean, std in answers])
-    exact = exact_moments(ratings, fits[0].scale_, num_chains=48, num_sweeps=200)
-    # Squares around the exact mean tell more of a spread than those around 0.
-    middle = exact.mean(0)[: len(USERS)]
-    for moments in (sampled, exact):
-        mean, square = np.split(moments, 2, axis=1)
-        square += middle**2 - 2 * middle * mean
-    error = np.sqrt(exact.var(0, ddof=1) / len(exact) + sampled.var(0, ddof=1) / len(sampled))
-    z = (sampled.mean(0) - exact.mean(0)) / error
-    assert np.abs(z).max() < 7
+    scale = fits[0].scale_
+    data = exact_data(ratings, (ratings.rating - scale[0]) / scale[1])
+    gibbs = ExactGibbs(data, 2, has_means=True, has_user_noise=True, num_chains=48, seed=1)
+    exact = exact_moments(gibbs, in_stars(scale), num_sweeps=200)
+    assert np.abs(errors(fits, exact)).max() < 7
+
+
+@pytest.mark.slow
+def test_predictions_with_features_are_those_of_an_exact_sampler():
+    """As above, where users are of two kinds; of the last nothing is known but this."""
+    ratings = small_ratings()
+    kind = np.where(np.arange(17) % 3 == 1, "a", "b")
+    ratings = dataclasses.replace(
+        ratings, rating=ratings.rating + 2 * (kind[ratings.user] == "a") * (ratings.item % 2)
+    )
+    people = {"user": np.arange(17), "kind": kind}
+    fits = [
+        MatrixFactorization(**SMALL, clip=False, random_state=seed).fit(ratings, users=people)
+        for seed in range(16)
+    ]
+    scale = fits[0].scale_
+    data = exact_data(ratings, (ratings.rating - scale[0]) / scale[1])
+    features = (kind[:, None] == np.array(["a", "b"])).astype(float)
+    gibbs = ExactWithFeatures(data, features, 2, num_chains=48, seed=1)
+    exact = exact_moments(gibbs, in_stars(scale), num_sweeps=300)
+    assert np.abs(errors(fits, exact)).max() < 7
+    # A stranger of no kind is less sure, and between both.
+    assert fits[0].predict([16], [1]) != pytest.approx(fits[0].predict([99], [1]), abs=0.05)
+
+
+@pytest.mark.slow
+def test_predictions_of_levels_are_those_of_an_exact_sampler():
+    """As above, of ratings 1, 2 and 4: two cuts, which stay, and hidden numbers in between."""
+    ratings = small_ratings()
+    level = np.digitize(ratings.rating, [2.5, 3.5])
+    levels = np.array([1.0, 2.0, 4.0])
+    ratings = dataclasses.replace(ratings, rating=levels[level].astype(np.float32))
+    fits = [
+        MatrixFactorization(**SMALL, likelihood="ordinal", random_state=seed).fit(ratings)
+        for seed in range(16)
+    ]
+    cuts = fits[0].draws_["cuts"][0].astype(float)
+
+    def outcome(gibbs):
+        mean = gibbs.predictions(USERS, ITEMS)[..., None]
+        root = np.sqrt(gibbs.noise[:, USERS])[..., None]
+        below = stats.norm.cdf((cuts - mean) * root)
+        probability = np.diff(below, axis=-1, prepend=0.0, append=1.0)
+        return probability @ levels, probability @ levels**2
+
+    gibbs = ExactOrdinal(exact_data(ratings, level), cuts, 2, num_chains=48, seed=1)
+    exact = exact_moments(gibbs, outcome, num_sweeps=300)
+    assert np.abs(errors(fits, exact)).max() < 7
 
 
 def degenerate_ratings() -> dict[str, np.ndarray]:

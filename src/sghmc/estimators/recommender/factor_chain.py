@@ -112,16 +112,20 @@ def run(
     problem = likelihood.problem(ratings, sizes, settings.rank, features)
     of_start, of_run = jax.random.split(key)
     begin = _begin(of_start, problem, likelihood, start)
-    hyper = {**jax.tree.map(jnp.asarray, begin.hyper), "counts": _counts(sizes, ratings)}
+    hyper = {
+        **jax.tree.map(jnp.asarray, begin.hyper),
+        "counts": _counts(sizes, ratings, likelihood),
+    }
     posterior = problem.posterior.with_hyper({**problem.posterior.hyper, **hyper})
     samples = _sample(of_run, posterior, problem, begin, settings)
     return _kept(samples, problem.model, ratings, likelihood)
 
 
-def _counts(sizes: Sizes, ratings: Ratings) -> PyTree:
+def _counts(sizes: Sizes, ratings: Ratings, likelihood: Likelihood) -> PyTree:
     """The number of ratings of each user and item."""
+    weight = likelihood.weight(ratings)
     return {
-        side: jnp.asarray(np.bincount(getattr(ratings, side), minlength=size), jnp.float32)
+        side: jnp.asarray(np.bincount(getattr(ratings, side), weight, size), jnp.float32)
         for side, size in sizes._asdict().items()
     }
 

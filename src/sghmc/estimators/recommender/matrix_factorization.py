@@ -9,13 +9,13 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from sghmc.core.checking import check_count
-from sghmc.data import ratings as tables
 from sghmc.data.ratings import DUPLICATES, Ratings, codes_of
 from sghmc.estimators import storage
-from sghmc.estimators.recommender import factor_chain, side, stored_parts
+from sghmc.estimators.recommender import choice, factor_chain, side, stored_parts
 from sghmc.estimators.recommender.factor_chain import Chain, ChainSettings
 from sghmc.estimators.recommender.fold_in import Known, Newcomers
-from sghmc.estimators.recommender.likelihoods.names import LIKELIHOODS
+from sghmc.estimators.recommender.likelihoods.base import Likelihood
+from sghmc.estimators.recommender.likelihoods.names import AUTO, LIKELIHOODS, name_of
 from sghmc.estimators.recommender.rating_answers import RatingAnswers
 from sghmc.estimators.recommender.side import Sides
 
@@ -45,6 +45,14 @@ class MatrixFactorization(RatingAnswers):
     matched to how often a row was rated and frozen after burn-in. Unknown users and items have the
     prior as their law: predictions then rest on what is known of the other side, and are as
     uncertain as they should be. Ctrl-C raises KeyboardInterrupt and leaves the model as it was.
+
+    | likelihood | of what, given m_ij = u_i·v_j + a_i + b_j |
+    | --- | --- |
+    | "gaussian" | numbers: m_ij and noise of the user's own precision |
+    | "ordinal" | levels, such as stars: where m_ij and that noise fall between cuts, learned too |
+    | "implicit" | whether a pair came up at all, with log-odds o + m_ij; all other pairs did not |
+    | "counts" | how often it did: Poisson with log-rate o + m_ij |
+    | "auto" | "gaussian" or "ordinal", by the probability of a tenth of the ratings, held out |
 
     Features of users and items, where `fit` is given any, are priors of their rows: u_i is normal
     around μ + Bᵀf_i, and B is learned (Macau). So somebody who has rated nothing is not a stranger.
@@ -95,14 +103,17 @@ class MatrixFactorization(RatingAnswers):
         users and items. Those that only these tables have can be predicted, too.
         """
         _check_settings(self)
-        table = tables.from_table(ratings, duplicates=self.duplicates)
+        table = self._read(ratings, self.likelihood)
         if len(table) == 0:
             raise ValueError("There are no ratings to fit: the table has 0 rows.")
         features = side.given(users, items)
+        name, why = self.likelihood, {}
+        if name == AUTO:
+            name, why = choice.likeliest(self, table, features)
         table = side.with_ids(table, features)
         sides = side.learned(features, table)
-        scale = LIKELIHOODS[self.likelihood].scale(table.rating)
-        self._learn(table, sides, scale, self.likelihood, None, num_fits=0)
+        self._learn(table, sides, LIKELIHOODS[name].of(table), None, num_fits=0)
+        self.diagnostics_ = why
         return self
 
     def partial_fit(
@@ -119,7 +130,7 @@ class MatrixFactorization(RatingAnswers):
         _check_settings(self)
         table, sides = self._joined(ratings, users, items)
         start = Chain.of(self.draws_).last
-        self._learn(table, sides, self.scale_, self.likelihood_, start, self.num_fits_)
+        self._learn(table, sides, self._likelihood, start, self.num_fits_)
         return self
 
     def fold_in(self, ratings: Any = None, *, users: Any = None, items: Any = None) -> Self:
@@ -137,12 +148,12 @@ class MatrixFactorization(RatingAnswers):
         table, sides = self._joined(ratings, users, items)
         fresh = np.arange(known.user, table.num_users)
         if ratings is not None:
-            new = tables.from_table(ratings, duplicates=self.duplicates)
+            new = self._read(ratings, self.likelihood_)
             codes = codes_of(new.users, table.users), codes_of(new.items, table.items)
             fresh = np.union1d(fresh, codes[0][new.user[codes[1][new.item] < known.item]])
-        likelihood = LIKELIHOODS[self.likelihood_]
+        likelihood = self._likelihood
         key = jax.random.fold_in(jax.random.key(self.random_state), self.num_fits_)
-        in_units = likelihood.in_units(table, self.scale_)
+        in_units = likelihood.in_units(table)
         self.draws_ = likelihood.fold_in(key, Newcomers(self.draws_, in_units, known, fresh, sides))
         self.ratings_, self.sides_, self.num_fits_ = table, sides, self.num_fits_ + 1
         return self
@@ -165,7 +176,8 @@ class MatrixFactorization(RatingAnswers):
         """All ratings and features, old and new."""
         table, features = self.ratings_, side.given(users, items)
         if ratings is not None:
-            table = table.joined(tables.from_table(ratings, duplicates=self.duplicates))
+            new = self._read(ratings, self.likelihood_)
+            table = table.joined(new, self._likelihood.joins)
         table = side.with_ids(table, features)
         known = {"user": self.ratings_.num_users, "item": self.ratings_.num_items}
         return table, side.extended(self.sides_, features, table, known)
@@ -174,13 +186,11 @@ class MatrixFactorization(RatingAnswers):
         self,
         table: Ratings,
         sides: Sides,
-        scale: np.ndarray,
-        name: str,
+        likelihood: Likelihood,
         start: Chain | None,
         num_fits: int,
     ) -> None:
         """Run the chain. Nothing of the model changes unless it comes to its end."""
-        likelihood = LIKELIHOODS[name]
         step_size, decay, thinning, num_burnin = (
             usual if getattr(self, each) is None else getattr(self, each)
             for each, usual in likelihood.schedule._asdict().items()
@@ -198,10 +208,10 @@ class MatrixFactorization(RatingAnswers):
             progress=self.progress,
         )
         key = jax.random.fold_in(jax.random.key(self.random_state), num_fits)
-        in_units = likelihood.in_units(table, scale)
+        in_units = likelihood.in_units(table)
         chain = factor_chain.run(key, in_units, settings, start, likelihood, sides)
-        self.ratings_, self.sides_, self.scale_ = table, sides, scale
-        self.likelihood_, self.num_fits_ = name, num_fits + 1
+        self.ratings_, self.sides_, self.scale_ = table, sides, likelihood.scale
+        self.likelihood_, self.num_fits_ = name_of(likelihood), num_fits + 1
         self.draws_ = chain.by_name()
 
 
@@ -218,7 +228,7 @@ def _check_settings(model: MatrixFactorization) -> None:
             raise ValueError(f"{name} must be between 0 and 2, but is {value!r}.")
     if model.duplicates not in DUPLICATES:
         raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {model.duplicates!r}.")
-    if model.likelihood not in LIKELIHOODS:
+    if model.likelihood not in (*LIKELIHOODS, AUTO):
         raise ValueError(
-            f"likelihood must be one of {tuple(LIKELIHOODS)}, but is {model.likelihood!r}."
+            f"likelihood must be one of {(*LIKELIHOODS, AUTO)}, but is {model.likelihood!r}."
         )

@@ -1,6 +1,7 @@
 """What a fitted recommender answers: ratings, recommendations, how well others are predicted."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -13,7 +14,8 @@ from sghmc.data.ratings import Ratings, codes_of
 from sghmc.estimators.recommender import factor_export
 from sghmc.estimators.recommender.bulk import best_items
 from sghmc.estimators.recommender.factor_draws import FactorDraws
-from sghmc.estimators.recommender.likelihoods.names import EXPLICIT, LIKELIHOODS
+from sghmc.estimators.recommender.likelihoods.base import Likelihood
+from sghmc.estimators.recommender.likelihoods.names import LIKELIHOODS, reading
 from sghmc.estimators.recommender.predictor import AllRecommendations, Predictor, Recommendations
 from sghmc.models.top_items import By
 from sghmc.results.rating_scores import mean_by_user, ranking_scores, rating_scores, told
@@ -121,24 +123,28 @@ class RatingAnswers(BaseEstimator):
         check_count(k, "k")
         return predictor.similar_items(item, k)
 
-    def evaluate(self, ratings: Any, k: int = 10, relevant: float | None = None) -> dict[str, Any]:
+    def evaluate(
+        self, ratings: Any, k: int | Sequence[int] = 10, relevant: float | None = None
+    ) -> dict[str, Any]:
         """How well held-out ratings are predicted, and how well items are ranked.
 
         "rmse", "log_likelihood" (the mean log-density of a normal law with the predicted mean and
         standard deviation), "coverage" of predictive intervals and, where ratings have levels,
         "log_probability", the mean log-probability of the level that came: it compares
-        likelihoods. "ndcg@k" and "recall@k" are of the `k` best among all items that a known user
-        had not rated; held-out ratings from `relevant` up, None for the mean of those learned
-        from, should be there. Of "implicit" and "counts" only rankings are judged: nobody has said
-        what came up nowhere. Names that end in "_error" are standard errors, of users as
-        independent.
+        likelihoods. "ndcg@k" and "recall@k", for one `k` or several, are of the `k` best among all
+        items that a known user had not rated; held-out ratings from `relevant` up, None for the
+        mean of those learned from, should be there. Of "implicit" and "counts" only rankings are
+        judged: nobody has said what came up nowhere. Names that end in "_error" are standard
+        errors, of users as independent.
         """
         predictor = self._predictor()
-        check_count(k, "k")
-        table = tables.from_table(ratings, duplicates=self.duplicates)
+        ks = [k] if isinstance(k, int) else list(k)
+        for each in ks:
+            check_count(each, "k")
+        table = self._read(ratings, self.likelihood_)
         scores: dict[str, Any] = {"num_ratings": len(table)}
-        is_wanted = np.ones(len(table), bool)
-        if self.likelihood_ in EXPLICIT:
+        is_wanted = table.rating > 0
+        if self._likelihood.is_rated:
             scores |= self._rating_scores(predictor, table)
             mean = self.ratings_.rating.mean(dtype=np.float64)
             is_wanted = table.rating >= (mean if relevant is None else relevant)
@@ -154,25 +160,40 @@ class RatingAnswers(BaseEstimator):
         )
         pairs = pairs[is_wanted & np.all(pairs >= 0, axis=1)]
         best = best_items(
-            self.draws_, self.ratings_, k, True, "mean", 0.0, np.random.default_rng(0)
+            self.draws_, self.ratings_, max(ks), True, "mean", 0.0, np.random.default_rng(0)
         )
-        return scores | ranking_scores(best.user, best.item, best.rank, pairs, k)
+        for each in ks:
+            scores |= ranking_scores(best.user, best.item, best.rank, pairs, each)
+        return scores
+
+    def _read(self, ratings: Any, likelihood: str) -> Ratings:
+        """A table of ratings, as this likelihood wants it."""
+        return tables.from_table(ratings, **reading(likelihood, self.duplicates))
+
+    def log_probabilities(self, ratings: Any) -> np.ndarray:
+        """Of each rating's level; for likelihoods of ratings with levels."""
+        predictor, table = self._predictor(), self._read(ratings, self.likelihood_)
+        levels = predictor.outcome.levels
+        if levels is None:
+            raise ValueError("Ratings are any numbers here: they have densities, no probabilities.")
+        place = np.searchsorted((levels[1:] + levels[:-1]) / 2, table.rating)
+        found = predictor.probabilities(table.users[table.user], table.items[table.item])
+        chosen = found[np.arange(len(table)), place]
+        return np.log(np.maximum(chosen, np.finfo(float).tiny))
 
     def _rating_scores(self, predictor: Predictor, table: Ratings) -> dict[str, Any]:
-        ids = table.users[table.user], table.items[table.item]
-        mean, std = predictor.predict(*ids)
+        mean, std = predictor.predict(table.users[table.user], table.items[table.item])
         scores = rating_scores(mean - table.rating, std, table.user)
-        levels = predictor.outcome.levels
-        if levels is not None:
-            place = np.searchsorted((levels[1:] + levels[:-1]) / 2, table.rating)
-            probability = predictor.probabilities(*ids)[np.arange(len(table)), place]
-            logs = np.log(np.maximum(probability, np.finfo(float).tiny))
+        if predictor.outcome.levels is not None:
+            logs = self.log_probabilities(table)
             scores |= told({"log_probability": mean_by_user(logs, table.user)})
         return scores
 
+    @property
+    def _likelihood(self) -> Likelihood:
+        return LIKELIHOODS[self.likelihood_](self.scale_)
+
     def _predictor(self) -> Predictor:
         check_is_fitted(self, "draws_")
-        outcome = LIKELIHOODS[self.likelihood_].outcome(
-            self.draws_, self.scale_, self.ratings_, self.clip
-        )
+        outcome = self._likelihood.outcome(self.draws_, self.ratings_, self.clip)
         return Predictor(self.ratings_, FactorDraws.of(self.draws_), outcome)

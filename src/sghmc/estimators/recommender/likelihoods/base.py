@@ -1,7 +1,8 @@
 """What a recommender asks of a likelihood: data for its chain, and what draws say of ratings."""
 
 import abc
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -75,19 +76,32 @@ class Outcome(abc.ABC):
         """Of each level: (pair, level)."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Likelihood(abc.ABC):
-    """How ratings come about, given their pair's mean."""
+    """How ratings come about, given their pair's mean.
 
-    kept: tuple[str, ...] = ()
+    `scale` leads from ratings to the model's units and back; it is found once, at the first fit.
+    """
+
+    scale: np.ndarray
+
+    kept: ClassVar[tuple[str, ...]] = ()
     """Hyperparameters, besides those of rows, that every draw has."""
-    schedule: Schedule
+    schedule: ClassVar[Schedule]
+    is_rated: ClassVar[bool] = True
+    """Whether a row says how much something was liked, not only that it came up."""
+    repeats: ClassVar[str] = "error"
+    """What becomes of a pair that comes twice, where the user does not say."""
+    joins: ClassVar[str] = "last"
+    """What becomes of it when it comes again later."""
+
+    @classmethod
+    @abc.abstractmethod
+    def of(cls, table: Ratings) -> Self:
+        """With the scale of these ratings."""
 
     @abc.abstractmethod
-    def scale(self, rating: np.ndarray) -> np.ndarray:
-        """What leads from ratings to the model's units and back; found once, at the first fit."""
-
-    @abc.abstractmethod
-    def in_units(self, table: Ratings, scale: np.ndarray) -> Ratings:
+    def in_units(self, table: Ratings) -> Ratings:
         """The table as the model takes it."""
 
     @abc.abstractmethod
@@ -95,6 +109,10 @@ class Likelihood(abc.ABC):
         self, ratings: Ratings, sizes: Sizes, rank: int, features: dict[str, Features]
     ) -> Problem:
         """Given ratings in the model's units."""
+
+    def weight(self, ratings: Ratings) -> np.ndarray | None:
+        """How much each rating says; None: all alike."""
+        return None
 
     @abc.abstractmethod
     def start(self, problem: Problem) -> PyTree:
@@ -105,9 +123,7 @@ class Likelihood(abc.ABC):
         """The same from where a chain stands that knew fewer users, maybe."""
 
     @abc.abstractmethod
-    def outcome(
-        self, draws: dict[str, np.ndarray], scale: np.ndarray, ratings: Ratings, clip: bool
-    ) -> Outcome:
+    def outcome(self, draws: dict[str, np.ndarray], ratings: Ratings, clip: bool) -> Outcome:
         """Of draws by name; with `clip` means stay within the ratings seen."""
 
     @abc.abstractmethod

@@ -52,13 +52,12 @@ class Gaussian(Likelihood):
     kept = ("noise", "noise_rate")
     schedule = Schedule(step_size=0.05, momentum_decay=0.0125, thinning=50, num_burnin=1000)
 
-    def scale(self, rating):
-        """Center and spread; what does not vary keeps its scale."""
-        center, spread = float(rating.mean(dtype=np.float64)), float(rating.std(dtype=np.float64))
-        return np.array([center, spread if spread > _SAME * abs(center) else 1.0])
+    @classmethod
+    def of(cls, table):
+        return cls(np.array(center_and_spread(table.rating)))
 
-    def in_units(self, table, scale):
-        center, spread = scale
+    def in_units(self, table):
+        center, spread = self.scale
         rating = ((table.rating - center) / spread).astype(np.float32)
         return dataclasses.replace(table, rating=rating)
 
@@ -79,14 +78,20 @@ class Gaussian(Likelihood):
     def resumed(self, hyper, problem):
         return resumed_noise(hyper, problem.model.num_users)
 
-    def outcome(self, draws, scale, ratings, clip):
+    def outcome(self, draws, ratings, clip):
         given = ratings.rating
         bounds = (float(given.min()), float(given.max())) if clip else (-np.inf, np.inf)
-        center, spread = scale.tolist()
+        center, spread = self.scale.tolist()
         return NormalOutcome(center, spread, draws["noise"], bounds, given)
 
     def fold_in(self, key, new: Newcomers):
         return on_processor(lambda: _folded_in(key, new))
+
+
+def center_and_spread(rating: np.ndarray) -> tuple[float, float]:
+    """Of ratings; what does not vary keeps its scale."""
+    center, spread = float(rating.mean(dtype=np.float64)), float(rating.std(dtype=np.float64))
+    return center, spread if spread > _SAME * abs(center) else 1.0
 
 
 def batch_of(num_ratings: int) -> int:
@@ -148,13 +153,16 @@ class NormalOutcome(Outcome):
         assert self.levels is not None
         cuts = ((self.levels[1:] + self.levels[:-1]) / 2 - self.center) / self.spread
         below = np.zeros((len(users), len(cuts)))
-        strangers = np.mean(1 / self.noise.astype(np.float64), axis=1)
         for seen in draws.each(users, items):
-            mine = users[seen.part]
-            variance = np.where(mine < 0, strangers[seen.draw], 1 / self.noise[seen.draw][mine])
-            scale = np.sqrt(variance + seen.variance)
+            scale = scale_of(self.noise[seen.draw], users[seen.part], seen.variance)
             below[seen.part] += special.ndtr((cuts - seen.mean[:, None]) / scale[:, None])
         return between(below / draws.count)
+
+
+def scale_of(noise: np.ndarray, users: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """The standard deviation of users' hidden ratings under a draw, around means that vary, too."""
+    own = 1 / noise.astype(np.float64)
+    return np.sqrt(np.where(users < 0, own.mean(), own[users]) + variance)
 
 
 def between(below: np.ndarray) -> np.ndarray:
