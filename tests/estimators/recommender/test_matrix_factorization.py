@@ -191,6 +191,101 @@ def test_an_interrupted_fit_leaves_the_model_as_it_was(chain, monkeypatch):
         assert all(vars(model)[name] is value for name, value in before.items())
 
 
+PEOPLE = {"user": [*range(7), 50], "kind": ["a", "b"] * 4}
+
+
+def with_weights(seed: int = 0) -> dict[str, np.ndarray]:
+    """Draws made by hand, with those of the weights of two kinds of people, 50 among them."""
+    rng = np.random.default_rng(seed)
+    draws = handmade_draws(seed, sizes={"user": 8, "item": SIZES["item"]})
+    return draws | {
+        "user.weights": rng.normal(size=(5, 2, 4)),
+        "user.weight_scale": rng.gamma(3.0, size=(5, 1, 2)),
+        "user.typical": rng.normal(size=(5, 4)),
+        "user.varied": rng.gamma(3.0, size=(5, 4)),
+    }
+
+
+def test_features_come_to_the_chain_and_stay_with_the_model(monkeypatch, tmp_path):
+    """Also through a file; new ones replace and join them, and nobody else's change."""
+    seen: list[Any] = []
+
+    def run(key, ratings, settings, start, likelihood, sides):
+        seen.append((ratings, start, sides))
+        return Chain.of(with_weights())
+
+    monkeypatch.setattr(factor_chain, "run", run)
+    model = MatrixFactorization(rank=3).fit(TABLE, users=pd.DataFrame(PEOPLE).set_index("user"))
+    (ratings, _, sides) = seen[0]
+    assert ratings.users.tolist() == [*range(7), 50]
+    assert sides["user"].encoding.names == ["kind=a", "kind=b"]
+    assert model.predict([50], [2]) != model.predict([51], [2])
+    model.save(tmp_path / "m")
+    loaded = MatrixFactorization.load(tmp_path / "m")
+    loaded.partial_fit(([60], [2], [3.0]), users={"user": [3, 60], "kind": ["a", "b"]})
+    (ratings, start, sides) = seen[1]
+    assert ratings.users.tolist() == [*range(7), 50, 60]
+    entries = sides["user"].entries
+    kinds = dict(zip(entries.row.tolist(), entries.column.tolist(), strict=True))
+    assert kinds == {0: 0, 1: 1, 2: 0, 3: 0, 4: 0, 5: 1, 6: 0, 7: 1, 8: 1}
+    np.testing.assert_array_equal(
+        start.hyper["user"]["weights"], with_weights()["user.weights"][-1]
+    )
+    with pytest.raises(ValueError, match="fitted without features of items"):
+        model.partial_fit(TABLE, items={"item": [1, 2], "year": [1, 2]})
+
+
+def test_those_who_only_have_features_are_folded_in(monkeypatch):
+    monkeypatch.setattr(factor_chain, "run", lambda *_: Chain.of(with_weights()))
+    model = MatrixFactorization(rank=3, clip=False).fit(TABLE, users=PEOPLE)
+    before = model.draws_
+    model.fold_in(users={"user": [70, 71], "kind": ["b", None]})
+    assert model.ratings_.users.tolist()[-2:] == [70, 71]
+    assert len(model.ratings_) == len(TABLE["user"])
+    np.testing.assert_array_equal(model.draws_["user"][:, :8], before["user"])
+    assert np.all(np.isfinite(model.predict([70, 71], [2, 2], return_std=True)))
+    assert len(model.recommend(70).items) == SIZES["item"]
+
+
+def test_clicks_need_no_ratings_and_counts_add_up(chain):
+    """A pair may come again and again; a log of them is enough."""
+    log = {"user": [3, 3, 0, 3, 6], "item": [5, 0, 1, 5, 2]}
+    model = MatrixFactorization(likelihood="implicit").fit(log)
+    (_, ratings, settings, _) = chain.calls[0]
+    assert (len(ratings), set(ratings.rating.tolist())) == (4, {1.0})
+    assert (settings.step_size, settings.thinning) == (0.15, 20)
+    assert model.likelihood_ == "implicit"
+    model = MatrixFactorization(likelihood="counts", thinning=7).fit(log)
+    (_, ratings, settings, _) = chain.calls[1]
+    assert sorted(ratings.rating.tolist()) == [1, 1, 1, 2]
+    assert settings.thinning == 7
+    model.partial_fit(([3], [5]))
+    (_, ratings, *_) = chain.calls[2]
+    assert sorted(ratings.rating.tolist()) == [1, 1, 1, 3]
+    with pytest.raises(ValueError, match="no column of ratings"):
+        MatrixFactorization().fit(log)
+
+
+def test_probabilities_are_of_levels_that_there_are(chain):
+    model = MatrixFactorization().fit(TABLE)
+    assert model.levels_ is not None
+    assert model.levels_.tolist() == [1, 1.5, 2, 2.5, 3, 4, 5]
+    found = model.predict_proba([3, 99], [2, 2])
+    assert found.shape == (2, 7)
+    np.testing.assert_allclose(found.sum(1), 1)
+    logs = model.log_probabilities(([3], [2], [2.0]))
+    assert logs[0] == pytest.approx(np.log(found[0, 2]))
+    pairs = np.arange(60)
+    numbers = MatrixFactorization(duplicates="last").fit(
+        (pairs // 6 % 7, pairs % 6 + 10 * (pairs // 42), np.linspace(0, 1, 60))
+    )
+    assert numbers.levels_ is None
+    with pytest.raises(ValueError, match="no levels to tell apart"):
+        numbers.predict_proba([3], [2])
+    with pytest.raises(ValueError, match="they have densities"):
+        numbers.log_probabilities(([3], [2], [0.5]))
+
+
 SMALL: dict[str, Any] = {"rank": 2, "num_draws": 600, "thinning": 20, "num_burnin": 1000}
 SMALL["num_update_steps"] = SMALL["num_draws"] * SMALL["thinning"]
 USERS, ITEMS = (axis.ravel() for axis in np.indices((17, 9)))
