@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sghmc.core import random
 from sghmc.models.codes import take_rows
 from sghmc.models.factor_conditional import Blocks, moments, rows_given_noise
 from sghmc.models.factor_gibbs import NOISE_SHAPE
@@ -47,7 +48,7 @@ def sweep_users(
     squares = jax.ops.segment_sum(
         jnp.sum(blocks.is_real * error**2, axis=1), blocks.owner, len(rows)
     )
-    gamma = jax.random.gamma(of_noise, NOISE_SHAPE + found.count / 2)
+    gamma = random.gammas(random.words(of_noise), NOISE_SHAPE + found.count / 2)
     return Rows(rows, gamma / (noise_rate + squares / 2))
 
 

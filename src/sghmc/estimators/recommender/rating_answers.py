@@ -112,7 +112,8 @@ class RatingAnswers(BaseEstimator):
         """Write factors and biases with their standard deviations to an .npz or .arrow file.
 
         Draws are turned to lie alike first. A rating is scale[0] + scale[1] · (product of factors +
-        biases), in an .arrow file center and spread.
+        biases), in an .arrow file center and spread; so is the hidden number of a level, the
+        log-odds of "implicit" and the log-rate of "counts".
         """
         check_is_fitted(self, "draws_")
         factor_export.write(pathlib.Path(path), self.draws_, self.ratings_, self.scale_)
