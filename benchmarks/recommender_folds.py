@@ -10,6 +10,7 @@ u5.test). Prints a row of Markdown for each fold and their mean.
 import argparse
 import pathlib
 import time
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     ratings = load_ratings(options.data)
     fold = np.load(options.folds)["fold"]
-    sides = {
+    sides: dict[str, Any] = {
         f"{side}s": load_side(path, side)
         for side, path in (("user", options.users), ("item", options.items))
         if path is not None

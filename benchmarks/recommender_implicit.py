@@ -28,9 +28,9 @@ import numpy as np
 LEAST, HELD_OUT, K = 4.0, 0.2, 10
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "ALS": {
-        "factors": [16, 32, 64],
-        "alpha": [2, 5, 10],
-        "regularization": [1.0, 10.0],
+        "factors": [32, 64],
+        "alpha": [1, 2, 5],
+        "regularization": [1.0, 10.0, 100.0],
         "iterations": [15],
     },
     "BPR": {
@@ -81,7 +81,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     if options.peers:
         with tempfile.TemporaryDirectory() as folder:
             file = str(pathlib.Path(folder) / "pairs.npz")
-            np.savez(file, **parts)
+            np.savez(file, **parts)  # pyright: ignore
             python = installed()
             for name in options.peers:
                 result["load"].append(os.getloadavg()[0])
@@ -96,7 +96,8 @@ def pairs(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(0)
         factors = rng.normal(size=(users, 5)) @ rng.normal(size=(5, items))
         score = 0.6 * factors + rng.normal(size=items) - 4
-        return np.nonzero(rng.random((users, items)) < 1 / (1 + np.exp(-score)))
+        user, item = np.nonzero(rng.random((users, items)) < 1 / (1 + np.exp(-score)))
+        return user, item
     from sghmc.data.ratings import load_ratings
 
     ratings = load_ratings(options.data)

@@ -40,7 +40,7 @@ GRIDS = np.linspace(-3.5, 3.5, 141), np.linspace(-3.0, 3.0, 121)
 def probabilities(noise: np.ndarray, count: int) -> np.ndarray:
     """Of the first ratings at all rows of the grid: (…, factor, bias)."""
     edges = np.concatenate([[-np.inf], CUTS, [np.inf]])
-    total = 1.0
+    total = np.ones(())
     for j in range(count):
         mean = OTHERS[j, 0] * GRIDS[0][:, None] + GRIDS[1][None] + OTHERS[j, 1]
         root = np.sqrt(noise[..., j])[..., None, None]

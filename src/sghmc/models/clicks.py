@@ -55,8 +55,8 @@ class ClickModel(AbstractFactorization):
             code = take_rows(hyper["order"][side], position)
             rows.append(take_rows(params, firsts[k] + code))
             are_real.append(is_real)
-        score = scores(*rows, hyper["offset"])
-        return tiles.log_likelihood(score, example, tuple(are_real), self.is_count)
+        score = scores(rows[0], rows[1], hyper["offset"])
+        return tiles.log_likelihood(score, example, (are_real[0], are_real[1]), self.is_count)
 
     def posterior(
         self,

@@ -48,7 +48,7 @@ class RowsGivenOthers(eqx.Module):
             rows.append(take_rows(table, position))
             are_real.append(is_real)
         score = scores(rows[0], rows[1], self.offset)
-        return tiles.log_likelihood(score, example, tuple(are_real), self.is_count)
+        return tiles.log_likelihood(score, example, (are_real[0], are_real[1]), self.is_count)
 
     def log_prior(self, params: jax.Array, hyper: PyTree) -> jax.Array:
         mean = jnp.broadcast_to(self.mean[hyper["draw"]], params.shape)

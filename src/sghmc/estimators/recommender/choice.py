@@ -33,7 +33,8 @@ def likeliest(
     frames = {f"{side}s": frame for side, frame in features.items()}
     logs = {}
     for name in ("gaussian", "ordinal"):
-        fitted = clone(model).set_params(likelihood=name).fit(train, **frames)
+        untrained: Any = clone(model)
+        fitted = untrained.set_params(likelihood=name).fit(train, **frames)
         logs[name] = fitted.log_probabilities(test)
     gain = mean_by_user(logs["ordinal"] - logs["gaussian"], test.user)
     is_clear = gain.error is not None and (gain.value or 0.0) > _CLEAR_ERRORS * gain.error

@@ -27,7 +27,8 @@ def test_levels_have_the_probability_of_what_is_nearest():
     mean = predictions(DRAWS["user"][:, users].astype(float), DRAWS["item"][:, items].astype(float))
     scale = DRAWS["noise"][:, users] ** -0.5
     below = [stats.norm.cdf(cut, 3.0 + 1.7 * mean, 1.7 * scale).mean(0) for cut in (1.5, 3.0, 4.5)]
-    expected = np.diff(np.stack(below, axis=1), axis=1, prepend=0.0, append=1.0)
+    edges = np.zeros(3), np.ones(3)
+    expected = np.column_stack([*below, edges[1]]) - np.column_stack([edges[0], *below])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -48,7 +49,7 @@ def test_many_different_ratings_have_no_levels():
 def test_scales_are_those_of_the_ratings():
     table = from_table(([1, 2, 3], [1, 1, 1], [2.0, 4.0, 6.0]))
     likelihood = Gaussian.of(table)
-    np.testing.assert_allclose(likelihood.scale, [4.0, np.std([2, 4, 6])])
+    np.testing.assert_allclose(likelihood.scale, [4.0, float(np.std([2, 4, 6]))])
     np.testing.assert_allclose(likelihood.in_units(table).rating.std(), 1.0, rtol=1e-6)
     same = Gaussian.of(from_table(([1, 2], [1, 1], [3.0, 3.0])))
     assert same.scale.tolist() == [3.0, 1.0]
