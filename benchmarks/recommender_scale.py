@@ -2,6 +2,7 @@
 
     python benchmarks/recommender_scale.py top [--users 140000] [--items 27000] [--draws 100]
     python benchmarks/recommender_scale.py fold-in --data ml-1m.zip [--new 1000] [--refit]
+        [--likelihood ordinal]
 
 `top` makes draws up (what they are does not matter for the time) and calls `recommend_all` twice;
 the first call compiles. `fold-in` fits all but some users, takes those in with four fifths of their
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--by", choices=("mean", "upper", "lower", "draw"), default="mean")
     parser.add_argument("--data", type=pathlib.Path, help="ratings: ml-1m.zip, ratings.dat, .npz")
     parser.add_argument("--new", type=int, default=1000, help="users to fold in")
+    parser.add_argument("--likelihood", default="gaussian", help='"implicit": ratings from 4 up')
     parser.add_argument("--refit", action="store_true", help="also fit everything, to compare")
     options = parser.parse_args()
     if options.part == "fold-in" and options.data is None:
@@ -95,6 +97,8 @@ def made_up(options: argparse.Namespace) -> MatrixFactorization:
 
 def new_users(options: argparse.Namespace) -> dict[str, Any]:
     ratings = load_ratings(options.data)
+    if options.likelihood == "implicit":
+        ratings = ratings.take(np.flatnonzero(ratings.rating >= 4))
     rng = np.random.default_rng(0)
     is_new = np.isin(ratings.user, rng.permutation(ratings.num_users)[: options.new])
     rows = np.flatnonzero(is_new)
@@ -105,8 +109,11 @@ def new_users(options: argparse.Namespace) -> dict[str, Any]:
         ids = ratings.users[ratings.user[rows]], ratings.items[ratings.item[rows]]
         return (*ids, ratings.rating[rows])
 
+    def fitted(rows: np.ndarray) -> MatrixFactorization:
+        return MatrixFactorization(options.rank, likelihood=options.likelihood).fit(table(rows))
+
     known, new, test = ~is_new, is_new & ~is_test, table(is_test)
-    seconds, model = timed(lambda: MatrixFactorization(rank=options.rank).fit(table(known)))
+    seconds, model = timed(lambda: fitted(known))
     result: dict[str, Any] = {"new users": options.new, "seconds to fit the others": seconds}
     before = model.draws_, model.ratings_, model.num_fits_
     for name in ("with compilation", "seconds to fold in"):
@@ -114,9 +121,7 @@ def new_users(options: argparse.Namespace) -> dict[str, Any]:
         result[name], _ = timed(lambda: model.fold_in(table(new)))
     result["fold-in"] = model.evaluate(test)
     if options.refit:
-        seconds, whole = timed(
-            lambda: MatrixFactorization(rank=options.rank).fit(table(known | new))
-        )
+        seconds, whole = timed(lambda: fitted(known | new))
         result |= {"seconds to refit": seconds, "refit": whole.evaluate(test)}
     return result
 

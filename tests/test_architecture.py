@@ -117,6 +117,7 @@ ELSEWHERE = {
     "interop/arguments.py": "interop/test_numpyro.py",
     "interop/model.py": "interop/test_numpyro.py",
     "interop/sites.py": "interop/test_numpyro.py",
+    "models/factor_model.py": "models/test_factorization.py",
     "posterior/potential.py": "posterior/test_posterior.py",
     "posterior/target.py": "posterior/test_posterior.py",
     "results/errors.py": "engine/test_run.py",

@@ -365,3 +365,10 @@ def test_variates_of_several_chains_are_those_of_each(name):
     for chain in range(3):
         for all_chains, alone in zip(together, draw(keys[:, chain]), strict=True):
             np.testing.assert_array_equal(all_chains[..., chain], alone)
+
+
+def test_uniforms_of_any_slots_are_those_of_step_0():
+    key = random.words(jax.random.key(3))
+    every = random.uniforms(key, 0, 1, 50)
+    slots = jnp.array([7, 0, 49, 7])
+    np.testing.assert_array_equal(random.uniforms_at(key, slots), every[slots])

@@ -37,6 +37,7 @@ __all__ = [
     "normals_like",
     "permuted",
     "uniforms",
+    "uniforms_at",
     "words",
 ]
 
@@ -121,6 +122,11 @@ def uniforms(
 ) -> Float[Array, " variate *chain"]:
     """Uniform variates on [0, 1)."""
     return _unit(*_bits(key, first_step, num_steps, width, slot), dtype)
+
+
+def uniforms_at(key: UInt32[Array, " word"], slots: jax.Array) -> Float[Array, "*slots"]:
+    """Uniform variates on [0, 1) of step 0, of any slots."""
+    return _unit(*_threefry(key, jnp.uint32(0), slots.astype(jnp.uint32)), jnp.float32)
 
 
 def bits(

@@ -9,8 +9,8 @@ from scipy import stats
 from exact_factorization import predictions
 from handmade_factors import NUM_DRAWS, SIZES, handmade_draws
 from sghmc.data.ratings import Ratings
-from sghmc.estimators import bulk
-from sghmc.estimators.bulk import best_items
+from sghmc.estimators.recommender import bulk
+from sghmc.estimators.recommender.bulk import best_items
 
 DRAWS = handmade_draws()
 PAIRS = [(0, 1), (0, 4), (3, 0), (3, 2), *((6, item) for item in range(5))]

@@ -7,8 +7,9 @@ import pytest
 
 from handmade_factors import SIZES, handmade_draws
 from sghmc.data.ratings import Ratings
-from sghmc.estimators.factor_draws import FactorDraws
-from sghmc.estimators.predictor import Predictor
+from sghmc.estimators.recommender.factor_draws import FactorDraws
+from sghmc.estimators.recommender.likelihoods.gaussian import NormalOutcome
+from sghmc.estimators.recommender.predictor import Predictor
 
 RATINGS = Ratings(
     user=np.array([0, 0, 3, 3], np.int32),
@@ -18,8 +19,16 @@ RATINGS = Ratings(
     items=10 * np.arange(SIZES["item"]),
 )
 DRAWS = FactorDraws.of(handmade_draws())
-PREDICTOR = Predictor(RATINGS, 3.0, 1.7, DRAWS, is_clipped=False)
-CLIPPED = dataclasses.replace(PREDICTOR, is_clipped=True)
+NOISE = handmade_draws()["noise"]
+OUTCOME = NormalOutcome(3.0, 1.7, NOISE, (-np.inf, np.inf), RATINGS.rating)
+PREDICTOR = Predictor(RATINGS, DRAWS, OUTCOME)
+CLIPPED = Predictor(RATINGS, DRAWS, dataclasses.replace(OUTCOME, bounds=(1.0, 5.0)))
+
+
+def moments(users, items):
+    """Of a new rating: E[1/τ] is what one by this user varies by, whatever the draw."""
+    mean, variance = DRAWS.moments(users, items)
+    return mean, variance + np.mean(1 / NOISE, axis=0)[users]
 
 
 def every_pair():
@@ -29,7 +38,7 @@ def every_pair():
 
 def test_predictions_are_the_moments_in_stars():
     users, items, *ids = every_pair()
-    mean, variance = DRAWS.moments(users, items)
+    mean, variance = moments(users, items)
     rating, std = PREDICTOR.predict(*ids)
     np.testing.assert_allclose(rating, 3.0 + 1.7 * mean, rtol=1e-12)
     np.testing.assert_allclose(std, 1.7 * np.sqrt(variance), rtol=1e-12)
@@ -53,7 +62,7 @@ def test_clipping_keeps_means_within_the_ratings_and_leaves_their_spread():
 @pytest.mark.parametrize("explore", [0.0, 0.5, 1.0, 2.0])
 def test_recommendations_are_the_best_unseen_by_mean_and_draw(explore):
     unseen = np.array([0, 2, 3, 5])  # user 0 has rated 1 and 4
-    mean, variance = DRAWS.moments(np.zeros(4, int), unseen)
+    mean, variance = moments(np.zeros(4, int), unseen)
     drawn = DRAWS.one_draw(0, np.random.default_rng(8))[unseen]
     order = np.argsort(-(mean + explore * (drawn - mean)))
     best = PREDICTOR.recommend("u0", 3, True, explore, np.random.default_rng(8))

@@ -6,7 +6,7 @@ from scipy import stats
 
 from exact_factorization import predictions
 from handmade_factors import NUM_DRAWS, SIZES, handmade_draws
-from sghmc.estimators.factor_draws import FactorDraws
+from sghmc.estimators.recommender.factor_draws import FactorDraws
 
 DRAWS = handmade_draws()
 FACTORS = FactorDraws.of(DRAWS)
@@ -20,17 +20,14 @@ def test_moments_of_more_pairs_than_fit_at_once():
                             (("user", users), ("item", items))))  # fmt: skip
     mean, variance = FACTORS.moments(users, items)
     np.testing.assert_allclose(mean, ratings.mean(0), rtol=1e-4, atol=1e-5)
-    # E[1/τ]: what a rating by this user varies by, whatever the draw.
-    expected = ratings.var(axis=0, ddof=1) + np.mean(1 / DRAWS["noise"], axis=0)[users]
-    np.testing.assert_allclose(variance, expected, rtol=1e-4)
+    np.testing.assert_allclose(variance, ratings.var(axis=0, ddof=1), rtol=1e-3)
 
 
 def stranger_moments(user: int, item: int) -> tuple[float, float]:
-    """Mean and variance of a new rating by the law of total variance, draw by draw.
+    """Mean and variance of a pair's mean by the law of total variance, draw by draw.
 
     Rows of strangers are independent normals, so that of a product (μ + s)(ν + t) the variance is
-    μ² Var t + ν² Var s + Var s Var t; a known row has Var 0. A stranger's noise is the average
-    user's.
+    μ² Var t + ν² Var s + Var s Var t; a known row has Var 0.
     """
     means, variances = [], []
     for draw in range(NUM_DRAWS):
@@ -43,9 +40,7 @@ def stranger_moments(user: int, item: int) -> tuple[float, float]:
         (u, v), (s, t) = rows, spreads
         means.append(predictions(u, v))
         products = u**2 * t + v**2 * s + s * t
-        noise = 1 / DRAWS["noise"][draw]
-        of_user = noise[user] if user >= 0 else noise.mean()
-        variances.append(products[:-1].sum() + s[-1] + t[-1] + of_user)
+        variances.append(products[:-1].sum() + s[-1] + t[-1])
     return float(np.mean(means)), float(np.mean(variances) + np.var(means, ddof=1))
 
 
@@ -67,7 +62,7 @@ def test_many_strangers_at_once_are_each_their_own():
 def test_a_single_draw_has_no_spread_of_its_own():
     one = FactorDraws.of({name: values[:1] for name, values in DRAWS.items()})
     _, variance = one.moments(np.array([0]), np.array([0]))
-    np.testing.assert_allclose(variance, 1 / DRAWS["noise"][0, :1], rtol=1e-6)
+    assert variance == 0
 
 
 def test_one_draw_of_a_known_user_is_that_of_a_random_draw():

@@ -11,18 +11,25 @@ import exact_factorization
 from exact_factorization import conditional
 from handmade_factors import SIZES, handmade_draws
 from sghmc.data.ratings import Ratings
-from sghmc.estimators.fold_in import Known, fold_in
+from sghmc.estimators.recommender.fold_in import Known, Newcomers
+from sghmc.estimators.recommender.likelihoods.gaussian import Gaussian
 
 NUM_DRAWS = 4000
 KNOWN = Known(SIZES["user"], SIZES["item"])
-USERS, ITEMS = KNOWN.num_users + 3, KNOWN.num_items + 1
-NEW_ITEM, NEW_USER, SILENT, LAST = KNOWN.num_items, KNOWN.num_users, KNOWN.num_users + 1, USERS - 1
+USERS, ITEMS = KNOWN.user + 3, KNOWN.item + 1
+NEW_ITEM, NEW_USER, SILENT, LAST = KNOWN.item, KNOWN.user, KNOWN.user + 1, USERS - 1
 rng = np.random.default_rng(5)
 PAIRS = np.array(
     [(2, 1), (2, 4), (3, 0), (2, NEW_ITEM), (3, NEW_ITEM), (NEW_USER, NEW_ITEM)]
     + [(NEW_USER, item) for item in range(5)]
     + [(LAST, item) for item in (3, 4)]
 )
+
+
+def fold_in(key, draws, ratings, known, users):
+    return Gaussian(np.array([0.0, 1.0])).fold_in(key, Newcomers(draws, ratings, known, users, {}))
+
+
 RATINGS = Ratings(
     PAIRS[:, 0].astype(np.int32),
     PAIRS[:, 1].astype(np.int32),
@@ -46,7 +53,7 @@ def after(before):
 
 def test_only_those_asked_for_and_new_items_change(before, after):
     assert (after["user"].shape[1], after["item"].shape[1]) == (USERS, ITEMS)
-    others = np.setdiff1d(np.arange(KNOWN.num_users), ASKED)
+    others = np.setdiff1d(np.arange(KNOWN.user), ASKED)
     for name in ("user", "noise"):
         np.testing.assert_array_equal(after[name][:, others], before[name][:, others])
         assert np.all(after[name][:, ASKED].std(axis=0) > 0)
@@ -80,7 +87,7 @@ def law(side: str, i: int, rows: np.ndarray, after, noise):
 
 @pytest.mark.parametrize("user", ASKED)
 def test_users_have_their_law_given_the_known_items(after, user):
-    rows = np.flatnonzero(RATINGS.item < KNOWN.num_items)
+    rows = np.flatnonzero(RATINGS.item < KNOWN.item)
     matrix, mean = law("user", user, rows, after, after["noise"])
     check_normal(standardized(after["user"][:, user], matrix, mean))
 
@@ -97,7 +104,7 @@ def test_the_noise_and_the_row_are_drawn_together(after):
     Uniform by its own distribution function; a false alarm in 10⁵ keys for each of four.
     """
     for user in ASKED:
-        mine = np.flatnonzero((RATINGS.user == user) & (RATINGS.item < KNOWN.num_items))
+        mine = np.flatnonzero((RATINGS.user == user) & (RATINGS.item < KNOWN.item))
         rows, items = after["user"][:, user], after["item"][:, RATINGS.item[mine]]
         predicted = np.einsum("dk,dnk->dn", rows[:, :-1], items[..., :-1])
         error = predicted + rows[:, -1:] + items[..., -1] - RATINGS.rating[mine]
@@ -138,8 +145,8 @@ def test_many_ratings_fill_many_blocks():
 
 def test_a_new_item_of_known_users_asks_for_no_user(before):
     """All ratings but those of the new item are known already: users stay as they are."""
-    table = RATINGS.take(np.flatnonzero(RATINGS.user < KNOWN.num_users))
-    table = dataclasses.replace(table, users=table.users[: KNOWN.num_users])
+    table = RATINGS.take(np.flatnonzero(RATINGS.user < KNOWN.user))
+    table = dataclasses.replace(table, users=table.users[: KNOWN.user])
     few = {name: part[:3] for name, part in before.items()}
     after = fold_in(jax.random.key(0), few, table, KNOWN, np.zeros(0, np.int64))
     for name in ("user", "noise"):

@@ -7,15 +7,18 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import exact_factorization
-from exact_factorization import ExactGibbs
+from exact_factorization import ExactGibbs, ExactOrdinal, ExactWithFeatures
 from handmade_factors import SIZES, handmade_draws
 from sghmc.data.ratings import Ratings, from_table, synthetic_ratings
-from sghmc.estimators import MatrixFactorization, factor_chain
-from sghmc.estimators.factor_chain import Chain
-from sghmc.estimators.factor_draws import FactorDraws
-from sghmc.estimators.fold_in import Known, fold_in
+from sghmc.estimators import MatrixFactorization
+from sghmc.estimators.recommender import factor_chain
+from sghmc.estimators.recommender.factor_chain import Chain
+from sghmc.estimators.recommender.factor_draws import FactorDraws
+from sghmc.estimators.recommender.fold_in import Known, Newcomers
+from sghmc.estimators.recommender.likelihoods.gaussian import Gaussian, NormalOutcome
 
 pl = pytest.importorskip("polars")
 
@@ -33,8 +36,9 @@ class FakeChain:
     def __init__(self):
         self.calls: list[Any] = []
 
-    def __call__(self, key, ratings, settings, start):
+    def __call__(self, key, ratings, settings, start, likelihood, sides):
         self.calls.append((key, ratings, settings, start))
+        self.likelihood, self.sides = likelihood, sides
         return Chain.of(handmade_draws(seed=len(self.calls)))
 
 
@@ -65,12 +69,14 @@ def test_the_chain_gets_standardized_ratings_and_all_settings(chain):
 
 def test_predictions_are_those_of_the_draws_in_stars(chain):
     model = MatrixFactorization(clip=False).fit(TABLE)
-    draws = FactorDraws.of(handmade_draws(seed=1))
-    mean, variance = draws.moments(np.array([3, -1]), np.array([2, 2]))
-    center, spread = np.mean(TABLE["rating"]), np.std(TABLE["rating"])
+    draws = handmade_draws(seed=1)
+    given = np.array(TABLE["rating"])
+    center, spread = float(given.mean()), float(given.std())
+    outcome = NormalOutcome(center, spread, draws["noise"], (-np.inf, np.inf), given)
+    expected = outcome.moments(FactorDraws.of(draws), np.array([3, -1]), np.array([2, 2]))
     rating, std = model.predict([3, 99], [2, 2], return_std=True)
-    np.testing.assert_allclose(rating, center + spread * mean, rtol=1e-6)
-    np.testing.assert_allclose(std, spread * np.sqrt(variance), rtol=1e-6)
+    np.testing.assert_allclose(rating, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(std, expected[1], rtol=1e-6)
     np.testing.assert_array_equal(model.predict([3, 99], [2, 2]), rating)
     assert model.predict([], []).shape == (0,)
     everything = [np.repeat(range(7), 6), np.tile(range(6), 7)]
@@ -112,7 +118,8 @@ def test_fold_in_asks_for_new_users_and_those_with_new_ratings(chain):
         table, rating=((table.rating - scale[0]) / scale[1]).astype(np.float32)
     )
     key = jax.random.fold_in(jax.random.key(5), 1)
-    expected = fold_in(key, before, standardized, Known(7, 6), np.array([3, 7]))
+    new = Newcomers(before, standardized, Known(7, 6), np.array([3, 7]), {})
+    expected = Gaussian(np.array([0.0, 1.0])).fold_in(key, new)
     for name, part in expected.items():
         np.testing.assert_array_equal(model.draws_[name], part)
     assert model.num_fits_ == 2
@@ -184,25 +191,154 @@ def test_an_interrupted_fit_leaves_the_model_as_it_was(chain, monkeypatch):
         assert all(vars(model)[name] is value for name, value in before.items())
 
 
+PEOPLE = {"user": [*range(7), 50], "kind": ["a", "b"] * 4}
+
+
+def with_weights(seed: int = 0) -> dict[str, np.ndarray]:
+    """Draws made by hand, with those of the weights of two kinds of people, 50 among them."""
+    rng = np.random.default_rng(seed)
+    draws = handmade_draws(seed, sizes={"user": 8, "item": SIZES["item"]})
+    return draws | {
+        "user.weights": rng.normal(size=(5, 2, 4)),
+        "user.weight_scale": rng.gamma(3.0, size=(5, 1, 2)),
+        "user.typical": rng.normal(size=(5, 4)),
+        "user.varied": rng.gamma(3.0, size=(5, 4)),
+    }
+
+
+def test_features_come_to_the_chain_and_stay_with_the_model(monkeypatch, tmp_path):
+    """Also through a file; new ones replace and join them, and nobody else's change."""
+    seen: list[Any] = []
+
+    def run(key, ratings, settings, start, likelihood, sides):
+        seen.append((ratings, start, sides))
+        return Chain.of(with_weights())
+
+    monkeypatch.setattr(factor_chain, "run", run)
+    model = MatrixFactorization(rank=3).fit(TABLE, users=pd.DataFrame(PEOPLE).set_index("user"))
+    (ratings, _, sides) = seen[0]
+    assert ratings.users.tolist() == [*range(7), 50]
+    assert sides["user"].encoding.names == ["kind=a", "kind=b"]
+    assert model.predict([50], [2]) != model.predict([51], [2])
+    model.save(tmp_path / "m")
+    loaded = MatrixFactorization.load(tmp_path / "m")
+    loaded.partial_fit(([60], [2], [3.0]), users={"user": [3, 60], "kind": ["a", "b"]})
+    (ratings, start, sides) = seen[1]
+    assert ratings.users.tolist() == [*range(7), 50, 60]
+    entries = sides["user"].entries
+    kinds = dict(zip(entries.row.tolist(), entries.column.tolist(), strict=True))
+    assert kinds == {0: 0, 1: 1, 2: 0, 3: 0, 4: 0, 5: 1, 6: 0, 7: 1, 8: 1}
+    np.testing.assert_array_equal(
+        start.hyper["user"]["weights"], with_weights()["user.weights"][-1]
+    )
+    with pytest.raises(ValueError, match="fitted without features of items"):
+        model.partial_fit(TABLE, items={"item": [1, 2], "year": [1, 2]})
+
+
+def test_those_who_only_have_features_are_folded_in(monkeypatch):
+    monkeypatch.setattr(factor_chain, "run", lambda *_: Chain.of(with_weights()))
+    model = MatrixFactorization(rank=3, clip=False).fit(TABLE, users=PEOPLE)
+    before = model.draws_
+    model.fold_in(users={"user": [70, 71], "kind": ["b", None]})
+    assert model.ratings_.users.tolist()[-2:] == [70, 71]
+    assert len(model.ratings_) == len(TABLE["user"])
+    np.testing.assert_array_equal(model.draws_["user"][:, :8], before["user"])
+    assert np.all(np.isfinite(model.predict([70, 71], [2, 2], return_std=True)))
+    assert len(model.recommend(70).items) == SIZES["item"]
+
+
+def test_clicks_need_no_ratings_and_counts_add_up(chain):
+    """A pair may come again and again; a log of them is enough."""
+    log = {"user": [3, 3, 0, 3, 6], "item": [5, 0, 1, 5, 2]}
+    model = MatrixFactorization(likelihood="implicit").fit(log)
+    (_, ratings, settings, _) = chain.calls[0]
+    assert (len(ratings), set(ratings.rating.tolist())) == (4, {1.0})
+    assert (settings.step_size, settings.thinning) == (0.15, 20)
+    assert model.likelihood_ == "implicit"
+    model = MatrixFactorization(likelihood="counts", thinning=7).fit(log)
+    (_, ratings, settings, _) = chain.calls[1]
+    assert sorted(ratings.rating.tolist()) == [1, 1, 1, 2]
+    assert settings.thinning == 7
+    model.partial_fit(([3], [5]))
+    (_, ratings, *_) = chain.calls[2]
+    assert sorted(ratings.rating.tolist()) == [1, 1, 1, 3]
+    with pytest.raises(ValueError, match="no column of ratings"):
+        MatrixFactorization().fit(log)
+
+
+def test_probabilities_are_of_levels_that_there_are(chain):
+    model = MatrixFactorization().fit(TABLE)
+    assert model.levels_ is not None
+    assert model.levels_.tolist() == [1, 1.5, 2, 2.5, 3, 4, 5]
+    found = model.predict_proba([3, 99], [2, 2])
+    assert found.shape == (2, 7)
+    np.testing.assert_allclose(found.sum(1), 1)
+    logs = model.log_probabilities(([3], [2], [2.0]))
+    assert logs[0] == pytest.approx(np.log(found[0, 2]))
+    pairs = np.arange(60)
+    numbers = MatrixFactorization(duplicates="last").fit(
+        (pairs // 6 % 7, pairs % 6 + 10 * (pairs // 42), np.linspace(0, 1, 60))
+    )
+    assert numbers.levels_ is None
+    with pytest.raises(ValueError, match="no levels to tell apart"):
+        numbers.predict_proba([3], [2])
+    with pytest.raises(ValueError, match="they have densities"):
+        numbers.log_probabilities(([3], [2], [0.5]))
+
+
 SMALL: dict[str, Any] = {"rank": 2, "num_draws": 600, "thinning": 20, "num_burnin": 1000}
 SMALL["num_update_steps"] = SMALL["num_draws"] * SMALL["thinning"]
 USERS, ITEMS = (axis.ravel() for axis in np.indices((17, 9)))
 
 
-def exact_moments(ratings: Ratings, scale, num_chains: int, num_sweeps: int) -> np.ndarray:
-    """Mean and mean square of a new rating of every pair, by chain, from exact conditionals."""
-    center, spread = scale
-    standardized = (ratings.rating - center) / spread
-    data = exact_factorization.Ratings(ratings.user, ratings.item, standardized, 17, 9)
-    gibbs = ExactGibbs(data, 2, has_means=True, has_user_noise=True, num_chains=num_chains, seed=1)
-    total = np.zeros((num_chains, 2 * len(USERS)))
+def exact_moments(gibbs: ExactGibbs, outcome, num_sweeps: int) -> np.ndarray:
+    """Mean and mean square of a new rating of every pair, by chain, from exact conditionals.
+
+    `outcome(gibbs)` gives both, draw by draw.
+    """
+    total = np.zeros((len(gibbs.noise), 2 * len(USERS)))
     for sweep in range(50 + num_sweeps):
         gibbs.sweep()
         if sweep >= 50:
-            rating = center + spread * gibbs.predictions(USERS, ITEMS)
-            square = rating**2 + spread**2 / gibbs.noise[:, USERS]
-            total += np.concatenate([rating, square], axis=1)
+            total += np.concatenate(outcome(gibbs), axis=1)
     return total / num_sweeps
+
+
+def in_stars(scale):
+    """Of normal ratings."""
+    center, spread = scale[:2]
+
+    def outcome(gibbs):
+        rating = center + spread * gibbs.predictions(USERS, ITEMS)
+        return rating, rating**2 + spread**2 / gibbs.noise[:, USERS]
+
+    return outcome
+
+
+def errors(fits: list[MatrixFactorization], exact: np.ndarray) -> np.ndarray:
+    """Of all means and variances, in standard errors."""
+    answers = [fit.predict(USERS, ITEMS, return_std=True) for fit in fits]
+    sampled = np.stack([np.concatenate([mean, mean**2 + std**2]) for mean, std in answers])
+    # Squares around the exact mean tell more of a spread than those around 0.
+    middle = exact.mean(0)[: len(USERS)]
+    for moments in (sampled, exact):
+        mean, square = np.split(moments, 2, axis=1)
+        square += middle**2 - 2 * middle * mean
+    error = np.sqrt(exact.var(0, ddof=1) / len(exact) + sampled.var(0, ddof=1) / len(sampled))
+    return (sampled.mean(0) - exact.mean(0)) / error
+
+
+def small_ratings() -> Ratings:
+    """Of 17 users and 9 items; the last user has rated nothing."""
+    rng = np.random.default_rng(0)
+    rows = np.flatnonzero(USERS != 16)
+    factors = rng.normal(size=(17, 2)) @ rng.normal(size=(9, 2)).T
+    rating = 3 + factors[USERS, ITEMS] + 0.5 * rng.normal(size=len(USERS))
+    return from_table((USERS, ITEMS, rating)).take(rows)
+
+
+def exact_data(ratings: Ratings, in_units: np.ndarray) -> exact_factorization.Ratings:
+    return exact_factorization.Ratings(ratings.user, ratings.item, in_units, 17, 9)
 
 
 def test_predictions_are_those_of_an_exact_sampler():
@@ -212,27 +348,64 @@ def test_predictions_are_those_of_an_exact_sampler():
     than one of 800 keys (t with 15 degrees of freedom or more). A tenth more in all standard
     deviations is 5 to 18 errors, a tenth of one in a mean 5 to 20.
     """
-    rng = np.random.default_rng(0)
-    rows = np.flatnonzero(USERS != 16)
-    factors = rng.normal(size=(17, 2)) @ rng.normal(size=(9, 2)).T
-    rating = 3 + factors[USERS, ITEMS] + 0.5 * rng.normal(size=len(USERS))
-    everything = from_table((USERS, ITEMS, rating))
-    ratings = everything.take(rows)
+    ratings = small_ratings()
     fits = [
         MatrixFactorization(**SMALL, clip=False, random_state=seed).fit(ratings)
         for seed in range(16)
     ]
-    answers = [fit.predict(USERS, ITEMS, return_std=True) for fit in fits]
-    sampled = np.stack([np.concatenate([mean, mean**2 + std**2]) for mean, std in answers])
-    exact = exact_moments(ratings, fits[0].scale_, num_chains=48, num_sweeps=200)
-    # Squares around the exact mean tell more of a spread than those around 0.
-    middle = exact.mean(0)[: len(USERS)]
-    for moments in (sampled, exact):
-        mean, square = np.split(moments, 2, axis=1)
-        square += middle**2 - 2 * middle * mean
-    error = np.sqrt(exact.var(0, ddof=1) / len(exact) + sampled.var(0, ddof=1) / len(sampled))
-    z = (sampled.mean(0) - exact.mean(0)) / error
-    assert np.abs(z).max() < 7
+    scale = fits[0].scale_
+    data = exact_data(ratings, (ratings.rating - scale[0]) / scale[1])
+    gibbs = ExactGibbs(data, 2, has_means=True, has_user_noise=True, num_chains=48, seed=1)
+    exact = exact_moments(gibbs, in_stars(scale), num_sweeps=200)
+    assert np.abs(errors(fits, exact)).max() < 7
+
+
+@pytest.mark.slow
+def test_predictions_with_features_are_those_of_an_exact_sampler():
+    """As above, where users are of two kinds; of the last nothing is known but this."""
+    ratings = small_ratings()
+    kind = np.where(np.arange(17) % 3 == 1, "a", "b")
+    ratings = dataclasses.replace(
+        ratings, rating=ratings.rating + 2 * (kind[ratings.user] == "a") * (ratings.item % 2)
+    )
+    people = {"user": np.arange(17), "kind": kind}
+    fits = [
+        MatrixFactorization(**SMALL, clip=False, random_state=seed).fit(ratings, users=people)
+        for seed in range(16)
+    ]
+    scale = fits[0].scale_
+    data = exact_data(ratings, (ratings.rating - scale[0]) / scale[1])
+    features = (kind[:, None] == np.array(["a", "b"])).astype(float)
+    gibbs = ExactWithFeatures(data, features, 2, num_chains=48, seed=1)
+    exact = exact_moments(gibbs, in_stars(scale), num_sweeps=300)
+    assert np.abs(errors(fits, exact)).max() < 7
+    # A stranger of no kind is less sure, and between both.
+    assert fits[0].predict([16], [1]) != pytest.approx(fits[0].predict([99], [1]), abs=0.05)
+
+
+@pytest.mark.slow
+def test_predictions_of_levels_are_those_of_an_exact_sampler():
+    """As above, of ratings 1, 2 and 4: two cuts, which stay, and hidden numbers in between."""
+    ratings = small_ratings()
+    level = np.digitize(ratings.rating, [2.5, 3.5])
+    levels = np.array([1.0, 2.0, 4.0])
+    ratings = dataclasses.replace(ratings, rating=levels[level].astype(np.float32))
+    fits = [
+        MatrixFactorization(**SMALL, likelihood="ordinal", random_state=seed).fit(ratings)
+        for seed in range(16)
+    ]
+    cuts = fits[0].draws_["cuts"][0].astype(float)
+
+    def outcome(gibbs):
+        mean = gibbs.predictions(USERS, ITEMS)[..., None]
+        root = np.sqrt(gibbs.noise[:, USERS])[..., None]
+        below = stats.norm.cdf((cuts - mean) * root)
+        probability = np.diff(below, axis=-1, prepend=0.0, append=1.0)
+        return probability @ levels, probability @ levels**2
+
+    gibbs = ExactOrdinal(exact_data(ratings, level), cuts, 2, num_chains=48, seed=1)
+    exact = exact_moments(gibbs, outcome, num_sweeps=300)
+    assert np.abs(errors(fits, exact)).max() < 7
 
 
 def degenerate_ratings() -> dict[str, np.ndarray]:
@@ -277,10 +450,11 @@ def test_partial_fit_compiles_once(caplog):
     [
         ({"rank": 0}, "rank must be a whole number from 1, but is 0"),
         ({"num_draws": 2.5}, "num_draws must be a whole number"),
-        ({"batch_size": True}, "batch_size must be None, for all, or a whole number"),
+        ({"batch_size": True}, "batch_size must be None, for the usual, or a whole"),
         ({"step_size": -1.0}, "step_size must be between 0 and 2"),
         ({"momentum_decay": 2.0}, "momentum_decay must be between 0 and 2"),
         ({"duplicates": "first"}, "duplicates must be one of"),
+        ({"likelihood": "student"}, "likelihood must be one of"),
         ({"random_state": -1}, "random_state must be a whole number from 0"),
     ],
 )

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sghmc.data.ratings import Ratings, codes_of
-from sghmc.estimators.bulk import Best
-from sghmc.estimators.factor_draws import FactorDraws
+from sghmc.estimators.recommender.bulk import Best
+from sghmc.estimators.recommender.factor_draws import FactorDraws
+from sghmc.estimators.recommender.likelihoods.base import Outcome
 
 
 class Recommendations(NamedTuple):
@@ -30,26 +31,19 @@ class AllRecommendations(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """Posterior draws of standardized ratings, and how to bring them back: center + spread · r."""
+    """Posterior draws of pairs' means, and how ratings come about given those."""
 
     ratings: Ratings
-    center: float
-    spread: float
     draws: FactorDraws
-    is_clipped: bool
+    outcome: Outcome
 
     def predict(self, users: Any, items: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of a new rating of each pair of ids."""
-        user, item = (
-            codes_of(np.ravel(ids).tolist() if np.ndim(ids) == 0 else ids, known)
-            for ids, known in ((users, self.ratings.users), (items, self.ratings.items))
-        )
-        if len(user) != len(item):
-            raise ValueError(
-                f"users and items are pairs, but there are {len(user)} and {len(item)} of them."
-            )
-        mean, variance = self.draws.moments(user, item)
-        return self._rating(mean), self.spread * np.sqrt(variance)
+        return self.outcome.moments(self.draws, *self._pairs(users, items))
+
+    def probabilities(self, users: Any, items: Any) -> np.ndarray:
+        """Of each level of ratings, for each pair of ids."""
+        return self.outcome.probabilities(self.draws, *self._pairs(users, items))
 
     def recommend(
         self,
@@ -69,22 +63,19 @@ class Predictor:
             drawn = self.draws.one_draw(int(code), generator)[candidates]
             score = mean + explore * (drawn - mean)
         best = np.argsort(-score, kind="stable")[:k]
-        return Recommendations(
-            self.ratings.items[candidates[best]],
-            self._rating(mean[best]),
-            self.spread * np.sqrt(variance[best]),
+        chosen = candidates[best]
+        rating, std = self.outcome.ranked(
+            self.draws, np.full(len(chosen), code), chosen, mean[best], variance[best]
         )
+        return Recommendations(self.ratings.items[chosen], rating, std)
 
     def of_all(self, best: Best) -> AllRecommendations:
         """Recommendations for all users, in ids and stars."""
-        variance = best.variance + self.draws.noise_variance(best.user)
-        return AllRecommendations(
-            self.ratings.users[best.user],
-            best.rank,
-            self.ratings.items[best.item],
-            self._rating(best.mean.astype(np.float64)),
-            self.spread * np.sqrt(variance),
+        rating, std = self.outcome.ranked(
+            self.draws, best.user, best.item, best.mean, best.variance
         )
+        users, items = self.ratings.users[best.user], self.ratings.items[best.item]
+        return AllRecommendations(users, best.rank, items, rating, std)
 
     def similar_items(self, item: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
         (code,) = codes_of([item], self.ratings.items)
@@ -95,9 +86,14 @@ class Predictor:
         best = order[order != code][:k]
         return self.ratings.items[best], similarity[best]
 
-    def _rating(self, mean: np.ndarray) -> np.ndarray:
-        """A standardized mean as a rating, within those that were given if it is to be clipped."""
-        rating, given = self.center + self.spread * mean, self.ratings.rating
-        if not self.is_clipped:
-            return rating
-        return np.clip(rating, float(given.min()), float(given.max()))
+    def _pairs(self, users: Any, items: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Their codes."""
+        user, item = (
+            codes_of(np.ravel(ids).tolist() if np.ndim(ids) == 0 else ids, known)
+            for ids, known in ((users, self.ratings.users), (items, self.ratings.items))
+        )
+        if len(user) != len(item):
+            raise ValueError(
+                f"users and items are pairs, but there are {len(user)} and {len(item)} of them."
+            )
+        return user, item

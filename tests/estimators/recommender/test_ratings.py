@@ -7,9 +7,16 @@ import pytest
 
 from handmade_factors import handmade_draws
 from sghmc.data.ratings import Ratings
-from sghmc.estimators import MatrixFactorization, factor_chain
-from sghmc.estimators.factor_chain import Chain
-from sghmc.estimators.ratings import fit_and_judge, is_model, plot_coverage, told_scores
+from sghmc.estimators import MatrixFactorization
+from sghmc.estimators.recommender import factor_chain
+from sghmc.estimators.recommender.factor_chain import Chain
+from sghmc.estimators.recommender.ratings import (
+    fit_and_judge,
+    is_model,
+    plot_coverage,
+    plot_rankings,
+    told_scores,
+)
 
 USERS, ITEMS = (axis.ravel() for axis in np.indices((7, 6)))
 RATINGS = Ratings(
@@ -26,7 +33,7 @@ def seen(monkeypatch):
     """The ratings that each run of the chain saw; its draws are made by hand."""
     runs: list[set[tuple[int, int]]] = []
 
-    def run(key, ratings, settings, start):
+    def run(key, ratings, settings, start, *_):
         runs.append(set(zip(ratings.user.tolist(), ratings.item.tolist(), strict=True)))
         return Chain.of(handmade_draws(seed=len(runs)))
 
@@ -38,9 +45,9 @@ def test_held_out_ratings_are_judged_before_they_are_seen(seen, monkeypatch):
     judged = []
     evaluate = MatrixFactorization.evaluate
 
-    def recorded(self, ratings):
+    def recorded(self, ratings, k):
         judged.append((len(seen), ratings))
-        return evaluate(self, ratings)
+        return evaluate(self, ratings, k)
 
     monkeypatch.setattr(MatrixFactorization, "evaluate", recorded)
     model, result = fit_and_judge(RATINGS, 0.25, rank=3, random_state=4)
@@ -66,13 +73,33 @@ def test_the_last_by_time_are_held_out(seen):
 
 def test_scores_are_told_with_their_errors():
     told = told_scores({"num_ratings": 3, "rmse": 0.9, "rmse_error": 0.01, "log_likelihood": -1.0,
-                        "log_likelihood_error": None, "ndcg@5": 0.25, "ndcg@5_error": 0.5,
-                        "recall@5": None, "recall@5_error": None})  # fmt: skip
+                        "log_likelihood_error": None, "ndcg@10": 0.25, "ndcg@10_error": 0.5,
+                        "ndcg@3": 0.5, "recall@10": None, "recall@10_error": None})  # fmt: skip
     assert told == {
         "RMSE": "0.9000 ± 0.0100",
         "mean log-likelihood": "-1.0000",
-        "NDCG@5": "0.2500 ± 0.5000",
+        "NDCG@10": "0.2500 ± 0.5000",
     }
+
+
+def test_rankings_are_drawn_by_length_with_two_errors():
+    judged = {"num_users_ranked": 5, "ndcg@1": 0.1, "ndcg@1_error": 0.02, "ndcg@10": 0.3,
+              "recall@10": 0.5, "recall@10_error": None}  # fmt: skip
+    (axis,) = plot_rankings(judged).axes
+    ndcg, recall = axis.containers
+    np.testing.assert_allclose(ndcg[0].get_xydata(), [(1, 0.1), (10, 0.3)])
+    np.testing.assert_allclose(ndcg[2][0].get_segments()[0], [(1, 0.06), (1, 0.14)])
+    np.testing.assert_allclose(recall[0].get_xydata(), [(10, 0.5)])
+
+
+def test_features_and_likelihoods_come_to_the_model(seen):
+    people = {"user": np.arange(6), "sex": ["F", "M"] * 3}
+    likes = dataclasses.replace(RATINGS, rating=np.ones(42, np.float32))
+    model, result = fit_and_judge(likes, 0.25, users=people, rank=3, likelihood="auto")
+    assert result["likelihood"] == "implicit" == model.likelihood_
+    assert model.sides_["user"].encoding.names == ["sex=F", "sex=M", "sex=?"]
+    assert "rmse" not in result["held_out"]
+    assert result["held_out"]["ndcg@30"] > 0
 
 
 def test_coverage_is_drawn_with_two_errors():

@@ -7,8 +7,8 @@ from scipy import stats
 from exact_factorization import predictions
 from handmade_factors import SIZES, handmade_draws
 from sghmc.data.ratings import Ratings
-from sghmc.estimators import factor_export
-from sghmc.estimators.factor_export import aligned_factors
+from sghmc.estimators.recommender import factor_export
+from sghmc.estimators.recommender.factor_export import aligned_factors
 
 RATINGS = Ratings(
     np.zeros(1, np.int32),
