@@ -101,7 +101,7 @@ def judged(options: argparse.Namespace, method: str, seed: int) -> list[dict[str
         seed,
     )
     outcomes = text_methods.METHODS[method](setup)
-    seconds = time.perf_counter() - started
+    seconds, peak = time.perf_counter() - started, _peak()
     predict = text.predictor(model, split.test)
     predict_others = {
         kind: text.predictor(model, other) for kind, other in text.other_kinds(split).items()
@@ -117,7 +117,7 @@ def judged(options: argparse.Namespace, method: str, seed: int) -> list[dict[str
                 "num_parameters": text_speed.num_parameters(model),
                 "setting": outcome.setting,
                 "seconds": seconds,
-                "peak_bytes": _peak(),
+                "peak_bytes": peak,
             }
             | text.scores(predict(outcome.members), others)
         )

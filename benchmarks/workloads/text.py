@@ -120,11 +120,11 @@ def predictor(model: Transformer, text: np.ndarray) -> Callable[[Iterable[PyTree
         return found.reshape(-1, model.num_symbols)
 
     def predict(members: Iterable[PyTree]) -> Predictions:
-        total, entropy, number = 0.0, 0.0, 0
+        truth = text[1 : count * length + 1].astype(np.int64)
+        total, entropy, number = np.zeros((len(truth), model.num_symbols)), np.zeros(len(truth)), 0
         for params in members:
             found = np.asarray(predicted(params), np.float64)
             total, entropy, number = total + found, entropy + _entropy(found), number + 1
-        truth = text[1 : count * length + 1].astype(np.int64)
         return Predictions(total / number, entropy / number, truth, length)
 
     return predict

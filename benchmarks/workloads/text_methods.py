@@ -312,7 +312,8 @@ def _drawn(setup: Setup, judge: Judge, start: PyTree, temperature: float) -> Out
             jax.tree.map(lambda leaf, i=i: np.array(leaf[0, i]), samples.positions)
             for i in range(setup.num_draws)
         ]
-        info = samples.info
+        heat = samples.info.kinetic_temperature
+        assert heat is not None
     used = setup.num_gradients - left + (thinning + 1) * (setup.num_draws + num_burnin)
     setting = {
         "temperature": temperature,
@@ -323,7 +324,7 @@ def _drawn(setup: Setup, judge: Judge, start: PyTree, temperature: float) -> Out
         },
         "draws": setup.num_draws,
         "thinning": thinning,
-        "kinetic_temperature": float(np.mean(info.kinetic_temperature)) / temperature,
+        "kinetic_temperature": float(heat.mean()) / temperature,
         "single_bits": float(np.mean([judge([member]) for member in members])),
     }
     return Outcome(members, used, judge(members), setting)

@@ -6,7 +6,6 @@ Times are of programs that take turns in one process; memory is that of a proces
 import resource
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,4 +148,4 @@ def peak_bytes(name: str, case: Case, num_chains: int) -> dict[str, Any]:
 
 def num_parameters(model: Transformer) -> int:
     like = jax.eval_shape(model.init, jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(like, eqx.is_array_like)))
+    return sum(leaf.size for leaf in jax.tree.leaves(like))

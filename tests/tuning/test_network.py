@@ -1,5 +1,7 @@
 """Settings for networks: on quadratic potentials, where all of them are known exactly."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,7 @@ PRIOR = {"a": 2.0, "b": 3.0, "c": 7.0}
 POSTERIOR = sghmc.Posterior(log_likelihood, log_prior, jnp.ones(NUM_ROWS))
 
 
-def tuned(**options):
+def tuned(**options) -> Any:
     return sghmc.tune_network(jax.random.key(0), POSTERIOR, START, **options)
 
 

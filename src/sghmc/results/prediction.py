@@ -52,13 +52,10 @@ def predict(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndar
     reason = _no_law(origin)
     if reason is not None:
         return Prediction(skipped=f"the law of the settings: {reason}")
-    size = sum(math.prod(leaf.shape[2:]) for leaf in jax.tree.leaves(positions))
-    if size > _MOST_PARAMETERS:
-        return Prediction(skipped="the law of the settings: too many parameters")
-    points = _points(origin.target, positions, is_finite, _share(_NUM_POINTS, _LEAST_POINTS, size))
+    points = _points(origin.target, positions, is_finite)
     if isinstance(points, str):
         return Prediction(skipped=points)
-    target = _under(origin.target, hyper)
+    target, size = _under(origin.target, hyper), _size_of_one(points)
     with double_precision():
         noise = _noise(origin, target, points, diagonal=size > _DENSE_LIMIT)
     if isinstance(noise, str):
@@ -73,6 +70,10 @@ def _share(number: int, least: int, size: int) -> int:
     return min(number, max(least, _MOST_NUMBERS // size))
 
 
+def _size_of_one(points: PyTree) -> int:
+    return tree.size(jax.tree.map(lambda leaf: leaf[0], points))
+
+
 def _no_law(origin: Origin) -> str | None:
     if origin.is_adapted:
         return "they were adapted in burn-in"
@@ -83,13 +84,17 @@ def _no_law(origin: Origin) -> str | None:
     return "at temperature 0 it is a point" if origin.temperature == 0 else None
 
 
-def _points(target: Target, positions: PyTree, is_finite: np.ndarray, number: int) -> PyTree | str:
+def _points(target: Target, positions: PyTree, is_finite: np.ndarray) -> PyTree | str:
     """Some of the draws, as parameters in double precision with a leading axis."""
     if target.source is not None and target.source.is_sequential:
         return "the law of the settings: a stream's rows cannot be looked at again"
     chains, draws = np.nonzero(is_finite)
     if len(chains) == 0:
         return "no draw is finite"
+    size = sum(math.prod(leaf.shape[2:]) for leaf in jax.tree.leaves(positions))
+    if size > _MOST_PARAMETERS:
+        return "the law of the settings: too many parameters"
+    number = _share(_NUM_POINTS, _LEAST_POINTS, size)
     chosen = np.linspace(0, len(chains) - 1, number).astype(int)
     points = jax.tree.map(
         lambda leaf: np.asarray(leaf[chains[chosen], draws[chosen]], np.float64), positions
@@ -123,9 +128,8 @@ def _noise(origin: Origin, target: Target, points: PyTree, *, diagonal: bool):
     if estimator.renew_every is not None:
         return "gradient noise: its center moves with the chain"
     count = int(target.num_examples)
-    first = jax.tree.leaves(points)[0]
-    size = sum(leaf[0].size for leaf in jax.tree.leaves(points))
-    shape = (len(first), min(_share(_NUM_ROWS, _LEAST_ROWS, size), 4 * count))
+    num_rows = _share(_NUM_ROWS, _LEAST_ROWS, _size_of_one(points))
+    shape = (len(jax.tree.leaves(points)[0]), min(num_rows, 4 * count))
     rows = np.random.default_rng(0).integers(0, count, shape)
     points = jax.tree.map(jnp.asarray, points)
     rows = jnp.asarray(rows, jnp.int32)
