@@ -50,6 +50,7 @@ from sghmc.samplers.ubu import UBU
 from sghmc.samplers.whitened import Whitened
 from sghmc.sampling import sample
 from sghmc.tuning.budget import BudgetError
+from sghmc.tuning.network import tune_network
 from sghmc.tuning.report import Tuned
 from sghmc.tuning.tune import tune
 from sghmc.types import Change, Evaluation, StepInfo
@@ -118,6 +119,7 @@ __all__ = [
     "theory",
     "transforms",
     "tune",
+    "tune_network",
 ]
 
 
