@@ -196,7 +196,10 @@ def _steps_of_draw(program: Program, plan: LoopPlan, carry: Carry, t, block, off
         return make_updates(program, t + done + plan.period - 1, carry, is_burnin=plan.is_burnin)
 
     carry = _repeat(program.thinning // plan.period, one_period, carry)
-    return carry if plan.is_watched else _watch(program, t + program.thinning - 1, carry)
+    end = t + program.thinning - 1
+    if program.kernel.leaves_behind:
+        carry = each_carry(program, carry, lambda chain, carry: chain.settle(end, carry))
+    return carry if plan.is_watched else _watch(program, end, carry)
 
 
 def _steps_in_blocks(program: Program, plan: LoopPlan, carry: Carry, t) -> Carry:
@@ -287,7 +290,9 @@ def make_updates(program: Program, t, carry: Carry, *, is_burnin: bool) -> Carry
     for is_due, update in due:
         carry = lax.cond(
             is_due,
-            lambda carry, update=update: each_carry(program, carry, update),
+            lambda carry, update=update: each_carry(
+                program, carry, lambda chain, carry: update(chain, chain.settle(t, carry))
+            ),
             lambda carry: carry,
             carry,
         )

@@ -190,6 +190,17 @@ class Program(eqx.Module):
         # What nobody asks for is not computed: the compiler sees to it.
         return state, info if self.has_info else info._replace(potential=None)
 
+    def settle(self, t, carry: Carry) -> Carry:
+        """With all of the state brought to the end of step t, where the kernel leaves parts behind.
+
+        What looks at a state as a whole, and what changes the law that it moves by, comes after.
+        """
+        if not self.kernel.leaves_behind:
+            return carry
+        oracle = self._oracle(self.draw_gradients(t, 1), carry)
+        state = self.kernel.settle(t, self.draw_motion(t, 1), carry.state, oracle)
+        return carry._replace(state=state)
+
     def observe(self, t, carry: Carry) -> tuple[Carry, DrawRecord]:
         """What is kept after step t, and the averages with that draw in them."""
         flat = self.kernel.observed(t, carry.state)
@@ -254,7 +265,7 @@ class Program(eqx.Module):
         moment = Moment(
             t,
             self.kernel,
-            type(carry.state)(*(self.layout.shape(part) for part in carry.state)),
+            self.kernel.shaped(carry.state, self.layout.shape),
             carry.hyper,
             carry.info.acceptance,
             # Rows of the next step: fresh, as the chain has not seen them.

@@ -161,6 +161,15 @@ class Kernel(eqx.Module):
         return random.normals_like(key, first_step, num_steps, like)
 
     @property
+    def leaves_behind(self) -> bool:
+        """Whether a step leaves parts of the state behind, which `settle` brings up to date."""
+        return False
+
+    def settle(self, t, noise: PyTree, state: Any, oracle: Oracle) -> Any:
+        """The state after step t, all of it, from that step's variates and hyperparameters."""
+        return state
+
+    @property
     def num_gradients(self) -> int:
         """How many gradients one step evaluates."""
         return 1
@@ -205,6 +214,10 @@ class Kernel(eqx.Module):
         )
 
     # Adaptation
+
+    def shaped(self, state: Any, shape: Callable[[PyTree], PyTree]) -> Any:
+        """The state with what is like the parameters in their shapes, which `shape` gives it."""
+        return type(state)(*(shape(part) for part in state))
 
     def adaptable(self, state: Any) -> Self:
         """This kernel with every array in the shape that an adaptation will give it."""

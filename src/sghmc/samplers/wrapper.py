@@ -83,6 +83,13 @@ class KernelWrapper(Kernel):
         return self.inner.draw(key, first_step, num_steps, like)
 
     @property
+    def leaves_behind(self):
+        return self.inner.leaves_behind
+
+    def settle(self, t, noise, state, oracle):
+        return self.inner.settle(t, noise, state, oracle)
+
+    @property
     def num_gradients(self):
         return self.inner.num_gradients
 
@@ -111,6 +118,9 @@ class KernelWrapper(Kernel):
 
     def reheated(self, t, state, ratio):
         return self.inner.reheated(t, state, ratio)
+
+    def shaped(self, state, shape):
+        return self.inner.shaped(state, shape)
 
     def adaptable(self, state):
         return self._around(self.inner.adaptable(state))
