@@ -147,8 +147,8 @@ def normals(
     key: Key, first_step, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
 ) -> Float[Array, " variate *chain"]:
     """Standard normal variates by inversion."""
-    bits = _bits(key, first_step, num_steps, width, slot)
-    return _normal(*bits, dtype)
+    x, y = _bits(key, first_step, num_steps, width, slot)
+    return _normal(x, y, dtype)
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
@@ -156,7 +156,8 @@ def normals_at(
     key: UInt32[Array, " word"], step, slots: UInt32[Array, "*slots"], *, dtype=jnp.float32
 ) -> Float[Array, "*slots"]:
     """The standard normals of one step at some of its slots: those of `normals` there."""
-    return _normal(*_threefry(key, jnp.asarray(step).astype(jnp.uint32), slots), dtype)
+    x, y = _threefry(key, jnp.asarray(step).astype(jnp.uint32), slots)
+    return _normal(x, y, dtype)
 
 
 def _normal(x: jax.Array, y: jax.Array, dtype) -> jax.Array:

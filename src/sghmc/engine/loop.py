@@ -196,10 +196,7 @@ def _steps_of_draw(program: Program, plan: LoopPlan, carry: Carry, t, block, off
         return make_updates(program, t + done + plan.period - 1, carry, is_burnin=plan.is_burnin)
 
     carry = _repeat(program.thinning // plan.period, one_period, carry)
-    end = t + program.thinning - 1
-    if program.kernel.leaves_behind:
-        carry = each_carry(program, carry, lambda chain, carry: chain.settle(end, carry))
-    return carry if plan.is_watched else _watch(program, end, carry)
+    return carry if plan.is_watched else _watch(program, t + program.thinning - 1, carry)
 
 
 def _steps_in_blocks(program: Program, plan: LoopPlan, carry: Carry, t) -> Carry:
@@ -273,7 +270,7 @@ def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array,
 
 
 def make_updates(program: Program, t, carry: Carry, *, is_burnin: bool) -> Carry:
-    """What may be due after step t: Gibbs, the estimator's memory, adaptation, V̂."""
+    """What may be due after step t: Gibbs, the estimator's memory, adaptation, V̂, lazy steps."""
     gibbs, adapt, fisher = program.gibbs, program.adapt, program.kernel.fisher
     renew_every = program.estimator.renew_every
     due: list[tuple[jax.Array, Callable[[Program, Carry], Carry]]] = []
@@ -287,12 +284,15 @@ def make_updates(program: Program, t, carry: Carry, *, is_burnin: bool) -> Carry
     if fisher is not None:
         is_due = (t + 1) % fisher.every == 0
         due.append((is_due, lambda chain, carry: chain.update_noise(t, carry)))
+    if program.kernel.leaves_behind:
+        # Before whatever looks at all of the state; a draw is due where thinning says so.
+        looks = [(t + 1) % program.thinning == 0, *(is_due for is_due, _ in due)]
+        is_due = functools.reduce(jnp.logical_or, looks)
+        due.insert(0, (is_due, lambda chain, carry: chain.settle(t, carry)))
     for is_due, update in due:
         carry = lax.cond(
             is_due,
-            lambda carry, update=update: each_carry(
-                program, carry, lambda chain, carry: update(chain, chain.settle(t, carry))
-            ),
+            lambda carry, update=update: each_carry(program, carry, update),
             lambda carry: carry,
             carry,
         )

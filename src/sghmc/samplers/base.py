@@ -117,6 +117,11 @@ class Sampler(eqx.Module):
         """
         raise TypeError(f"{self.name} has no rule to follow data that grow: use SGHMC or SGLD.")
 
+    @property
+    def eager(self) -> "Sampler":
+        """The sampler of the same law that moves all parameters in every step."""
+        return self
+
     def with_center(self, center: PyTree) -> Self:
         """The same sampler around `center`, where it has coordinates of its own."""
         return self

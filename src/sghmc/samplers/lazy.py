@@ -1,6 +1,5 @@
 """SGHMC whose steps cost what the rows that a batch sees cost, not what all parameters do."""
 
-import math
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -9,20 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int32, UInt32
+from jaxtyping import Array, Float, UInt32
 
 from sghmc.core import matrices, pencils, random, tree, xla
 from sghmc.core.pieces import in_pieces
 from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.samplers.base import Kernel, Sampler, Traits
+from sghmc.samplers.lazy_rows import COPIES, Chosen, Part, Rows, Stretch, Table, tables_of
 from sghmc.samplers.settings import value_at
 from sghmc.samplers.sghmc import SGHMC, SGHMCKernel
 from sghmc.samplers.skipped_steps import Prior, make_steps, num_digits
 from sghmc.samplers.wrapper import KernelWrapper, SamplerWrapper
 from sghmc.types import PyTree, StepInfo
 
-_COPIES = 3
-"""Normals of a parameter in a step: one for the step, two for those it skipped before."""
 _SETTLED_ENTRIES, _SETTLED_ON_ACCELERATOR = 1 << 15, 1 << 24
 """Parameters that are brought up to date at once: few enough to stay in a processor's cache, many
 enough that an accelerator makes few launches. Both bound the memory that it takes."""
@@ -85,9 +83,8 @@ class Lazy(SamplerWrapper):
             )
 
     @property
-    def is_affine(self) -> bool:
-        """Its law is that of the sampler inside: ask for that."""
-        return False
+    def eager(self) -> Sampler:
+        return self.sampler
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "LazyKernel":
         inner = self.sampler.prepare(like, num_steps)
@@ -97,100 +94,12 @@ class Lazy(SamplerWrapper):
                 "Lazy moves rows one by one: give mass, friction and gradient_noise as numbers or "
                 "as pytrees like the parameters, not as dense matrices."
             )
-        if _COPIES * tree.size(like) >= 1 << 32:
+        if COPIES * tree.size(like) >= 1 << 32:
             raise ValueError(
                 f"Lazy numbers the normals of a step by 32 bits, which {tree.size(like):,} "
                 f"parameters exceed: spread them over several tables and runs."
             )
-        return LazyKernel(inner, _tables(like), num_digits(num_steps))
-
-
-class Table(NamedTuple):
-    """An array of parameters, seen by rows, and how many entries come before it."""
-
-    shape: tuple[int, ...]
-    first: int
-
-    @property
-    def num_rows(self) -> int:
-        return self.shape[0] if self.shape else 1
-
-    @property
-    def width(self) -> int:
-        return math.prod(self.shape[1:])
-
-    def by_row(self, entries: jax.Array) -> jax.Array:
-        """Entries as rows and columns; a number for all stays a number."""
-        return entries if jnp.ndim(entries) == 0 else entries.reshape(self.num_rows, self.width)
-
-    def columns(self, rows: jax.Array) -> jax.Array:
-        """What is said of rows, or of all alike, as rows and columns: (row or 1, column or 1)."""
-        rows = rows.reshape(-1, *rows.shape[1:])
-        if rows.size > len(rows):
-            rows = jnp.broadcast_to(rows, (len(rows), *self.shape[1:]))
-        return rows.reshape(len(rows), -1)
-
-    def slots(self, numbers: Int32[Array, " row"]) -> UInt32[Array, "row column"]:
-        """Where the first normals of rows are among those of a step."""
-        starts = np.uint32(self.first) + numbers.astype(jnp.uint32) * np.uint32(self.width)
-        entries = starts[:, None] + lax.iota(jnp.uint32, self.width)[None]
-        return entries * np.uint32(_COPIES)
-
-
-def _tables(like: PyTree) -> tuple[Table, ...]:
-    leaves = jax.tree.leaves(like)
-    firsts = np.cumsum([0, *tree.sizes(like)[:-1]])
-    return tuple(Table(leaf.shape, int(first)) for leaf, first in zip(leaves, firsts, strict=True))
-
-
-class Chosen(NamedTuple):
-    """Rows of a table by their numbers, in any order, some more than once."""
-
-    numbers: Int32[Array, " row"]
-
-    def shape(self, table: Table) -> tuple[int, ...]:
-        return (len(self.numbers), *table.shape[1:])
-
-    def of(self, array: jax.Array) -> jax.Array:
-        if jnp.ndim(array) == 0:
-            return array
-        # A number that no row has: what comes of it must not pass for a draw.
-        missing = jnp.nan if jnp.issubdtype(array.dtype, jnp.floating) else 0
-        return array.at[self.numbers].get(mode="fill", fill_value=missing)
-
-    def put(self, array: jax.Array, rows: jax.Array) -> jax.Array:
-        """With these rows; where one comes more than once, it does so with the same entries."""
-        return array.at[self.numbers].set(rows.astype(array.dtype))
-
-    def put_sum(self, array: jax.Array, rows: jax.Array, added: jax.Array):
-        """With these rows plus, in each, all that is added to it; and these sums."""
-        array = self.put(array, rows).at[self.numbers].add(added.astype(array.dtype))
-        return array, self.of(array)
-
-
-class Stretch(NamedTuple):
-    """Rows of a table one after another."""
-
-    start: Int32[Array, ""]
-    length: int
-
-    @property
-    def numbers(self) -> Int32[Array, " row"]:
-        return self.start + lax.iota(jnp.int32, self.length)
-
-    def shape(self, table: Table) -> tuple[int, ...]:
-        return (self.length, *table.shape[1:]) if table.shape else ()
-
-    def of(self, array: jax.Array) -> jax.Array:
-        if jnp.ndim(array) == 0:
-            return array
-        return lax.dynamic_slice_in_dim(array, self.start, self.length)
-
-    def put(self, array: jax.Array, rows: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice_in_dim(array, rows.astype(array.dtype), self.start, 0)
-
-    def put_sum(self, array: jax.Array, rows: jax.Array, added: jax.Array):
-        return self.put(array, rows + added), rows + added
+        return LazyKernel(inner, tables_of(like), num_digits(num_steps))
 
 
 class LazyState(NamedTuple):
@@ -199,25 +108,6 @@ class LazyState(NamedTuple):
     position: PyTree
     velocity: PyTree
     made: PyTree
-
-
-class Part(NamedTuple):
-    """The state of one table, by rows."""
-
-    position: Float[Array, "row column"]
-    velocity: Float[Array, "row column"]
-    made: Int32[Array, " row"]
-
-
-class Rows(NamedTuple):
-    """Some rows of a table: where they are, how many steps they have made, and what moves them."""
-
-    chosen: Chosen | Stretch
-    position: Float[Array, "row column"]
-    velocity: Float[Array, "row column"]
-    made: Int32[Array, " row"]
-    learning_rate: Float[Array, "row column"] | Float[Array, ""]
-    prior: Prior
 
 
 class LazyKernel(KernelWrapper):
@@ -258,13 +148,11 @@ class LazyKernel(KernelWrapper):
             for numbers, table in zip(seen, self.tables, strict=True)
         ]
         parts, structure = self._parts(state), jax.tree.structure(state.position)
-        rows = [
-            # What every example sees, and so every step moves, is never behind.
-            each if numbers is None else self._caught_up(t, normals, table, each)
-            for each, numbers, table in zip(
-                self._rows(chosen, parts, structure, oracle), seen, self.tables, strict=True
-            )
-        ]
+        rows = self._rows(chosen, parts, structure, oracle)
+        # What every example sees, and so every step moves, is never behind.
+        behind = [i for i, numbers in enumerate(seen) if numbers is not None]
+        for i, each in zip(behind, self._caught_up(t, normals, rows, behind), strict=True):
+            rows[i] = each
         taken = [
             each.position.reshape(each.chosen.shape(table)).astype(part.position.dtype)
             for each, table, part in zip(rows, self.tables, parts, strict=True)
@@ -286,8 +174,8 @@ class LazyKernel(KernelWrapper):
                 chosen = [Stretch(jnp.int32(0), 1)] * len(parts)
                 chosen[i] = Stretch(jnp.minimum(k * length, table.num_rows - length), length)
                 every = [*parts[:i], part, *parts[i + 1 :]]
-                rows = self._rows(chosen, every, structure, oracle)[i]
-                rows = self._caught_up(t + 1, normals, table, rows)
+                rows = self._rows(chosen, every, structure, oracle)
+                (rows,) = self._caught_up(t + 1, normals, rows, [i])
                 return Part(*map(chosen[i].put, part, (rows.position, rows.velocity, rows.made)))
 
             parts[i] = lax.fori_loop(0, -(-table.num_rows // length), settled, parts[i])
@@ -319,8 +207,10 @@ class LazyKernel(KernelWrapper):
         prior = Prior(decay, rate * precision, jnp.sqrt(jnp.maximum(variance, 0)), mean)
         return Rows(chosen, position, velocity, chosen.of(part.made), rate, prior)
 
-    def _caught_up(self, count, normals: Normals, table: Table, rows: Rows) -> Rows:
-        """Rows after the steps that they have skipped, up to the number `count` of steps."""
+    def _caught_up(
+        self, count, normals: Normals, rows: list[Rows], tables: list[int]
+    ) -> list[Rows]:
+        """Rows of some tables after the steps that they have skipped, up to a number of steps."""
 
         def make(slots, made, position, velocity, *prior):
             pair = normals(slots + np.uint32(1)), normals(slots + np.uint32(2))
@@ -329,9 +219,20 @@ class LazyKernel(KernelWrapper):
             # compiler makes a copy of the numbers of all rows.
             return *now, jnp.maximum(made, count)
 
-        entries = (rows.made[:, None], rows.position, rows.velocity, *rows.prior)
-        position, velocity, made = in_pieces(make, table.slots(rows.chosen.numbers), *entries)
-        return rows._replace(position=position, velocity=velocity, made=made[:, 0])
+        groups = [
+            (
+                self.tables[i].slots(rows[i].chosen.numbers),
+                rows[i].made[:, None],
+                rows[i].position,
+                rows[i].velocity,
+                *rows[i].prior,
+            )
+            for i in tables
+        ]
+        return [
+            rows[i]._replace(position=position, velocity=velocity, made=made[:, 0])
+            for i, (position, velocity, made) in zip(tables, in_pieces(make, groups), strict=True)
+        ]
 
     def _moved(self, normals: Normals, table: Table, rows: Rows, part: Part, grad) -> Part:
         """The step itself: rows that a batch sees, by its gradient and by their prior."""

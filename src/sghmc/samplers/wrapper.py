@@ -57,6 +57,10 @@ class SamplerWrapper(Sampler):
     def for_growth(self, factor):
         return self._around(self.sampler.for_growth(factor))
 
+    @property
+    def eager(self) -> Sampler:
+        return self._around(self.sampler.eager)
+
     def with_center(self, center):
         return self._around(self.sampler.with_center(center))
 
