@@ -64,7 +64,7 @@ def test_a_likelihood_of_rows_is_that_of_all_parameters():
 
 def test_a_prior_of_rows_is_normal():
     hyper = jnp.asarray(3.0)
-    prior = sghmc.RowPrior(law)
+    prior = jax.jit(sghmc.RowPrior(law))
     shift = {"item": 0.1, "scale": -0.3, "user": 0.2}
     moved = jax.tree.map(lambda leaf, by: leaf + by, PARAMS, shift)
     seen = prior(moved, hyper) - prior(PARAMS, hyper)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sghmc.core import xla
-from sghmc.samplers.skipped_steps import Prior, make_steps, num_digits, steps_power
+from sghmc.samplers.skipped_steps import Power, Prior, make_steps, num_digits, steps_power
 
 CRITICAL = (1 - np.sqrt(1 - 0.19)) ** 2
 DAMPED = {
@@ -50,20 +50,18 @@ def as_matrices(power, decay, stiffness):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
-@pytest.mark.parametrize("name", DAMPED)
-def test_every_number_of_steps_is_so_many_steps(name, backend, monkeypatch):
+def test_every_number_of_steps_is_so_many_steps(backend, monkeypatch):
     monkeypatch.setattr(xla, "has_accelerator", lambda: backend == "gpu")
-    decay, stiffness = DAMPED[name]
     with jax.enable_x64(True):
-        counts = jnp.arange(40, dtype=jnp.int32)
-        powers = jax.jit(lambda k: steps_power(k, jnp.float64(decay), jnp.float64(stiffness), 6))(
-            counts
-        )
-        powers = jax.tree.map(np.asarray, powers)
-    for k, expected in enumerate(one_by_one(39, decay, stiffness)):
-        seen = as_matrices(type(powers)(*(part[k] for part in powers)), decay, stiffness)
-        for a, b in zip(seen, expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+        settings = jnp.asarray([*DAMPED.values()], jnp.float64).T[:, :, None]
+        counts = jnp.arange(40, dtype=jnp.int32)[None]
+        found = jax.jit(lambda k, *settings: steps_power(k, *settings, 6))(counts, *settings)
+        found = jax.tree.map(np.asarray, found)
+    for i, (decay, stiffness) in enumerate(DAMPED.values()):
+        for k, expected in enumerate(one_by_one(39, decay, stiffness)):
+            power = Power(*(part[i, k] for part in found))
+            for a, b in zip(as_matrices(power, decay, stiffness), expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
 
 
 def test_single_precision_is_enough_from_one_step_to_a_hundred_thousand():
@@ -84,7 +82,7 @@ def test_single_precision_is_enough_from_one_step_to_a_hundred_thousand():
     for i, k in enumerate(counts):
         decay, stiffness = float(decays[i]), float(stiffnesses[i])
         transition, noise = by_doubling(int(k), decay, stiffness)
-        seen = as_matrices(type(powers)(*(part[i] for part in powers)), decay, stiffness)
+        seen = as_matrices(Power(*(part[i] for part in powers)), decay, stiffness)
         units = np.sqrt([1.0, stiffness])  # of x, and of v where the energies are equal
         rounding = 1e-6 * (1 + np.sqrt(stiffness) / decay)
         assert np.max(np.abs(seen[0] - transition) / units[:, None] * units) < rounding, cases[i]
@@ -93,29 +91,34 @@ def test_single_precision_is_enough_from_one_step_to_a_hundred_thousand():
         assert np.max(error) < 2 * rounding, cases[i]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 13])
-def test_what_is_made_of_two_normals_has_the_law_of_all_steps(count):
+def test_what_is_made_of_two_normals_has_the_law_of_all_steps():
     decay, stiffness, spread, mean = 0.07, 0.02, 0.3, 1.7
     with jax.enable_x64(True):
         prior = Prior(*(jnp.asarray(x) for x in (decay, stiffness, spread, mean)))
 
-        @jax.jit
-        def made(z, n):
-            return jnp.stack(make_steps(jnp.int32(count), prior, z[0], z[1], (n[0], n[1]), 17))
+        def made(z, n, count):
+            return jnp.stack(make_steps(count, prior, z[0], z[1], (n[0], n[1]), 17))
 
-        zero = jnp.zeros(2)
-        transition, root = map(np.asarray, jax.jacfwd(made, (0, 1))(zero, zero))
-        at_mean = np.asarray(made(jnp.array([mean, 0.0]), zero))
-    *_, (expected, noise) = one_by_one(count, decay, stiffness)
-    np.testing.assert_allclose(transition, expected, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(root @ root.T, spread**2 * noise, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(at_mean, [mean, 0.0], atol=1e-12)
+        @jax.jit
+        @jax.vmap
+        def facts(count):
+            zero = jnp.zeros(2)
+            return *jax.jacfwd(made, (0, 1))(zero, zero, count), made(
+                jnp.array([mean, 0.0]), zero, count
+            )
+
+        found = jax.tree.map(np.asarray, facts(jnp.arange(14, dtype=jnp.int32)))
+    expected = one_by_one(13, decay, stiffness)
+    for transition, root, at_mean, (power, noise) in zip(*found, expected, strict=True):
+        np.testing.assert_allclose(transition, power, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(root @ root.T, spread**2 * noise, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(at_mean, [mean, 0.0], atol=1e-12)
 
 
 def test_no_steps_change_no_bit():
     x, v, n = jnp.array([0.1, 1e-30, 3.3]), jnp.array([1e8, -0.7, 1e-8]), jnp.ones(3)
     prior = Prior(jnp.float32(0.1), jnp.full(3, 0.2), jnp.full(3, 5.0), jnp.full(3, 1e9))
-    now = make_steps(jnp.zeros(3, jnp.int32), prior, x, v, (n, n), 17)
+    now = jax.jit(make_steps, static_argnums=5)(jnp.zeros(3, jnp.int32), prior, x, v, (n, n), 17)
     np.testing.assert_array_equal(now[0], x)
     np.testing.assert_array_equal(now[1], v)
 
