@@ -25,6 +25,7 @@ from sghmc.gradients.exact import FullBatch, NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.gradients.minibatch import Minibatch
 from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.parameter_rows import RowLikelihood, RowPrior
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.potential import Potential
 from sghmc.posterior.priors import GaussianPrior
@@ -39,6 +40,7 @@ from sghmc.samplers.base import Dynamics, Kernel, Sampler
 from sghmc.samplers.cyclical import Cyclical
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
+from sghmc.samplers.lazy import Lazy
 from sghmc.samplers.psgld import PSGLD
 from sghmc.samplers.replicas import ReplicaExchange
 from sghmc.samplers.sghmc import SGHMC
@@ -92,6 +94,7 @@ __all__ = [
     "GradientNoiseError",
     "HealthWarning",
     "Kernel",
+    "Lazy",
     "LearningCoefficient",
     "LostProcessError",
     "Minibatch",
@@ -103,6 +106,8 @@ __all__ = [
     "Potential",
     "ProcessError",
     "ReplicaExchange",
+    "RowLikelihood",
+    "RowPrior",
     "Sampler",
     "Samples",
     "StepInfo",

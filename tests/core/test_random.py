@@ -85,6 +85,16 @@ def test_normals_of_low_precision_are_the_single_precision_ones_rounded(dtype):
     np.testing.assert_array_equal(normals(words(9), 3, 2, 50, dtype=dtype), full.astype(dtype))
 
 
+@pytest.mark.parametrize("is_double", [False, True])
+def test_normals_at_some_slots_are_those_of_all(is_double):
+    with jax.enable_x64(is_double):
+        dtype = jnp.float64 if is_double else jnp.float32
+        slots = np.array([[3, 0], [9, 3]])
+        every = normals(words(5), 77, 1, 10, dtype=dtype)
+        some = random.normals_at(words(5), 77, jnp.asarray(slots, jnp.uint32), dtype=dtype)
+        np.testing.assert_array_equal(some, np.asarray(every)[slots])
+
+
 def test_fold_is_fold_in():
     for number in (0, 1, 12345, 2**31 - 1):
         expected = jax.random.key_data(jax.random.fold_in(typed(1), number))

@@ -34,6 +34,7 @@ __all__ = [
     "gammas",
     "integers",
     "normals",
+    "normals_at",
     "normals_like",
     "permuted",
     "uniforms",
@@ -152,10 +153,23 @@ def normals(
     key: Key, first_step, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
 ) -> Float[Array, " variate *chain"]:
     """Standard normal variates by inversion."""
+    x, y = _bits(key, first_step, num_steps, width, slot)
+    return _normal(x, y, dtype)
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
+def normals_at(
+    key: UInt32[Array, " word"], step, slots: UInt32[Array, "*slots"], *, dtype=jnp.float32
+) -> Float[Array, "*slots"]:
+    """The standard normals of one step at some of its slots: those of `normals` there."""
+    x, y = _threefry(key, jnp.asarray(step).astype(jnp.uint32), slots)
+    return _normal(x, y, dtype)
+
+
+def _normal(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
     wide = jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
     lowest = np.nextafter(np.array(-1.0, wide), np.array(0.0, wide))
-    unit = uniforms(key, first_step, num_steps, width, slot=slot, dtype=wide)
-    signed = jnp.maximum(lowest, unit * (1 - lowest) + lowest)
+    signed = jnp.maximum(lowest, _unit(x, y, wide) * (1 - lowest) + lowest)
     inverse = lax.erf_inv(signed) if wide == jnp.float64 else _erf_inv(signed)
     return (inverse * np.array(math.sqrt(2), wide)).astype(dtype)
 

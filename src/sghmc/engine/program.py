@@ -191,11 +191,23 @@ class Program(eqx.Module):
         # What nobody asks for is not computed: the compiler sees to it.
         return state, info if self.has_info else info._replace(potential=None)
 
+    def settle(self, t, carry: Carry) -> Carry:
+        """With all of the state brought to the end of step t, where the kernel leaves parts behind.
+
+        What looks at a state as a whole, and what changes the law that it moves by, comes after.
+        """
+        if not self.kernel.leaves_behind:
+            return carry
+        oracle = self._oracle(self.draw_gradients(t, 1), carry)
+        state = self.kernel.settle(t, self.draw_motion(t, 1), carry.state, oracle)
+        return carry._replace(state=state)
+
     def observe(self, t, carry: Carry) -> tuple[Carry, DrawRecord]:
         """What is kept after step t, and the averages with that draw in them."""
         flat = self.kernel.observed(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
-        kept = self._shown(self.keep or (lambda position, *hyper: position), flat, carry.hyper)
+        keep = self.keep or (lambda position, *hyper: position)
+        kept = _shown(keep, self.layout.shape(flat), carry.hyper)
         info = DrawInfo(None, None, None, None, is_finite)
         if self.has_info:
             heat = self.kernel.kinetic_temperature(t, carry.state)
@@ -255,7 +267,7 @@ class Program(eqx.Module):
         moment = Moment(
             t,
             self.kernel,
-            _each_part(self.layout.shape, carry.state),
+            self.kernel.shaped(carry.state, self.layout.shape),
             carry.hyper,
             carry.info.acceptance,
             # Rows of the next step: fresh, as the chain has not seen them.
@@ -264,30 +276,23 @@ class Program(eqx.Module):
         kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
         return carry._replace(
             kernel=eqx.filter(kernel, eqx.is_array),
-            state=_each_part(tree.flatten_leaves, state),
+            state=self.kernel.shaped(state, tree.flatten_leaves),
             adaptation=adaptation,
         )
 
     def _informed(self, carry: Carry) -> Carry:
-        """With a state that knows the target as it is now, where the gradients are exact."""
-        exact = self._oracle([], carry)
-        return carry._replace(state=self.kernel.informed(carry.state, exact))
+        """With a state that knows the target as it is now, where gradients are exact."""
+        return carry._replace(state=self.kernel.informed(carry.state, self._oracle([], carry)))
 
     def _oracle(self, noise: PyTree, carry: Carry) -> Oracle:
         target = self.target.with_hyper(carry.hyper)
         return self.layout.flatten_oracle(self.estimator.oracle(target, noise, carry.memory))
 
     def _averaged(self, flat: PyTree, hyper: PyTree) -> dict[str, PyTree]:
-        return {name: self._shown(f, flat, hyper) for name, f in self.averages.items()}
-
-    def _shown(self, function: Callable, flat: PyTree, hyper: PyTree) -> PyTree:
-        """A user's function of the position, and of the hyperparameters where there are any."""
         position = self.layout.shape(flat)
-        return function(position) if hyper is None else function(position, hyper)
+        return {name: _shown(f, position, hyper) for name, f in self.averages.items()}
 
 
-def _each_part(change: Callable[[PyTree], PyTree], state: Any) -> Any:
-    """A state whose parts, but for what was seen of the target, went through `change`."""
-    return type(state)(
-        *(part if isinstance(part, Evaluation | None) else change(part) for part in state)
-    )
+def _shown(function: Callable, position: PyTree, hyper: PyTree) -> PyTree:
+    """A user's function of the position, and of the hyperparameters where there are any."""
+    return function(position) if hyper is None else function(position, hyper)

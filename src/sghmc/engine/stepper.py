@@ -86,6 +86,11 @@ class Stepper(eqx.Module):
                 "run goes on: use sample, or give the rows as arrays."
             )
         kernel = sampler.prepare(position, num_steps)
+        if kernel.leaves_behind:
+            raise TypeError(
+                f"Every step of a Stepper gives a draw, for which {sampler.name} would move all "
+                f"parameters: give the sampler inside of it."
+            )
         checks.check_fisher(kernel.fisher, gradient, target)
         self.program = Program(
             target=target,

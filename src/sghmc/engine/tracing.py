@@ -47,7 +47,7 @@ def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
     carry = chain.initial_carry(flat)
     chain = chain if carry.kernel is None else chain.with_kernel(carry.kernel)
     state, info = chain.step(t, chain.draw(t, 1), carry)
-    carry = carry._replace(state=state, info=info)
+    carry = chain.settle(t, carry._replace(state=state, info=info))
     if chain.gibbs is not None:
         carry = chain.update_hyper(t, carry)
     if chain.estimator.renew_every is not None:

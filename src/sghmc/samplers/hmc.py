@@ -192,6 +192,10 @@ class HMCKernel(Kernel):
     def momentum(self, state):
         return self.mass.first @ state.velocity
 
+    def shaped(self, state, shape):
+        # What was seen stays as the loop has it: a revision of the kernel does not look at it.
+        return state._replace(position=shape(state.position), velocity=shape(state.velocity))
+
     def adaptable(self, state):
         # The step size adapts beside a mass that stays.
         is_diagonal = isinstance(self.inverse_mass, matrices.Diagonal)
