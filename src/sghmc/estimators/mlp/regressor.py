@@ -7,12 +7,12 @@ import jax
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from sghmc.estimators import noise_choice
-from sghmc.estimators.convergence import Diagnostics, diagnose, judged_rows
-from sghmc.estimators.network_settings import BayesianNetwork
-from sghmc.estimators.number_batches import NumberBatches
-from sghmc.estimators.number_chains import NumberChains, Plan, Run
-from sghmc.estimators.number_network import KINDS, Kind, NumberNetwork, columns
+from sghmc.estimators.mlp import noise_choice
+from sghmc.estimators.mlp.convergence import Diagnostics, diagnose, judged_rows
+from sghmc.estimators.mlp.number_batches import NumberBatches
+from sghmc.estimators.mlp.number_chains import NumberChains, Plan, Run
+from sghmc.estimators.mlp.number_network import KINDS, Kind, NumberNetwork, columns
+from sghmc.estimators.mlp.settings import BayesianNetwork
 from sghmc.estimators.regressor import BayesianRegressor
 from sghmc.estimators.rows import Rows, Scaling, rounding
 
