@@ -107,7 +107,7 @@ ELSEWHERE = {
     "checkpoint/lock.py": "checkpoint/test_checkpoint.py",
     "checkpoint/multiprocess.py": "core/test_processes.py",
     "engine/faults.py": "engine/test_run.py",
-    "estimators/linear/modes.py": "estimators/mlp/test_network.py",
+    "estimators/linear/modes.py": "estimators/linear/test_estimators.py",
     "estimators/mlp/settings.py": "estimators/mlp/test_classifier.py",
     "estimators/linear/whitened.py": "estimators/linear/test_estimators.py",
     "experiments/claims.py": "experiments/test_figure1.py",
