@@ -75,7 +75,8 @@ params = trained(model.init(jax.random.key(0)))
 # `tune_network` measures how curved the potential is, leaf by leaf, and chooses masses, friction
 # and step size by it. Draws go to a folder as they come, which is how it is done for networks whose
 # draws do not fit into memory. We sample at temperature 0.1, a *cold* posterior, sharper than
-# probability has it: the page on [large networks](../large-networks.md) says what that means.
+# probability has it: the page on [large networks](../large-networks.md) says what that means. There
+# is no burn-in, since chains start from a network that was trained.
 
 # %%
 sampler = sghmc.tune_network(jax.random.key(2), posterior, params, temperature=0.1)
@@ -87,7 +88,6 @@ with tempfile.TemporaryDirectory() as folder:
         params,
         gradient=sghmc.Minibatch(BATCH),
         num_samples=NUM_DRAWS,
-        num_burnin=NUM_DRAWS // 4,
         thinning=THINNING,
         checkpoint=sghmc.Checkpoint(pathlib.Path(folder) / "run"),
     )
@@ -144,7 +144,7 @@ for name, text in {"test": test, "backwards": backwards}.items():
 #
 # Now a little text of another kind: 3,000 characters of NumPy's docstrings. The network is held,
 # and every linear layer gets a change of rank 2. Four chains share one network; draws are adapters
-# alone.
+# alone. Masses are the prior's precisions, and momenta lose a tenth in a step.
 
 # %%
 docstrings = encoded("\n".join(str(each.__doc__) for each in (np.einsum, np.mean, np.sort)))
@@ -152,20 +152,22 @@ few, other = docstrings[:3_000], docstrings[3_000:9_000]
 adapters = Adapters(rank=2, scale=0.5)
 network, trainable = adapters.insert(jax.random.key(4), params)
 of_few = model.posterior(few, log_prior=adapters.log_prior)
+mass = adapters.precisions(network)
 adapted = sghmc.sample(
-    jax.random.key(6),
+    jax.random.key(5),
     of_few,
-    sghmc.tune_network(jax.random.key(5), of_few, network, trainable=trainable),
+    sghmc.SGHMC(0.02, jax.tree.map(lambda of_leaf: 0.1 / 0.02 * of_leaf, mass), mass),
     network,
     trainable=trainable,
     gradient=sghmc.Minibatch(BATCH),
-    num_samples=NUM_DRAWS // 4,
-    num_burnin=NUM_DRAWS // 4,
+    num_samples=NUM_DRAWS // 2,
     thinning=THINNING,
     num_chains=4,
 )
 seen, truth = windows_of(other)
-every = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), adapted.positions)
+every = jax.tree.map(  # the second half of each chain
+    lambda leaf: leaf[:, NUM_DRAWS // 4 :].reshape(-1, *leaf.shape[2:]), adapted.positions
+)
 of_adapted = np.asarray(
     jax.lax.map(lambda draw: probabilities(eqx.combine(draw, network), seen), every)
 )
