@@ -126,11 +126,11 @@ def check_pytorch_network(names):
 
 
 def check_transformer(names):
-    """Other keys' gains spread by less than a third of what is asked of them here."""
+    """Gains of half of what the fixed keys give; how they spread over keys was not counted."""
     assert names["settling"][-1] < names["of_training"] - 0.03
-    assert names["after"] < names["before"] - 0.2
-    assert names["heat"] == pytest.approx(1, abs=0.3)  # a few short steps, and noise of batches
-    assert names["information"]["test"].mean() > 0.005
+    assert names["after"] < names["before"] - 0.14
+    assert names["heat"] == pytest.approx(1, abs=0.15)
+    assert names["information"]["test"].mean() > 0.01
     assert names["share"] < 0.1
 
 
