@@ -107,6 +107,7 @@ ELSEWHERE = {
     "checkpoint/lock.py": "checkpoint/test_checkpoint.py",
     "checkpoint/multiprocess.py": "core/test_processes.py",
     "core/xla.py": "engine/test_loop.py",
+    "engine/chains.py": "engine/test_loop.py",
     "engine/faults.py": "engine/test_run.py",
     "estimators/modes.py": "estimators/test_network.py",
     "estimators/network_settings.py": "estimators/test_mlp_classifier.py",

@@ -10,8 +10,8 @@ import scipy.stats
 
 import sghmc
 from cases import GRADIENTS, SAMPLERS, params, posterior
-from sghmc.core import random
-from sghmc.engine import loop
+from sghmc.core import random, tree
+from sghmc.engine import beginning
 from sghmc.engine.keys import GIBBS, INIT, NUM_STREAMS, chain_keys
 
 FALSE_ALARM = 1e-6
@@ -216,6 +216,30 @@ def test_a_leaf_has_its_own_variates_and_copies():
     assert len(np.unique(everything)) == 33
 
 
+@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+def test_many_leaves_have_the_normals_that_each_would_draw_alone(num_steps, dtype):
+    """Bit for bit, for steps up to the last of 32 bits, one chain and several."""
+    with jax.enable_x64(dtype == jnp.float64):
+        like = [jax.ShapeDtypeStruct((1 + i % 2,), dtype) for i in range(17)]
+        keys = jnp.stack([random.words(jax.random.key(i)) for i in range(2)], axis=-1)
+
+        draw = jax.jit(lambda key, step: random.normals_like(key, step, num_steps, like))
+        for key in (keys[:, 0], keys):
+            for step in (0, 7, 2**32 - 4):
+                first, slot = jnp.asarray(step, jnp.uint32), 0
+                drawn = draw(key, first)
+                alone = normals(key, first, num_steps, tree.size(like), dtype=dtype)
+                alone = alone.reshape(num_steps, -1, *key.shape[1:])
+                for one, leaf in zip(drawn, like, strict=True):
+                    assert one.dtype == dtype
+                    own = alone[:, slot : slot + leaf.size].reshape(one.shape)
+                    np.testing.assert_array_equal(one, own)
+                    slot += leaf.size
+                last = normals(key, first, num_steps, 1, slot=slot - 1, dtype=dtype)
+                np.testing.assert_array_equal(drawn[-1], last)
+
+
 class Captured(Exception):
     """Carries a program out of a run that need not go on."""
 
@@ -223,10 +247,10 @@ class Captured(Exception):
 def program_of(sampler, gradient, monkeypatch):
     """The program that sample() makes for two chains."""
 
-    def capture(program, *_):
+    def capture(program, *_, **__):
         raise Captured(program)
 
-    monkeypatch.setattr(loop, "begin", capture)
+    monkeypatch.setattr(beginning, "begin", capture)
     with pytest.raises(Captured) as captured:
         sghmc.sample(
             jax.random.key(15), posterior(), sampler, params(), gradient=gradient, num_chains=2

@@ -15,6 +15,7 @@ hundreds of operations once for a shape, not wherever they are used.
 """
 
 import functools
+import itertools
 import math
 from typing import Any, TypeAlias
 
@@ -132,7 +133,7 @@ def bits(
 
 def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
     """Floats on [0, 1) from two words, as `jax.random.uniform` makes them."""
-    if jnp.dtype(dtype) == jnp.float64:
+    if _is_double(dtype):
         mantissa = (x.astype(jnp.uint64) << np.uint64(32) | y.astype(jnp.uint64)) >> np.uint64(12)
         one = np.float64(1.0).view(np.uint64)
         return lax.bitcast_convert_type(mantissa | one, jnp.float64) - 1.0
@@ -146,7 +147,7 @@ def normals(
     key: Key, first_step, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
 ) -> Float[Array, " variate *chain"]:
     """Standard normal variates by inversion."""
-    wide = jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
+    wide = jnp.float64 if _is_double(dtype) else jnp.float32
     lowest = np.nextafter(np.array(-1.0, wide), np.array(0.0, wide))
     unit = uniforms(key, first_step, num_steps, width, slot=slot, dtype=wide)
     signed = jnp.maximum(lowest, unit * (1 - lowest) + lowest)
@@ -178,12 +179,53 @@ def normals_like(
 
     A parameter's slots follow from its number among the raveled parameters.
     """
-    slot, drawn = 0, []
-    for leaf, size in zip(jax.tree.leaves(like), tree.sizes(like), strict=True):
-        width = copies * size
-        drawn.append(normals(key, first_step, num_steps, width, slot=slot, dtype=leaf.dtype))
-        slot += width
-    return drawn
+    widths, dtypes = [copies * size for size in tree.sizes(like)], _dtypes(like)
+    is_alike = len({_is_double(dtype) for dtype in dtypes}) == 1
+    if tree.are_many(widths) and is_alike and not xla.has_accelerator():
+        return _cut(key, first_step, num_steps, widths, dtypes)
+    slots = itertools.accumulate(widths, initial=0)
+    return [
+        normals(key, first_step, num_steps, width, slot=slot, dtype=dtype)
+        for slot, width, dtype in zip(slots, widths, dtypes, strict=False)
+    ]
+
+
+def _cut(
+    key: Key, first_step, num_steps: int, widths: list[int], dtypes: list
+) -> list[Float[Array, " variate *chain"]]:
+    """The same normals, for all leaves at once: one generator to compile, not one for each.
+
+    XLA for CPUs compiles equal kernels once. So the places where leaves begin are numbers that it
+    does not know, and these and the normals come out of a branch, through which it does not fuse.
+    """
+    total, wide = sum(widths), jnp.float64 if _is_double(dtypes[0]) else jnp.float32
+    *starts, _ = itertools.accumulate(widths, initial=0)
+    counter = jnp.asarray(first_step).astype(jnp.uint32)
+
+    def draw():
+        places = [jnp.asarray(start, jnp.uint32) for start in starts]
+        return normals(key, counter, num_steps, total, dtype=wide), places
+
+    def never():
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(draw))
+
+    is_always = (counter >> np.uint32(1)).astype(jnp.int32) >= 0
+    whole, places = lax.cond(is_always, draw, never)
+    rows = whole.reshape(num_steps, total, *key.shape[1:])
+    return [
+        lax.dynamic_slice_in_dim(rows, place, width, axis=1)
+        .reshape(num_steps * width, *key.shape[1:])
+        .astype(dtype)
+        for place, width, dtype in zip(places, widths, dtypes, strict=True)
+    ]
+
+
+def _is_double(dtype) -> bool:
+    return jnp.dtype(dtype) == jnp.float64
+
+
+def _dtypes(like: PyTree) -> list:
+    return [leaf.dtype for leaf in jax.tree.leaves(like)]
 
 
 def copy_of(noise: list[Float[Array, " variate"]], i, like: PyTree) -> PyTree:

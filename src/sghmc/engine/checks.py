@@ -13,7 +13,7 @@ from jax.core import Tracer
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.core.checking import check_count
-from sghmc.engine.loop import Beginning
+from sghmc.engine.beginning import Beginning
 from sghmc.engine.options import RunOptions
 from sghmc.engine.program import NEVER
 from sghmc.gradients.base import Gradient, GradientEstimator
@@ -179,12 +179,11 @@ def check_gibbs(gibbs, target, like: PyTree) -> None:
         )
 
 
-def initial_positions(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
-    """Where all chains start, with a leading chain axis."""
+def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
+    """Refuse what chains cannot start from; one chain's parameters, by shapes and dtypes."""
     if init_axis not in (None, 0):
         raise ValueError(f"init_axis must be None or 0, but is {init_axis!r}.")
-    leaves = jax.tree.leaves(init)
-    if not leaves:
+    if not jax.tree.leaves(init):
         raise ValueError("init holds no parameters: give a pytree of float arrays.")
     for path, leaf in jax.tree.leaves_with_path(init):
         array = np.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf
@@ -201,8 +200,25 @@ def initial_positions(init: PyTree, init_axis: int | None, num_chains: int) -> P
             )
         if not np.all(np.isfinite(np.asarray(array, np.float64))):
             raise ValueError(f"{name} is not finite: chains must start at finite numbers.")
+    one = jax.eval_shape(lambda: start_of_chain(init, init_axis, 0))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one)
+
+
+def start_of_chain(init: PyTree, init_axis: int | None, chain: int) -> PyTree:
+    """Where one chain starts."""
+    arrays = jax.tree.map(jnp.asarray, init)
+    return arrays if init_axis is None else _of_chain(arrays, chain)
+
+
+def initial_positions(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
+    """Where all chains start, with a leading chain axis."""
     arrays = jax.tree.map(jnp.asarray, init)
     return arrays if init_axis == 0 else _repeated(arrays, num_chains)
+
+
+@jax.jit
+def _of_chain(positions: PyTree, chain) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[chain], positions)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -265,6 +281,9 @@ def _traced_once(function: Callable, *args) -> Any:
 
 
 def check_beginning(begun: Beginning) -> None:
+    """Refuse a start where the potential or its gradient is not finite, where it was looked at."""
+    if begun.is_finite is None or begun.potential is None:
+        return
     for chain in np.flatnonzero(~np.atleast_1d(begun.is_finite)):
         potential = np.atleast_1d(begun.potential)[chain]
         raise ValueError(

@@ -46,6 +46,14 @@ class Layout:
         return jax.tree.unflatten(self.treedef, self.leaves)
 
     @property
+    def chains_like(self) -> PyTree:
+        """Positions of all chains, with a leading chain axis, by shapes alone."""
+        shapes = [
+            jax.ShapeDtypeStruct((self.num_chains, *leaf.shape), leaf.dtype) for leaf in self.leaves
+        ]
+        return jax.tree.unflatten(self.treedef, shapes)
+
+    @property
     def flat_like(self) -> PyTree:
         """A position of one chain as the loop carries it, by shapes alone."""
         return jax.eval_shape(tree.flatten_leaves, self.like)

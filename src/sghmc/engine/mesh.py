@@ -24,9 +24,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Int32
 
 from sghmc.core import processes, xla
-from sghmc.engine import loop
+from sghmc.engine import beginning, loop
+from sghmc.engine.beginning import Beginning
 from sghmc.engine.layout import Layout
-from sghmc.engine.loop import Beginning
 from sghmc.engine.placement import OneDevice, Placement
 from sghmc.engine.program import Batches, Carry, Program
 from sghmc.gradients.base import Gradient
@@ -154,15 +154,22 @@ class OverMesh(Placement):
 
     # The loop, on each device for the chains that it has
 
-    def begin(self, program, positions):
-        begun = _compiled_beginning()(self, program, self._by_chains(positions), np.int32(0))
+    def begin(self, program, positions, *, looks):
+        chains = self._by_chains(positions)
+        begun = _compiled_beginning()(self, program, chains, np.int32(0), looks=looks)
         return Beginning(begun.carry, *processes.fetch(begun[1:]))
 
-    def beginning_like(self, program, positions):
-        return eqx.filter_eval_shape(_beginning, self, program, positions, 0)
+    def carry_like(self, program):
+        start = program.layout.chains_like
+        return eqx.filter_eval_shape(_beginning, self, program, start, 0, looks=False).carry
 
-    def advance(self, program, carry, first, count, *, capacity):
-        return compiled_draws()((self, program), carry, first, count, capacity=capacity)
+    def advance(self, program, carry, first, count, num_kept, *, capacity):
+        fixed = self, program
+        return compiled_draws()(fixed, carry, first, count, num_kept, capacity=capacity)
+
+    def plan(self, program, carry, capacity):
+        own = dataclasses.replace(program, layout=self._own_layout(program))
+        return super().plan(own, carry, capacity)
 
     def _by_chains(self, positions: PyTree) -> PyTree:
         return self._put(positions, jax.tree.map(lambda _: self.spec(CHAIN), positions))
@@ -187,7 +194,7 @@ class OverMesh(Placement):
 
     def _own(self, program: Program) -> Program:
         """A device's own program, from its part of the arrays."""
-        layout, target, batches = program.layout, program.target, program.batches
+        target, batches = program.target, program.batches
         if self.size(DATA) > 1:
             assert isinstance(target, AbstractPosterior)
             target = Shard(target, DATA, self.size(DATA))
@@ -196,8 +203,12 @@ class OverMesh(Placement):
             num_axes = len(lead)  # the mesh's own of the rows, too: one for chains, one for data
             rows = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[num_axes:]), batches.rows)
             batches = Batches(rows, batches.places.reshape(*lead, -1), batches.first)
-        layout = dataclasses.replace(layout, num_chains=layout.num_chains // self.size(CHAIN))
+        layout = self._own_layout(program)
         return dataclasses.replace(program, layout=layout, target=target, batches=batches)
+
+    def _own_layout(self, program: Program) -> Layout:
+        num_chains = program.layout.num_chains // self.size(CHAIN)
+        return dataclasses.replace(program.layout, num_chains=num_chains)
 
     def kept_there(self, layout: Layout, carry: PyTree) -> PyTree:
         """The carry, with the compiler told that it stays where it lies."""
@@ -207,9 +218,9 @@ class OverMesh(Placement):
         return jax.lax.with_sharding_constraint(carry, shardings)
 
 
-def _beginning(over: OverMesh, program: Program, positions: PyTree, t) -> Beginning:
+def _beginning(over: OverMesh, program: Program, positions: PyTree, t, *, looks: bool) -> Beginning:
     def of_device(program, positions, t):
-        return program.layout.chains_first(loop.beginning(program, positions, t))
+        return program.layout.chains_first(beginning.beginning(program, positions, t, looks=looks))
 
     begun = over.on_devices(of_device, program, positions, t)
     return begun._replace(carry=over.kept_there(program.layout, begun.carry))
@@ -220,16 +231,18 @@ def _compiled_beginning() -> Any:
     return eqx.filter_jit(_beginning, **xla.once_options())
 
 
-def _make_draws(fixed: tuple[OverMesh, Program], carry: Carry, first, count, *, capacity: int):
+def _make_draws(
+    fixed: tuple[OverMesh, Program], carry: Carry, first, count, num_kept, *, capacity: int
+):
     over, program = fixed
 
-    def of_device(program, carry, first, count):
+    def of_device(program, carry, *numbers):
         layout = program.layout
         carry = layout.to_loop(carry)
-        carry, records = loop.make_draws(program, carry, first, count, capacity=capacity)
+        carry, records = loop.make_draws(program, carry, *numbers, capacity=capacity)
         return layout.chains_first(carry), layout.chains_first(records, leading=1)
 
-    carry, records = over.on_devices(of_device, program, carry, first, count)
+    carry, records = over.on_devices(of_device, program, carry, first, count, num_kept)
     return over.kept_there(program.layout, carry), records
 
 

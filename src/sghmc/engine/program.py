@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from sghmc.adapt import Adaptation, Moment
-from sghmc.core import random, running_sum, tree
+from sghmc.core import matrices, random, running_sum, tree
 from sghmc.engine.keys import GIBBS, GRADIENT, INIT, MOTION
 from sghmc.engine.layout import Layout
 from sghmc.gradients.base import GradientEstimator, Oracle
@@ -123,12 +123,12 @@ class Program(eqx.Module):
 
     def with_kernel(self, arrays: Kernel) -> "Program":
         """This program with a chain's own kernel, of which the carry has the arrays."""
-        return dataclasses.replace(self, kernel=eqx.combine(arrays, self.kernel))
+        return dataclasses.replace(self, kernel=matrices.combine(arrays, self.kernel))
 
-    def initial_carry(self, flat: PyTree) -> Carry:
-        """The carry before step 0, from a position."""
+    def initial_carry(self, flat: PyTree, t) -> Carry:
+        """The carry before step t, which is 0, from a position; it knows nothing of a step yet."""
         hyper = self.target.hyper
-        state = self.kernel.init(random.normals_like(self.keys[INIT], 0, 1, flat), flat)
+        state = self.kernel.init(random.normals_like(self.keys[INIT], t, 1, flat), flat)
         kernel, adaptation = None, None
         if self.adapt is not None:
             kernel = eqx.filter(self.kernel.adaptable(state), eqx.is_array)
@@ -148,11 +148,8 @@ class Program(eqx.Module):
             noise = no_noise(tree.size(flat), self.kernel.fisher, tree.float_type(flat), NEVER)
             chain = self if kernel is None else self.with_kernel(kernel)
             carry = chain.update_noise(-1, carry._replace(noise=noise))
-        _, info = jax.eval_shape(lambda: self.step(0, self.draw(0, 1), carry))
-        info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
         terms = jax.eval_shape(lambda: self._averaged(flat, hyper))
-        sums = running_sum.empty(terms) if self.averages else None
-        return carry._replace(info=info, sums=sums)
+        return carry._replace(sums=running_sum.empty(terms) if self.averages else None)
 
     def look(self, t, flat: PyTree, carry: Carry) -> Evaluation:
         """What the first gradient evaluation of step t sees, at a position."""
@@ -172,6 +169,14 @@ class Program(eqx.Module):
             self.draw_motion(first_step, num_steps), self.draw_gradients(first_step, num_steps)
         )
 
+    def complete(self, t, variates: Variates) -> Variates:
+        """The variates of step t, of which those that are None are drawn."""
+        motion, gradient = variates
+        return Variates(
+            self.draw_motion(t, 1) if motion is None else motion,
+            self.draw_gradients(t, 1) if gradient is None else gradient,
+        )
+
     def draw_motion(self, first_step, num_steps: int) -> PyTree:
         return self.kernel.draw(self.keys[MOTION], first_step, num_steps, self.layout.flat_like)
 
@@ -182,16 +187,14 @@ class Program(eqx.Module):
         return self.estimator.draw(self.keys[GRADIENT], first_step, num_steps, num_gradients, like)
 
     def step(self, t, variates: Variates, carry: Carry) -> tuple[Any, StepInfo]:
-        """The state after step t, from that step's variates; those that are None are drawn here."""
-        motion, gradient = variates
-        motion = self.draw_motion(t, 1) if motion is None else motion
-        gradient = self.draw_gradients(t, 1) if gradient is None else gradient
-        state, info = self.kernel.step(t, motion, carry.state, self._oracle(gradient, carry))
+        """The state after step t, from that step's variates."""
+        oracle = self._oracle(variates.gradient, carry)
+        state, info = self.kernel.step(t, variates.motion, carry.state, oracle)
         # What nobody asks for is not computed: the compiler sees to it.
         return state, info if self.has_info else info._replace(potential=None)
 
-    def observe(self, t, carry: Carry) -> tuple[Carry, DrawRecord]:
-        """What is kept after step t, and the averages with that draw in them."""
+    def observe(self, t, carry: Carry, is_counted) -> tuple[Carry, DrawRecord]:
+        """What is kept after step t, and the averages with that draw in them, if it counts."""
         flat = self.kernel.observed(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
         kept = self._shown(self.keep or (lambda position, *hyper: position), flat, carry.hyper)
@@ -202,7 +205,7 @@ class Program(eqx.Module):
             info = DrawInfo(potential, heat, acceptance, data_share, is_finite)
         if carry.sums is not None:
             terms = self._averaged(flat, carry.hyper)
-            carry = carry._replace(sums=running_sum.add(carry.sums, terms, is_finite))
+            carry = carry._replace(sums=running_sum.add(carry.sums, terms, is_finite & is_counted))
         trace = None
         if self.trace is not None and carry.sums is not None:
             trace = self.trace(running_sum.mean(carry.sums))

@@ -24,7 +24,7 @@ from sghmc.engine.placement import Placement
 from sghmc.engine.program import Program
 from sghmc.engine.reading import Reader
 from sghmc.engine.tracing import trace_run
-from sghmc.gradients.base import Gradient, GradientEstimator
+from sghmc.gradients.base import GradientEstimator
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.posterior.target import Target
 from sghmc.results.origin import Origin
@@ -51,14 +51,13 @@ def run(
     checks.check_sampler(sampler, options, target)
     place = placement_for(options.mesh, options.num_chains, target, options.gradient)
     processes.avoid_preemption()
-    positions = checks.initial_positions(init, options.init_axis, options.num_chains)
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), positions)
+    like = checks.check_init(init, options.init_axis, options.num_chains)
     one = target[0] if isinstance(target, StackedPosterior) else target
     checks.check_functions(one, like)
     checks.check_gibbs(options.gibbs, one, like)
     identity = functools.partial(options.identity, key, target, sampler, init)
     with _opened(options.checkpoint, identity) as folder:
-        estimator = _prepare(options.gradient, target, positions)
+        estimator = _prepare(options, target, init)
         is_kept = _kept_draws(sampler, options)
         num_steps = len(is_kept) * options.thinning
         kernel = sampler.prepare(like, num_steps)
@@ -79,10 +78,13 @@ def run(
             is_stacked=isinstance(target, StackedPosterior),
         )
         if folder is not None:
-            folder.identify({"steps": trace_run(program, positions), "draws": is_kept})
+            folder.identify({"steps": trace_run(program), "draws": is_kept})
         origin = _origin(target, sampler, estimator, options, num_steps)
         with _reading(program, sampler, len(is_kept), place) as reader:
-            host = Host(program, positions, is_kept, origin, folder, reader, place)
+            start = functools.partial(
+                checks.initial_positions, init, options.init_axis, options.num_chains
+            )
+            host = Host(program, start, is_kept, origin, folder, reader, place)
             return host.run(progress=options.progress, throw=options.throw)
 
 
@@ -114,22 +116,20 @@ def _reading(
 
 
 def _prepare(
-    gradient: Gradient, target: Target | StackedPosterior, positions: PyTree
+    options: RunOptions, target: Target | StackedPosterior, init: PyTree
 ) -> GradientEstimator:
     """The estimator of all chains; with a chain axis where each has a posterior of its own."""
+
+    def of_chain(target: Target, chain: int) -> GradientEstimator:
+        start = checks.start_of_chain(init, options.init_axis, chain)
+        return options.gradient.prepare(target, start)
+
     if not isinstance(target, StackedPosterior):
-        return gradient.prepare(target, _of_chain(positions, 0))
-    chains = [
-        gradient.prepare(target[i], _of_chain(positions, i)) for i in range(target.num_chains)
-    ]
+        return of_chain(target, 0)
+    chains = [of_chain(target[i], i) for i in range(target.num_chains)]
     checks.check_shared(chains[0])
     arrays, rest = zip(*(eqx.partition(each, eqx.is_array) for each in chains), strict=True)
     return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
-
-
-@jax.jit
-def _of_chain(positions: PyTree, chain) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[chain], positions)
 
 
 def _keys(

@@ -8,7 +8,7 @@ import numpy as np
 
 from sghmc.checkpoint.fingerprint import traced
 from sghmc.core import tree
-from sghmc.engine import loop
+from sghmc.engine.chains import each_chain
 from sghmc.engine.program import Batches, Carry, DrawRecord, Program
 from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.potential import Potential
@@ -32,19 +32,20 @@ def trace_target(target: Target | StackedPosterior, like: PyTree) -> dict[str, s
     }
 
 
-def trace_run(program: Program, positions: PyTree) -> str:
+def trace_run(program: Program) -> str:
     """All that a run does to its chains: begin, step, keep, and what is due between steps."""
+    positions = program.layout.chains_like
 
     def run(program: Program, positions: PyTree, t) -> tuple[Carry, DrawRecord]:
         flat = program.layout.to_loop(jax.vmap(tree.flatten_leaves)(positions))
-        return loop.each_chain(program, lambda chain, flat: _chain(chain, flat, t), None, flat)
+        return each_chain(program, lambda chain, flat: _chain(chain, flat, t), None, flat)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     return traced(run, _with_batches(program), positions, step)
 
 
 def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
-    carry = chain.initial_carry(flat)
+    carry = chain.initial_carry(flat, t)
     chain = chain if carry.kernel is None else chain.with_kernel(carry.kernel)
     state, info = chain.step(t, chain.draw(t, 1), carry)
     carry = carry._replace(state=state, info=info)
@@ -56,7 +57,7 @@ def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
         carry = chain.update_kernel(t, carry)
     if chain.kernel.fisher is not None:
         carry = chain.update_noise(t, carry)
-    return chain.observe(t, carry)
+    return chain.observe(t, carry, True)
 
 
 def _with_batches(program: Program) -> Program:

@@ -58,6 +58,7 @@ def nuts(
         )
     if backend not in _BACKENDS:
         raise ValueError(f'backend must be "numpyro" or "blackjax", but is {backend!r}.')
+    checks.check_init(init, init_axis, num_chains)
     positions = checks.initial_positions(init, init_axis, num_chains)
     started = time.perf_counter()
     # Other libraries were not written for jax's strict modes, which a user may have switched on.
