@@ -57,5 +57,5 @@ def beginning(program: Program, positions: PyTree, t, *, looks: bool) -> Beginni
         evaluation = chain.look(t, flat, carry)
         return Beginning(carry, evaluation.potential, tree.all_finite(evaluation))
 
-    flat = program.layout.to_loop(jax.vmap(tree.flatten_leaves)(positions))
+    flat = program.layout.to_loop(jax.vmap(program.layout.flatten)(positions))
     return each_chain(program, of_chain, None, flat)

@@ -1,6 +1,5 @@
 """What sample() refuses: each error names the input, what came, and the remedy."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from sghmc.core.checking import check_count
 from sghmc.engine.beginning import Beginning
 from sghmc.engine.options import RunOptions
 from sghmc.engine.program import NEVER
+from sghmc.engine.starts import Start
 from sghmc.gradients.base import Gradient, GradientEstimator
 from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.posterior.base import AbstractPosterior
@@ -200,30 +200,8 @@ def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
             )
         if not np.all(np.isfinite(np.asarray(array, np.float64))):
             raise ValueError(f"{name} is not finite: chains must start at finite numbers.")
-    one = jax.eval_shape(lambda: start_of_chain(init, init_axis, 0))
+    one = jax.eval_shape(lambda: Start(init, init_axis).of_chain(0))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one)
-
-
-def start_of_chain(init: PyTree, init_axis: int | None, chain: int) -> PyTree:
-    """Where one chain starts."""
-    arrays = jax.tree.map(jnp.asarray, init)
-    return arrays if init_axis is None else _of_chain(arrays, chain)
-
-
-def initial_positions(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
-    """Where all chains start, with a leading chain axis."""
-    arrays = jax.tree.map(jnp.asarray, init)
-    return arrays if init_axis == 0 else _repeated(arrays, num_chains)
-
-
-@jax.jit
-def _of_chain(positions: PyTree, chain) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[chain], positions)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _repeated(arrays: PyTree, count: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), arrays)
 
 
 def check_functions(target: Target, like: PyTree) -> None:

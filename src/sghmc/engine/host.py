@@ -3,7 +3,6 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -20,6 +19,7 @@ from sghmc.engine.placement import Placement
 from sghmc.engine.program import NEVER, Carry, DrawInfo, DrawRecord, Program
 from sghmc.engine.progress import Bar, Interruption
 from sghmc.engine.reading import Reader
+from sghmc.engine.starts import Start
 from sghmc.posterior.source import DataError
 from sghmc.results.errors import DivergenceError, GradientNoiseError
 from sghmc.results.info import Growth, Info
@@ -47,17 +47,14 @@ class StoredDraws(NamedTuple):
 
 
 class Host:
-    """How far a run is, and the draws it has gathered: those that `is_kept`, not of burn-in.
-
-    `start` makes the positions that chains start from; they are not held while it runs.
-    """
+    """How far a run is, and the draws it has gathered: those that `is_kept`, not of burn-in."""
 
     store: Store
 
     def __init__(
         self,
         program: Program,
-        start: Callable[[], PyTree],
+        start: Start,
         is_kept: Bool[np.ndarray, " draw"],
         origin: Origin | None,
         folder: RunFolder | None,
@@ -99,7 +96,7 @@ class Host:
         return save
 
     def _first_carry(self, *, looks: bool = False) -> Carry:
-        begun = self.place.begin(self.program, self.start(), looks=looks)
+        begun = self.place.begin(self.program, self.start, looks=looks)
         checks.check_beginning(begun)
         return begun.carry
 

@@ -4,10 +4,12 @@
 | --- | --- | --- |
 | `chain` | chains: each device runs the loop on its own | nothing |
 | `data` | rows: each device sums over its own (`shard.Shard`) | the sums, and their gradients |
-| `model` | parameters, leaf by leaf along their first axis | what the model's own products need |
+| `model` | parameters, by rules or along their first axis | what the model's own products need |
 
 The loop runs inside `jax.shard_map` over chains and rows; along `model` the compiler spreads what
-is still one program. Between calls, arrays have the chain axis first.
+is still one program. Where rules spread parameters over `data`, the compiler has that axis, too:
+each device looks at its part of a batch, and parameters come together where they are needed.
+Between calls, arrays have the chain axis first.
 """
 
 import dataclasses
@@ -19,25 +21,25 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Int32
 
 from sghmc.core import processes, xla
-from sghmc.engine import beginning, loop
+from sghmc.engine import beginning, carries, loop
 from sghmc.engine.beginning import Beginning
 from sghmc.engine.layout import Layout
-from sghmc.engine.placement import OneDevice, Placement
+from sghmc.engine.partition import CHAIN, DATA, shardings, used_axes
+from sghmc.engine.placement import Placement
 from sghmc.engine.program import Batches, Carry, Program
-from sghmc.gradients.base import Gradient
+from sghmc.engine.starts import Start, repeated
 from sghmc.posterior.base import AbstractPosterior
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.shard import Shard
 from sghmc.posterior.source import increasing, inverse
-from sghmc.posterior.stacked import StackedPosterior, pad_rows
-from sghmc.posterior.target import Target
+from sghmc.posterior.spread import Spread
+from sghmc.posterior.stacked import pad_rows
 from sghmc.types import PyTree
-
-CHAIN, DATA, MODEL = AXES = ("chain", "data", "model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +47,22 @@ class OverMesh(Placement):
     """Arrays have the chain axis first, of one chain too."""
 
     mesh: Mesh
+    rules: tuple[tuple[str, P], ...] | None = None
+
+    @property
+    def has_spread_rows(self) -> bool:
+        """Whether the compiler spreads batches, since parameters lie along their axis."""
+        specs = [spec for _, spec in self.rules or ()]
+        return self.size(DATA) > 1 and DATA in used_axes(specs)
 
     @property
     def manual(self) -> frozenset[str]:
         """The axes that `shard_map` spreads over; the compiler has the others."""
-        return frozenset(axis for axis in (CHAIN, DATA) if self.size(axis) > 1)
+        axes = (CHAIN,) if self.has_spread_rows else (CHAIN, DATA)
+        return frozenset(axis for axis in axes if self.size(axis) > 1)
+
+    def layout(self, like, num_chains):
+        return Layout.of(like, num_chains, shardings(self.rules, like, self.mesh))
 
     def size(self, axis: str | None) -> int:
         return 1 if axis is None else self.mesh.shape.get(axis, 1)
@@ -65,16 +78,16 @@ class OverMesh(Placement):
             whole = table.num_rows + -table.num_rows % self.size(DATA)
             program = eqx.tree_at(lambda p: p.target, program, pad_rows(table, whole))
         arrays, rest = eqx.partition(program, eqx.is_array)
-        return eqx.combine(self._put(arrays, self._specs(program)), rest)
+        return eqx.combine(self._put(arrays, self._specs(program, self._own_spec)), rest)
 
     def fetch_carry(self, layout, carry):
-        return layout.to_loop(processes.fetch(carry))
+        return layout.to_loop(carries.raveled(layout, processes.fetch(carry)))
 
     def fetched_like(self, layout, carry):
-        return jax.eval_shape(layout.to_loop, carry)
+        return jax.eval_shape(lambda carry: layout.to_loop(carries.raveled(layout, carry)), carry)
 
     def place_carry(self, layout, saved):
-        turned = layout.chains_first(jax.tree.map(np.asarray, saved))
+        turned = carries.in_shape(layout, layout.chains_first(jax.tree.map(np.asarray, saved)))
         return self._put(turned, self._carry_specs(layout, turned))
 
     def fetch_records(self, layout, records):
@@ -115,12 +128,19 @@ class OverMesh(Placement):
         )
 
     def _put(self, arrays: PyTree, specs: PyTree) -> PyTree:
-        return jax.tree.map(
-            lambda leaf, spec: _put(leaf, NamedSharding(self.mesh, spec)), arrays, specs
-        )
+        """Arrays at their places; one that several functions hold, once."""
+        placed: dict[tuple[int, P], jax.Array] = {}
 
-    def _specs(self, program: Program) -> PyTree:
-        """How the arrays of a program lie; those not named here are the same everywhere."""
+        def put(leaf, spec):
+            known = placed.get((id(leaf), spec))
+            where = NamedSharding(self.mesh, spec)
+            placed[id(leaf), spec] = _put(leaf, where) if known is None else known
+            return placed[id(leaf), spec]
+
+        return jax.tree.map(put, arrays, specs)
+
+    def _specs(self, program: Program, other: Callable[[Any], P]) -> PyTree:
+        """How the arrays of a program lie; of those not named here `other` says it."""
         arrays = eqx.filter(program, eqx.is_array)
         named: list[tuple[Callable, P]] = [(lambda p: p.keys, self.spec(CHAIN))]
         if program.is_stacked:
@@ -132,31 +152,34 @@ class OverMesh(Placement):
             chains = [] if program.estimator.is_shared else [CHAIN]
             named += [(lambda p: p.batches.rows, self.spec(*chains, DATA))]
             named += [(lambda p: p.batches.places, self.spec(*chains, None, None, DATA))]
-        specs = jax.tree.map(lambda _: P(), arrays)
+        specs = jax.tree.map(other, arrays)
         for part, spec in named:
             alike = jax.tree.map(lambda _, spec=spec: spec, part(arrays))
             specs = eqx.tree_at(part, specs, alike)
         return specs
 
+    def _own_spec(self, leaf: Any) -> P:
+        """How an array lies that somebody has spread over this mesh; others are everywhere."""
+        where = leaf.sharding if isinstance(leaf, jax.Array) else None
+        if isinstance(where, NamedSharding) and where.mesh == self.mesh:
+            return where.spec
+        return P()
+
     def _carry_specs(self, layout: Layout, carry: PyTree) -> PyTree:
-        """By chains, and what has the shape of parameters that can be cut, by these."""
-        can_be_cut: dict[tuple[int, ...], bool] = {}
-        for leaf in layout.leaves:
-            is_cut = len(leaf.shape) > 0 and leaf.shape[0] % self.size(MODEL) == 0
-            for shape in (leaf.shape, (leaf.size,)):
-                can_be_cut[shape] = can_be_cut.get(shape, True) and is_cut
+        """By chains; and what has the structure and shapes of parameters, as these lie."""
+        (chain,) = self.spec(CHAIN)
+        specs = [P(chain, *where.spec) for where in layout.shardings or ()]
 
-        def of_leaf(leaf):
-            is_cut = can_be_cut.get(leaf.shape[1:], False)
-            return self.spec(CHAIN, MODEL) if is_cut else self.spec(CHAIN)
+        def of_part(part, is_like):
+            return jax.tree.unflatten(layout.treedef, specs) if is_like else P(chain)
 
-        return jax.tree.map(of_leaf, carry)
+        return carries.by_parts(layout, carry, of_part)
 
     # The loop, on each device for the chains that it has
 
-    def begin(self, program, positions, *, looks):
-        chains = self._by_chains(positions)
-        begun = _compiled_beginning()(self, program, chains, np.int32(0), looks=looks)
+    def begin(self, program, start, *, looks):
+        positions = self._positions(program.layout, start)
+        begun = _compiled_beginning()(self, program, positions, np.int32(0), looks=looks)
         return Beginning(begun.carry, *processes.fetch(begun[1:]))
 
     def carry_like(self, program):
@@ -171,8 +194,15 @@ class OverMesh(Placement):
         own = dataclasses.replace(program, layout=self._own_layout(program))
         return super().plan(own, carry, capacity)
 
-    def _by_chains(self, positions: PyTree) -> PyTree:
-        return self._put(positions, jax.tree.map(lambda _: self.spec(CHAIN), positions))
+    def _positions(self, layout: Layout, start: Start) -> PyTree:
+        """Where all chains start; no device has more of it than it will need."""
+        specs = self._carry_specs(layout, layout.chains_like)
+        if start.init_axis == 0:
+            return self._put(start.init, specs)
+        of_chain = jax.tree.map(lambda spec: P(*spec[1:]), specs)
+        where = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+        repeat = jax.jit(lambda init: repeated(init, layout.num_chains), out_shardings=where)
+        return repeat(self._put(start.init, of_chain))
 
     def on_devices(self, function: Callable, program: Program, chains: PyTree, *others: Any):
         """`function(program, chains, *others)` on every device; chains are the first axis."""
@@ -187,17 +217,26 @@ class OverMesh(Placement):
             on_device,
             mesh=self.mesh,
             axis_names=self.manual,
-            in_specs=(self._specs(program), self.spec(CHAIN), P()),
+            in_specs=(self._manual_specs(program), self.spec(CHAIN), P()),
             out_specs=self.spec(CHAIN),
             check_vma=False,  # what is the same on all devices of an axis is so by construction
         )(arrays, chains, others)
 
+    def _manual_specs(self, program: Program) -> PyTree:
+        """How `shard_map` cuts a program: what the compiler has is whole to it."""
+        specs = self._specs(program, lambda _: P())
+        return jax.tree.map(
+            lambda spec: P(*(name if name in self.manual else None for name in spec)), specs
+        )
+
     def _own(self, program: Program) -> Program:
         """A device's own program, from its part of the arrays."""
         target, batches = program.target, program.batches
-        if self.size(DATA) > 1:
+        if DATA in self.manual:
             assert isinstance(target, AbstractPosterior)
             target = Shard(target, DATA, self.size(DATA))
+        elif self.has_spread_rows and isinstance(target, RowPosterior):
+            target = Spread.of(target, DATA, self.size(DATA))
         if batches is not None:
             *lead, _, _ = batches.places.shape
             num_axes = len(lead)  # the mesh's own of the rows, too: one for chains, one for data
@@ -272,70 +311,3 @@ def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
         return jax.device_put(leaf, sharding)
     whole = np.asarray(leaf)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-
-def placement_for(
-    mesh: Mesh | None, num_chains: int, target: Target | StackedPosterior, gradient: Gradient
-) -> Placement:
-    """Where a run with this mesh has its arrays; refuses what a mesh cannot spread."""
-    if mesh is None:
-        if processes.are_many():
-            raise ValueError(
-                f"jax.distributed runs {jax.process_count()} processes, but sample was given no "
-                f"mesh: give mesh=jax.make_mesh(({jax.device_count()},), ('chain',)) or the like, "
-                f"the same in every process."
-            )
-        return OneDevice()
-    if not isinstance(mesh, Mesh):
-        raise TypeError(
-            f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((4,), ('chain',)), not "
-            f"{mesh!r}."
-        )
-    unknown = [name for name in mesh.axis_names if name not in AXES]
-    if unknown:
-        raise ValueError(
-            f"The mesh has an axis {unknown[0]!r}, but a run is spread over axes among "
-            f"{', '.join(map(repr, AXES))}: name its axes by what they should spread."
-        )
-    left_out = jax.process_count() - len({device.process_index for device in mesh.devices.flat})
-    if left_out:
-        raise ValueError(
-            f"The mesh leaves out the devices of {left_out} of {jax.process_count()} processes: "
-            f"make it of all jax.devices()."
-        )
-    over = OverMesh(
-        Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
-    )
-    if num_chains % over.size(CHAIN):
-        raise ValueError(
-            f"num_chains is {num_chains}, which the mesh cannot spread evenly over {CHAIN!r}: "
-            f"{over.size(CHAIN)} devices. Take a multiple of that, or a smaller axis."
-        )
-    _check_data(target, gradient, over.size(DATA))
-    return over
-
-
-def _check_data(target: Target | StackedPosterior, gradient: Gradient, num_shards: int) -> None:
-    source = target.source
-    if source is not None and source.is_sequential and processes.are_many():
-        raise ValueError(
-            f"A stream is read by one process, but the run has {jax.process_count()}: give each "
-            f"process a source with random access, such as MemoryMapped."
-        )
-    if num_shards == 1:
-        return
-    remedy = f"leave the axis {DATA!r}, of {num_shards} devices, out of the mesh"
-    if not isinstance(target, AbstractPosterior):
-        is_stack = isinstance(target, StackedPosterior)
-        what = "posteriors with data of their own" if is_stack else "a Potential"
-        raise ValueError(f"A mesh spreads the rows of one Posterior, not {what}: {remedy}.")
-    if source is None:
-        return
-    if source.is_sequential:
-        raise ValueError(f"The rows of a stream come in one order, to one reader: {remedy}.")
-    size = gradient.batch_rows
-    if size is not None and size % num_shards:
-        raise ValueError(
-            f"batch_size is {size}, but the rows of a source are read in {num_shards} equal parts, "
-            f"one for each device along {DATA!r}: take a multiple of {num_shards}, or {remedy}."
-        )

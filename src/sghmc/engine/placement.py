@@ -12,6 +12,7 @@ from sghmc.engine.beginning import Beginning
 from sghmc.engine.layout import Layout
 from sghmc.engine.plan import LoopPlan
 from sghmc.engine.program import Carry, DrawRecord, Program
+from sghmc.engine.starts import Start
 from sghmc.types import PyTree
 
 
@@ -21,12 +22,16 @@ class Placement(abc.ABC):
     A carry is saved as the loop has it, whatever devices it was on: a run may go on elsewhere.
     """
 
+    def layout(self, like: PyTree, num_chains: int) -> Layout:
+        """How chains with parameters `like` lie in memory."""
+        return Layout.of(like, num_chains)
+
     @abc.abstractmethod
     def place_program(self, program: Program) -> Program:
         """The program with its arrays where they belong."""
 
     @abc.abstractmethod
-    def begin(self, program: Program, positions: PyTree, *, looks: bool) -> Beginning:
+    def begin(self, program: Program, start: Start, *, looks: bool) -> Beginning:
         """`beginning.begin`, where the arrays lie."""
 
     @abc.abstractmethod
@@ -66,8 +71,8 @@ class OneDevice(Placement):
     def place_program(self, program):
         return program
 
-    def begin(self, program, positions, *, looks):
-        return beginning.begin(program, positions, looks=looks)
+    def begin(self, program, start, *, looks):
+        return beginning.begin(program, start.of_chains(program.layout.num_chains), looks=looks)
 
     def carry_like(self, program):
         start = program.layout.chains_like

@@ -128,7 +128,8 @@ class Program(eqx.Module):
     def initial_carry(self, flat: PyTree, t) -> Carry:
         """The carry before step t, which is 0, from a position; it knows nothing of a step yet."""
         hyper = self.target.hyper
-        state = self.kernel.init(random.normals_like(self.keys[INIT], t, 1, flat), flat)
+        normals = random.normals_like(self.keys[INIT], t, 1, self.layout.flat_like)
+        state = self.kernel.init(normals, flat)
         kernel, adaptation = None, None
         if self.adapt is not None:
             kernel = eqx.filter(self.kernel.adaptable(state), eqx.is_array)
@@ -266,7 +267,7 @@ class Program(eqx.Module):
         kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
         return carry._replace(
             kernel=eqx.filter(kernel, eqx.is_array),
-            state=tree.flatten_leaves(state),
+            state=self.layout.flatten(state),
             adaptation=adaptation,
         )
 

@@ -17,12 +17,12 @@ from sghmc.checkpoint.multiprocess import open_joint_folder
 from sghmc.core import processes
 from sghmc.engine import checks, keys
 from sghmc.engine.host import Host
-from sghmc.engine.layout import Layout
-from sghmc.engine.mesh import placement_for
 from sghmc.engine.options import RunOptions
 from sghmc.engine.placement import Placement
+from sghmc.engine.placing import placement_for
 from sghmc.engine.program import Program
 from sghmc.engine.reading import Reader
+from sghmc.engine.starts import Start
 from sghmc.engine.tracing import trace_run
 from sghmc.gradients.base import GradientEstimator
 from sghmc.posterior.stacked import StackedPosterior
@@ -49,15 +49,16 @@ def run(
     checks.check_key(key)
     checks.check_options(options, target)
     checks.check_sampler(sampler, options, target)
-    place = placement_for(options.mesh, options.num_chains, target, options.gradient)
+    place = placement_for(options, target)
     processes.avoid_preemption()
     like = checks.check_init(init, options.init_axis, options.num_chains)
+    start, layout = Start(init, options.init_axis), place.layout(like, options.num_chains)
     one = target[0] if isinstance(target, StackedPosterior) else target
     checks.check_functions(one, like)
     checks.check_gibbs(options.gibbs, one, like)
     identity = functools.partial(options.identity, key, target, sampler, init)
     with _opened(options.checkpoint, identity) as folder:
-        estimator = _prepare(options, target, init)
+        estimator = _prepare(options, target, start)
         is_kept = _kept_draws(sampler, options)
         num_steps = len(is_kept) * options.thinning
         kernel = sampler.prepare(like, num_steps)
@@ -72,7 +73,7 @@ def run(
             averages=dict(options.averages or {}),
             trace=options.trace,
             keys=_keys(key, options.num_chains, estimator),
-            layout=Layout.of(like, options.num_chains),
+            layout=layout,
             thinning=options.thinning,
             has_info=options.info,
             is_stacked=isinstance(target, StackedPosterior),
@@ -81,9 +82,6 @@ def run(
             folder.identify({"steps": trace_run(program), "draws": is_kept})
         origin = _origin(target, sampler, estimator, options, num_steps)
         with _reading(program, sampler, len(is_kept), place) as reader:
-            start = functools.partial(
-                checks.initial_positions, init, options.init_axis, options.num_chains
-            )
             host = Host(program, start, is_kept, origin, folder, reader, place)
             return host.run(progress=options.progress, throw=options.throw)
 
@@ -116,13 +114,12 @@ def _reading(
 
 
 def _prepare(
-    options: RunOptions, target: Target | StackedPosterior, init: PyTree
+    options: RunOptions, target: Target | StackedPosterior, start: Start
 ) -> GradientEstimator:
     """The estimator of all chains; with a chain axis where each has a posterior of its own."""
 
     def of_chain(target: Target, chain: int) -> GradientEstimator:
-        start = checks.start_of_chain(init, options.init_axis, chain)
-        return options.gradient.prepare(target, start)
+        return options.gradient.prepare(target, start.of_chain(chain))
 
     if not isinstance(target, StackedPosterior):
         return of_chain(target, 0)

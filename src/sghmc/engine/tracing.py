@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.checkpoint.fingerprint import traced
-from sghmc.core import tree
 from sghmc.engine.chains import each_chain
 from sghmc.engine.program import Batches, Carry, DrawRecord, Program
 from sghmc.posterior.base import AbstractPosterior
@@ -37,7 +36,7 @@ def trace_run(program: Program) -> str:
     positions = program.layout.chains_like
 
     def run(program: Program, positions: PyTree, t) -> tuple[Carry, DrawRecord]:
-        flat = program.layout.to_loop(jax.vmap(tree.flatten_leaves)(positions))
+        flat = program.layout.to_loop(jax.vmap(program.layout.flatten)(positions))
         return each_chain(program, lambda chain, flat: _chain(chain, flat, t), None, flat)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
