@@ -15,12 +15,14 @@ center. A fifth goes to pilot runs, by which settings are chosen; the rest to fo
 first fifth is burn-in.
 
 **Settings.** All are told the largest and the smallest curvature where chains start, k and s. Step
-sizes are x/√k (x²/k for Langevin), x from 1.2 to 0.005 by thirds; frictions 2√s and 2(sk)^¼. For
-each friction the largest step is taken whose pilot agrees with the next: standard deviations to
-10 %, means to 0.2 of them, beyond two Monte Carlo errors. Of the two frictions, that with the
-larger effective size. HMC has an accept step and so no bias: trajectories go a
-quarter of the slowest period, and the step with the largest acceptance × x is taken. The truth
-decides nothing.
+sizes are x/√k (x²/k for Langevin), x from 1.2 to 0.005 by thirds, as far as the run could relax
+ten times in its slowest direction: below that chance outweighs any bias. Frictions are 2√s and
+2(sk)^¼. For each the largest step is taken whose pilot agrees with the next: standard deviations to
+10 %, means to 0.2 of them, beyond two Monte Carlo errors; where none does, the smallest. Of the two
+frictions, that with the larger effective size. HMC has an accept step and so no bias: trajectories
+go a quarter of the slowest period, and the step with the largest acceptance × x is taken. A run
+that is lost, which its user would see, goes on with the next smaller step and half of what is left.
+The truth decides nothing.
 
 **Error.** Root mean square over the quantities asked about: of means, in standard deviations, and
 of standard deviations, relative; the mean over seeds and its standard error. 1.0 stands for what
@@ -49,6 +51,7 @@ from workloads.referee_targets import CASES, Case
 STEPS = (1.2, 0.4, 0.13, 0.04, 0.015, 0.005)
 NUM_CHAINS, NUM_PILOT_DRAWS, NUM_DRAWS = 4, 60, 500
 PILOT_SHARE, BURN_IN = 0.2, 0.2
+RELAXATIONS = 10
 LEAST_DRAWS = 4
 """For moments with errors: the budgets of all targets allow them."""
 WORST = 1.0
@@ -66,6 +69,8 @@ class Row:
 
     make: Callable[[float, float, Case], Any]
     has_friction: bool = True
+    is_diffusive: bool = False
+    """Without momentum: steps go with x²."""
     is_exact: bool = False
     """It needs all data."""
 
@@ -76,10 +81,10 @@ SAMPLERS = {
     "OBABO": Row(lambda x, c, case: sghmc.OBABO(x / math.sqrt(case.stiffest), friction=c)),
     "UBU": Row(lambda x, c, case: sghmc.UBU(x / math.sqrt(case.stiffest), friction=c)),
     "SGNHT": Row(lambda x, c, case: sghmc.SGNHT(x / math.sqrt(case.stiffest), friction=c)),
-    "SGLD": Row(lambda x, c, case: sghmc.SGLD(x**2 / case.stiffest), has_friction=False),
-    "PSGLD": Row(
-        lambda x, c, case: sghmc.PSGLD(x**2 / math.sqrt(case.stiffest)), has_friction=False
-    ),
+    "SGLD": Row(lambda x, c, case: sghmc.SGLD(x**2 / case.stiffest),
+                has_friction=False, is_diffusive=True),
+    "PSGLD": Row(lambda x, c, case: sghmc.PSGLD(x**2 / math.sqrt(case.stiffest)),
+                 has_friction=False, is_diffusive=True),
     "HMC": Row(
         lambda x, c, case: sghmc.HMC(x / math.sqrt(case.stiffest), trajectory(x, case)),
         has_friction=False, is_exact=True,
@@ -115,6 +120,19 @@ class Task:
     def step_cost(self, x: float) -> int:
         return self.cost * (trajectory(x, self.case) + 1 if self.row.is_exact else 1)
 
+    @property
+    def steps(self) -> tuple[float, ...]:
+        """Step sizes with which the run can relax; two of them at least."""
+        ratio = math.sqrt(self.case.softest / self.case.stiffest)
+        num_steps = self.total / NUM_CHAINS / self.cost
+
+        def relaxations(x: float) -> float:
+            return num_steps * ((ratio * x) ** 2 if self.row.is_diffusive else ratio * x)
+
+        if self.row.is_exact:
+            return STEPS
+        return tuple(x for i, x in enumerate(STEPS) if i < 2 or relaxations(x) > RELAXATIONS)
+
     def draw(self, key, x: float, friction: float, budget: float, num_draws: int):
         """Draws of four chains for this budget; a fifth is thrown away. None where one is lost."""
         case, steps = self.case, max(1, int(budget / NUM_CHAINS / self.step_cost(x)))
@@ -138,20 +156,21 @@ class Task:
         frictions = [2 * math.sqrt(case.softest)]
         if self.row.has_friction:
             frictions.append(2 * (case.softest * case.stiffest) ** 0.25)
-        share = PILOT_SHARE * self.total / len(STEPS) / len(frictions)
-        best = (-math.inf, STEPS[-1], frictions[-1])
+        steps = self.steps
+        share = PILOT_SHARE * self.total / len(steps) / len(frictions)
+        best = (-math.inf, steps[-1], frictions[-1])
         for number, friction in enumerate(frictions):
             pilots = [
                 self.draw(
                     jax.random.fold_in(key, 10 * number + i), x, friction, share, NUM_PILOT_DRAWS
                 )
-                for i, x in enumerate(STEPS)
+                for i, x in enumerate(steps)
             ]
             if self.row.is_exact:
-                worth, x = max((rate * x, x) for x, (_, rate) in zip(STEPS, pilots, strict=True))
+                worth, x = max((rate * x, x) for x, (_, rate) in zip(steps, pilots, strict=True))
                 best = max(best, (worth, x, friction))
                 continue
-            for i, x in enumerate(STEPS[:-1]):
+            for i, x in enumerate(steps[:-1]):
                 one, half = pilots[i][0], pilots[i + 1][0]
                 if one is not None and half is not None and agree(one, half):
                     best = max(best, (float(convergence.effective_size(one).min()), x, friction))
@@ -161,9 +180,15 @@ class Task:
     def run(self, seed: int) -> dict:
         key, began = jax.random.key(seed), time.perf_counter()
         x, friction = self.choose(jax.random.fold_in(key, 0))
-        draws, _ = self.draw(
-            jax.random.fold_in(key, 1), x, friction, (1 - PILOT_SHARE) * self.total, NUM_DRAWS
-        )
+        budget, draws = (1 - PILOT_SHARE) * self.total, None
+        ladder = [each for each in STEPS if each <= x]
+        for attempt, x in enumerate(ladder):
+            draws, _ = self.draw(
+                jax.random.fold_in(key, 1 + attempt), x, friction, budget, NUM_DRAWS
+            )
+            if draws is not None:
+                break
+            budget /= 2
         errors = (WORST, WORST) if draws is None else self.errors(draws)
         return {
             **self.name, "seed": seed, "step": x, "friction": friction, "of_means": errors[0],

@@ -19,7 +19,7 @@ import sghmc.interop.optax
 from sghmc import estimators, models
 from sghmc.core import random, tree
 from sghmc.data import ratings
-from sghmc.estimators import rating_answers
+from sghmc.estimators.recommender import rating_answers
 from sghmc.samplers import settings
 from sghmc.samplers.table import EXAMPLES, markdown
 

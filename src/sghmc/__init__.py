@@ -25,6 +25,7 @@ from sghmc.gradients.exact import FullBatch, NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.gradients.minibatch import Minibatch
 from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.parameter_rows import RowLikelihood, RowPrior
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.potential import Potential
 from sghmc.posterior.priors import GaussianPrior
@@ -39,6 +40,7 @@ from sghmc.samplers.base import Dynamics, Kernel, Sampler
 from sghmc.samplers.cyclical import Cyclical
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
+from sghmc.samplers.lazy import Lazy
 from sghmc.samplers.psgld import PSGLD
 from sghmc.samplers.replicas import ReplicaExchange
 from sghmc.samplers.sghmc import SGHMC
@@ -50,6 +52,7 @@ from sghmc.samplers.ubu import UBU
 from sghmc.samplers.whitened import Whitened
 from sghmc.sampling import sample
 from sghmc.tuning.budget import BudgetError
+from sghmc.tuning.network import tune_network
 from sghmc.tuning.report import Tuned
 from sghmc.tuning.tune import tune
 from sghmc.types import Change, Evaluation, StepInfo
@@ -91,6 +94,7 @@ __all__ = [
     "GradientNoiseError",
     "HealthWarning",
     "Kernel",
+    "Lazy",
     "LearningCoefficient",
     "LostProcessError",
     "Minibatch",
@@ -102,6 +106,8 @@ __all__ = [
     "Potential",
     "ProcessError",
     "ReplicaExchange",
+    "RowLikelihood",
+    "RowPrior",
     "Sampler",
     "Samples",
     "StepInfo",
@@ -118,6 +124,7 @@ __all__ = [
     "theory",
     "transforms",
     "tune",
+    "tune_network",
 ]
 
 

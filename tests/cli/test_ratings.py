@@ -4,6 +4,7 @@ import io
 import json
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -12,8 +13,8 @@ from handmade_factors import handmade_draws
 from sghmc import cli
 from sghmc.cli import session
 from sghmc.data.ratings import synthetic_ratings
-from sghmc.estimators import factor_chain
-from sghmc.estimators.factor_chain import Chain
+from sghmc.estimators.recommender import factor_chain
+from sghmc.estimators.recommender.factor_chain import Chain
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_commands_fit_and_recommend(table, tmp_path):
 def model(table, tmp_path, monkeypatch):
     """What fit-ratings wrote, of draws made by hand: 24 users, 16 items."""
 
-    def run(key, ratings, settings, start):
+    def run(key, ratings, settings, start, *_):
         return Chain.of(handmade_draws(sizes={"user": 24, "item": 16}))
 
     monkeypatch.setattr(factor_chain, "run", run)
@@ -79,6 +80,49 @@ def test_new_users_are_taken_in_without_a_fit(model, tmp_path):
     best = json.loads(answer.stdout)
     assert (best["user"], best["is_known"], len(best["items"])) == ("eve", True, 10)
     assert not {3, 7} & set(best["items"])
+
+
+def test_features_of_users_come_from_a_file(table, tmp_path, monkeypatch):
+    """Somebody of whom only features are known is no stranger; also when they come later."""
+    seen = []
+
+    def run(key, ratings, settings, start, likelihood, sides):
+        seen.append(sides)
+        draws = handmade_draws(sizes={"user": 25, "item": 16})
+        weights = {"user.weights": np.ones((5, 2, 4)), "user.weight_scale": np.ones((5, 1, 2))}
+        return Chain.of(draws | weights)
+
+    monkeypatch.setattr(factor_chain, "run", run)
+    people = "".join(f"user{i},{'ab'[i % 2]}\n" for i in range(24))
+    (tmp_path / "people.csv").write_text(f"user,kind\n{people}eve,a\n")
+    options = ("--out", tmp_path / "m", "--holdout", 0, "--users", tmp_path / "people.csv")
+    fitted = call("fit-ratings", table, *options)
+    assert fitted.exit_code == 0, fitted.output
+    assert seen[0]["user"].encoding.names == ["kind=a", "kind=b"]
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["users"] == str(tmp_path / "people.csv")
+    answer = call("recommend", tmp_path / "m", "--user", "eve", "--json")
+    assert json.loads(answer.stdout)["is_known"]
+    (tmp_path / "more.csv").write_text("user,kind\neva,b\n")
+    answer = call(
+        "recommend", tmp_path / "m", "--user", "eva", "--users", tmp_path / "more.csv", "--json"
+    )
+    assert json.loads(answer.stdout)["is_known"]
+
+
+def test_events_are_judged_by_their_rankings(tmp_path, monkeypatch):
+    """A file without ratings, in which a pair comes twice."""
+    rows = "".join(f"{i % 7},{i % 6}\n" for i in range(50))
+    (tmp_path / "log.csv").write_text(f"user,item\n{rows}")
+    monkeypatch.setattr(factor_chain, "run", lambda *_: Chain.of(handmade_draws()))
+    options = ("--likelihood", "implicit", "--out", tmp_path / "m")
+    fitted = call("fit-ratings", tmp_path / "log.csv", *options)
+    assert fitted.exit_code == 0, fitted.output
+    assert "NDCG@10" in fitted.stdout
+    assert "RMSE" not in fitted.stdout
+    assert "rankings by length" in (tmp_path / "m" / "report.html").read_text()
+    wrong = call("fit-ratings", tmp_path / "log.csv", "--out", tmp_path / "n")
+    assert "no column of ratings" in wrong.stderr
 
 
 def test_all_users_get_a_table(model, tmp_path):

@@ -84,6 +84,16 @@ def test_normals_of_low_precision_are_the_single_precision_ones_rounded(dtype):
     np.testing.assert_array_equal(normals(words(9), 3, 2, 50, dtype=dtype), full.astype(dtype))
 
 
+@pytest.mark.parametrize("is_double", [False, True])
+def test_normals_at_some_slots_are_those_of_all(is_double):
+    with jax.enable_x64(is_double):
+        dtype = jnp.float64 if is_double else jnp.float32
+        slots = np.array([[3, 0], [9, 3]])
+        every = normals(words(5), 77, 1, 10, dtype=dtype)
+        some = random.normals_at(words(5), 77, jnp.asarray(slots, jnp.uint32), dtype=dtype)
+        np.testing.assert_array_equal(some, np.asarray(every)[slots])
+
+
 def test_fold_is_fold_in():
     for number in (0, 1, 12345, 2**31 - 1):
         expected = jax.random.key_data(jax.random.fold_in(typed(1), number))
@@ -249,7 +259,9 @@ def test_no_counter_is_used_twice(sampler, gradient, monkeypatch):
 
     def counters(keys):
         used.clear()
-        program.with_keys(keys).draw(0, 3)
+        chain = program.with_keys(keys)
+        chain.draw_motion(0, 3)
+        chain.draw_gradients(0, 3)
         random.normals_like(keys[INIT], 0, 1, program.layout.like)
         for t in range(3):
             random.fold(keys[GIBBS], t)
@@ -358,3 +370,10 @@ def test_variates_of_several_chains_are_those_of_each(name):
     for chain in range(3):
         for all_chains, alone in zip(together, draw(keys[:, chain]), strict=True):
             np.testing.assert_array_equal(all_chains[..., chain], alone)
+
+
+def test_uniforms_of_any_slots_are_those_of_step_0():
+    key = random.words(jax.random.key(3))
+    every = random.uniforms(key, 0, 1, 50)
+    slots = jnp.array([7, 0, 49, 7])
+    np.testing.assert_array_equal(random.uniforms_at(key, slots), every[slots])

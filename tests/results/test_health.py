@@ -7,7 +7,7 @@ import pytest
 
 import sghmc
 from sghmc.posterior.mode import find_mode, hessian
-from sghmc.results import diagnostics
+from sghmc.results import diagnostics, prediction
 from sghmc.results.health import _biased, assess, heat_fault
 from sghmc.results.info import Info
 from sghmc.results.origin import Origin
@@ -299,3 +299,24 @@ def test_a_run_of_no_draws_has_a_verdict():
     assert samples.num_draws == 0
     assert "no draws" in samples.health().verdict
     assert np.isnan(samples.summary()["mean"].to_numpy()).all()
+
+
+def test_networks_are_judged_by_fewer_rows(monkeypatch):
+    """Gradient noise known exactly, in 400 directions; no more than 8 gradients at once."""
+    monkeypatch.setattr(prediction, "_MOST_NUMBERS", 3_000)
+    rows = np.random.default_rng(0).normal(size=(500, 400)).astype(np.float32)
+    target = sghmc.Posterior(
+        lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2), lambda theta: 0.0, rows
+    )
+    sampler = sghmc.SGHMC(0.01, friction=500.0, mass=500.0)
+    samples = sghmc.sample(
+        jax.random.key(0), target, sampler, jnp.zeros(400), gradient=sghmc.Minibatch(10),
+        num_samples=20, num_chains=2, progress=False,
+    )  # fmt: skip
+    exact = 0.01 * (500**2 / 10 * rows.var(0).mean()) / (2 * 500)
+    # 7 draws × 8 rows × 400 directions: a share 0.01 of the exact value, of which five are allowed.
+    assert samples.health().noise_share == pytest.approx(exact, rel=0.05)
+    monkeypatch.setattr(prediction, "_MOST_PARAMETERS", 399)
+    health = samples.health()
+    assert health.noise_share is None
+    assert "too many parameters" in health.skipped[0]

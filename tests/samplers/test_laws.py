@@ -325,28 +325,30 @@ def test_entropy_of_noisy_hamiltonian_dynamics_grows():
     assert energy - 1 == pytest.approx(diffusion / mass * 3000 * step_size, rel=3 * step_size)
 
 
-def trajectory(kernel: HMCKernel):
+def trajectory(kernel: HMCKernel, is_informed: bool):
     """z = (θ, M⁻¹r) after a trajectory on a target that is not Gaussian."""
     target = sghmc.Potential(lambda x: jnp.sum(x**4) / 4 + jnp.cos(x[0] * x[1]))
     oracle = sghmc.FullBatch().prepare(target, jnp.zeros(SIZE)).oracle(target, [])
 
     def flow(z):
         start = HMCState(z[:SIZE], z[SIZE:])
+        start = kernel.informed(start, oracle) if is_informed else start
         end, _, _ = kernel._trajectory(kernel.step_size, start, oracle)
-        return jnp.concatenate(end)
+        return jnp.concatenate([end.position, end.velocity])
 
     return jax.jit(flow)
 
 
 def judge_leapfrog(sampler: sghmc.HMC):
-    with jax.enable_x64(True):
-        flow = trajectory(sampler.prepare(jnp.zeros(SIZE)))
-        start = jnp.array([0.7, -1.1, 0.4, 1.3, 0.2, -0.8])
-        flip = jnp.repeat(jnp.array([1.0, -1.0]), SIZE)
-        assert float(jnp.max(jnp.abs(flow(start) - start))) > 0.1
-        np.testing.assert_allclose(flip * flow(flip * flow(start)), start, atol=1e-10)
-        determinant = np.linalg.det(np.asarray(jax.jacfwd(flow)(start)))
-        assert determinant == pytest.approx(1, rel=1e-10)
+    for is_informed in (False, True):
+        with jax.enable_x64(True):
+            flow = trajectory(sampler.prepare(jnp.zeros(SIZE)), is_informed)
+            start = jnp.array([0.7, -1.1, 0.4, 1.3, 0.2, -0.8])
+            flip = jnp.repeat(jnp.array([1.0, -1.0]), SIZE)
+            assert float(jnp.max(jnp.abs(flow(start) - start))) > 0.1
+            np.testing.assert_allclose(flip * flow(flip * flow(start)), start, atol=1e-10)
+            determinant = np.linalg.det(np.asarray(jax.jacfwd(flow)(start)))
+            assert determinant == pytest.approx(1, rel=1e-10)
 
 
 def judge_acceptance(sampler: Any, curvature: float):
@@ -521,14 +523,14 @@ class WholeLastKick(HMCKernel):
         end, first, last = super()._trajectory(epsilon, state, oracle)
         grad = oracle(self.num_steps, end.position).grad
         velocity = tree.add_scaled(end.velocity, -epsilon / 2, self.inverse_mass @ grad)
-        return HMCState(end.position, velocity), first, last
+        return end._replace(velocity=velocity), first, last
 
 
 class WholeFirstKick(HMCKernel):
     def _trajectory(self, epsilon, state, oracle):
         grad = oracle(0, state.position).grad
         velocity = tree.add_scaled(state.velocity, -epsilon / 2, self.inverse_mass @ grad)
-        return super()._trajectory(epsilon, HMCState(state.position, velocity), oracle)
+        return super()._trajectory(epsilon, state._replace(velocity=velocity), oracle)
 
 
 class UnscaledPosterior(sghmc.Posterior):

@@ -10,6 +10,7 @@ import pytest
 import sghmc
 from cases import Elsewhere
 from sghmc.samplers.base import Kernel, Sampler
+from sghmc.samplers.lazy import LazyKernel
 from sghmc.samplers.replicas import ReplicaKernel
 from sghmc.samplers.whitened import WhitenedKernel
 from sghmc.samplers.wrapper import KernelWrapper, SamplerWrapper
@@ -28,7 +29,7 @@ def returned(name, inner):
     if name in ("with_mass", "with_gradient_noise"):
         return inner, f"{name} of the inner"
     makes_another = ("adaptable", "with_step_size", "with_settings", "rescaled", "with_center")
-    return inner if name in (*makes_another, "for_growth") else f"{name} of the inner"
+    return inner if name in (*makes_another, "for_growth", "eager") else f"{name} of the inner"
 
 
 def recording(base):
@@ -93,8 +94,19 @@ OVERRIDDEN = {
     sghmc.Whitened: {"prepare", "with_center", "pull_back_covariance"},
     sghmc.Cyclical: {"prepare", "dynamics", "is_affine", "is_kept"},
     sghmc.ReplicaExchange: {"prepare", "settings", "dynamics", "is_affine"},
+    sghmc.Lazy: {"prepare", "eager"},
     Elsewhere: {"prepare"},
-    WhitenedKernel: {"init", "step", "position", "momentum", "observed", "middle", "pull_back"},
+    WhitenedKernel: {
+        "init",
+        "step",
+        "informed",
+        "position",
+        "momentum",
+        "observed",
+        "middle",
+        "pull_back",
+    },
+    LazyKernel: {"init", "step", "draw", "leaves_behind", "settle", "shaped", "with_mass"},
 }
 """What wrappers answer themselves, each for a reason that stands there."""
 
@@ -112,7 +124,11 @@ def test_what_is_not_forwarded_is_meant_so():
 
 
 NOT_OF_REPLICAS = {
+    "informed",
+    "leaves_behind",
+    "settle",
     "reheated",
+    "shaped",
     "adaptable",
     "diagonal_mass",
     "with_mass",
@@ -122,7 +138,8 @@ NOT_OF_REPLICAS = {
     "with_gradient_noise",
     "pull_back",
 }
-"""Replicas neither adapt nor estimate V̂, have no replicas inside, and move in the parameters."""
+"""Replicas neither adapt nor estimate V̂, have no replicas inside, leave nothing behind, and move in
+the parameters; the samplers that they take remember nothing of the target."""
 
 
 def test_replicas_answer_all_that_they_can():

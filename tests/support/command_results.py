@@ -22,5 +22,6 @@ def fit_result(**changes):
 
 def ratings_result(coverage):
     held_out = {"num_ratings": 1_000, "rmse": 0.9, "coverage": {"90%": coverage}}
+    held_out |= {"num_users_ranked": 9, "ndcg@1": 0.1, "ndcg@10": 0.2, "ndcg@10_error": 0.01}
     sizes = {"num_users": 10, "num_items": 20, "num_ratings": 10_000, "seconds": 1.0}
-    return sizes | {"held_out": held_out}
+    return sizes | {"likelihood": "gaussian", "held_out": held_out}

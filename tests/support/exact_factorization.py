@@ -8,6 +8,7 @@ biases, on (item factors, 1); items likewise.
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 OTHER = {"user": "item", "item": "user"}
 
@@ -40,11 +41,12 @@ def predictions(user: np.ndarray, item: np.ndarray) -> np.ndarray:
 def conditional(data: Ratings, side: str, i: int, others, noise, mean, precision):
     """Precision matrix and mean of row i of a side, given the rows of the other side.
 
-    `others` (…, row, column), `noise` (…, user), `mean` and `precision` (…, column).
+    `others` (…, row, column), `noise` (…, user), `mean` and `precision` (…, column); ratings may
+    have leading axes, too.
     """
     mine = getattr(data, side) == i
     x = others[..., getattr(data, OTHER[side])[mine], :].copy()
-    target = data.rating[mine] - x[..., -1]
+    target = data.rating[..., mine] - x[..., -1]
     x[..., -1] = 1.0
     tau = noise[..., data.user[mine]]
     matrix = np.einsum("...n,...ni,...nj->...ij", tau, x, x)
@@ -68,6 +70,10 @@ class ExactGibbs:
     def predictions(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         return predictions(self.rows["user"][:, users], self.rows["item"][:, items])
 
+    def center(self, side: str, i: int) -> np.ndarray:
+        """What row i of a side lies around."""
+        return self.mean[side]
+
     def sweep(self) -> None:
         for side in OTHER:
             self._draw_rows(side)
@@ -77,9 +83,10 @@ class ExactGibbs:
         self._draw_noise(errors**2)
 
     def _draw_rows(self, side: str) -> None:
-        others, prior = self.rows[OTHER[side]], (self.mean[side], self.precision[side])
+        others, precision = self.rows[OTHER[side]], self.precision[side]
         for i in range(self.rows[side].shape[1]):
-            matrix, mean = conditional(self.data, side, i, others, self.noise, *prior)
+            center = self.center(side, i)
+            matrix, mean = conditional(self.data, side, i, others, self.noise, center, precision)
             root = np.linalg.cholesky(np.linalg.inv(matrix))
             normal = self.rng.normal(size=mean.shape)
             self.rows[side][:, i] = mean + np.einsum("cij,cj->ci", root, normal)
@@ -111,3 +118,72 @@ class ExactGibbs:
 
     def _gamma(self, count, squares):
         return self.rng.gamma(1 + count / 2, 1 / (1 + squares / 2))
+
+
+class ExactOrdinal(ExactGibbs):
+    """Ratings are levels between two cuts that stay; hidden numbers take their place."""
+
+    def __init__(self, data: Ratings, cuts: np.ndarray, rank, *, num_chains, seed):
+        self.level, self.edges = data.rating.astype(int), np.concatenate([[-40.0], cuts, [40.0]])
+        hidden = np.zeros((num_chains, len(data.rating)))
+        options = {"has_means": True, "has_user_noise": True, "num_chains": num_chains}
+        super().__init__(data._replace(rating=hidden), rank, **options, seed=seed)
+
+    def sweep(self) -> None:
+        mean = self.predictions(self.data.user, self.data.item)
+        scale = self.noise[:, self.data.user] ** -0.5
+        bounds = ((self.edges[self.level + k] - mean) / scale for k in (0, 1))
+        normal = stats.truncnorm.rvs(*bounds, random_state=self.rng)
+        self.data = self.data._replace(rating=mean + scale * normal)
+        super().sweep()
+
+
+class ExactWithFeatures(ExactGibbs):
+    """Rows of users lie around what their features say, all of one group.
+
+    Precisions are drawn given means and weights, which then are drawn given those: other blocks
+    than the recommender's.
+    """
+
+    def __init__(self, data: Ratings, features: np.ndarray, rank, *, num_chains, seed):
+        options = {"has_means": True, "has_user_noise": True, "num_chains": num_chains}
+        super().__init__(data, rank, **options, seed=seed)
+        self.features = features
+        self.weights = np.zeros((num_chains, features.shape[1], rank + 1))
+        self.scale = np.ones((num_chains, 2))
+
+    def center(self, side: str, i: int) -> np.ndarray:
+        if side == "item":
+            return self.mean[side]
+        return self.mean[side] + np.einsum("f,cfk->ck", self.features[i], self.weights)
+
+    def _draw_hyper(self, side: str) -> None:
+        if side == "item":
+            super()._draw_hyper(side)
+            return
+        rows, count = self.rows[side], self.weights.shape[1]
+        width = rows.shape[2]
+        kinds = (np.arange(width) == width - 1).astype(int)
+        has_mean = kinds == 0
+        for kind in (0, 1):
+            mine = kinds == kind
+            squares = (self.precision[side][:, None] * self.weights**2)[..., mine].sum((1, 2))
+            self.scale[:, kind] = self._gamma(count * mine.sum(), squares)
+        relative = self.scale[:, kinds]
+        center = self.mean[side][:, None] + np.einsum("nf,cfk->cnk", self.features, self.weights)
+        squares = ((rows - center) ** 2).sum(1) + relative * (self.weights**2).sum(1)
+        squares += self.mean[side] ** 2
+        self.precision[side] = self._gamma(rows.shape[1] + count + has_mean, squares)
+        design = np.column_stack([np.ones(rows.shape[1]), self.features])
+        for k in range(width):
+            used = np.arange(0 if has_mean[k] else 1, count + 1)
+            x = design[:, used]
+            for chain in range(len(rows)):
+                prior = np.append(1.0, np.full(count, relative[chain, k]))[used]
+                precision = self.precision[side][chain, k]
+                root = np.linalg.cholesky(precision * (x.T @ x + np.diag(prior)))
+                half = np.linalg.solve(root, precision * x.T @ rows[chain, :, k])
+                drawn = np.zeros(count + 1)
+                normal = self.rng.normal(size=len(used))
+                drawn[used] = np.linalg.solve(root.T, half + normal)
+                self.mean[side][chain, k], self.weights[chain, :, k] = drawn[0], drawn[1:]

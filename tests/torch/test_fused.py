@@ -10,11 +10,6 @@ from sghmc.torch import fused
 NUMBERS = {"inertia": 0.9, "force": -2.5, "pull": -0.3, "drift": 0.7}
 
 
-@pytest.fixture(autouse=True)
-def on_cpu(monkeypatch):
-    monkeypatch.setattr(fused, "FUSES_ON_CPU", True)
-
-
 def tensors(dtype=torch.float64, layout=lambda x: x):
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(4, 6, dtype=torch.float64, generator=generator) for _ in range(3)]
@@ -40,7 +35,7 @@ def count_calls(monkeypatch):
 def move(position, momentum, grad, **changed):
     numbers = NUMBERS | changed
     wanted = by_hand(position, momentum, grad, **numbers)
-    fused.kick_and_drift([position], [momentum], [grad], **numbers)
+    fused.kick_and_drift([position], [momentum], [grad], **numbers, is_fused=True)
     return wanted
 
 

@@ -195,28 +195,29 @@ def judge_psgld():
 
 
 ADDED = "torch._foreach_add_(targets, drawn, alpha=scale)"
-KICKED = "self._kick_and_drift(group, piece, inertia, 1.0)"
+KICKED = ", 1.0)"
+"""The end of the call that kicks and drifts."""
 FRICTION, TAU, MASS = '* group["friction"]', '* group["temperature"]', ' / group["mass"]'
 FAULTS = {  # in which method, what becomes what
-    "friction squared": (judge_sghmc, SGHMC._move, {f"{FRICTION}\n": f"{FRICTION}**2\n"}),
-    "no mass in the friction": (judge_sghmc, SGHMC._move, {MASS: ""}),
-    "half the noise": (judge_sghmc, SGHMC._move, {"heat = 2 *": "heat ="}),
-    "no temperature": (judge_sghmc, SGHMC._move, {TAU: ""}),
-    "gradient noise not squared": (judge_sghmc, SGHMC._move, {"epsilon**2": "epsilon"}),
-    "gradient noise forgotten": (judge_sghmc, SGHMC._move, {"epsilon**2": "0.0"}),
+    "friction squared": (judge_sghmc, SGHMC._heat, {f"{FRICTION}\n": f"{FRICTION}**2\n"}),
+    "no mass in the friction": (judge_sghmc, SGHMC._inertia, {MASS: ""}),
+    "half the noise": (judge_sghmc, SGHMC._heat, {"heat = 2 *": "heat ="}),
+    "no temperature": (judge_sghmc, SGHMC._heat, {TAU: ""}),
+    "gradient noise not squared": (judge_sghmc, SGHMC._heat, {"epsilon**2": "epsilon"}),
+    "gradient noise forgotten": (judge_sghmc, SGHMC._heat, {"epsilon**2": "0.0"}),
     "gradient noise times τ": (
         judge_sghmc,
-        SGHMC._move,
+        SGHMC._heat,
         {"epsilon**2": 'epsilon**2 * group["temperature"]'},
     ),
     "old momentum": (
         judge_sghmc,
-        SGHMC._move,
-        {KICKED: f"self._drift(group, piece); {KICKED.replace('1.0', '0.0')}"},
+        SGHMC._finish,
+        {"self._kick": "self._drift(group, piece); self._kick", KICKED: ", 0.0)"},
     ),
-    "half a drift": (judge_sghmc, SGHMC._move, {KICKED: KICKED.replace("1.0", "0.5")}),
+    "half a drift": (judge_sghmc, SGHMC._finish, {KICKED: ", 0.5)"}),
     "no mass in the drift": (judge_sghmc, SGHMC._kick_and_drift, {MASS: ""}),
-    "noise that the friction damps": (judge_sghmc, SGHMC._move, {", 1 / inertia": ""}),
+    "noise that the friction damps": (judge_sghmc, SGHMC._heat, {", 1 / (inertia or 1.0)": ""}),
     "N forgotten": (judge_sghmc, SGHMC._kick_and_drift, {" * self.num_data": ""}),
     "N on the prior": (
         judge_sghmc,
@@ -255,12 +256,12 @@ FAULTS = {  # in which method, what becomes what
     "noise forgotten": (judge_sghmc, Piece.add_noise, {ADDED: "pass"}),
     "momentum not damped": (
         judge_baoab,
-        BAOAB._move,
+        BAOAB._heat,
         {"momenta, math.exp(-damping)": "momenta, 1.0"},
     ),
-    "heat of one damping": (judge_baoab, BAOAB._move, {"expm1(-2 *": "expm1(-1 *"}),
-    "a whole drift and a half": (judge_baoab, BAOAB._move, {"piece, 0.5)": "piece)"}),
-    "gradient noise not damped": (judge_baoab, BAOAB._move, {" * math.exp(-damping))": ")"}),
+    "heat of one damping": (judge_baoab, BAOAB._heat, {"expm1(-2 *": "expm1(-1 *"}),
+    "a whole drift and a half": (judge_baoab, BAOAB._finish, {"piece, 0.5)": "piece)"}),
+    "gradient noise not damped": (judge_baoab, BAOAB._heat, {" * math.exp(-damping))": ")"}),
     "no preconditioner": (judge_sgld, SGLD._move, {' * group["preconditioner"]': ""}),
     "temperature squared": (judge_sgld, SGLD._move, {TAU: f"{TAU}**2"}),
     "SGLD forgets gradient noise": (judge_sgld, SGLD._move, {"step**2": "0.0"}),

@@ -22,6 +22,21 @@ def test_pieces_of_any_size_give_the_same_step(name, monkeypatch):
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["sghmc", "baoab"])
+def test_a_whole_gives_the_step_of_its_pieces(name, monkeypatch):
+    """With noise, which the pieces draw either way."""
+    found = []
+    for most in (1 << 20, 0):
+        monkeypatch.setattr(pieces, "_CACHED", most)
+        model = network()
+        sampler = make(name, model)
+        train(model, sampler, 3)
+        (plan,) = sampler._plans.values()
+        assert (plan.whole is None) == (most == 0)
+        found.append(flat(model))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [1, 100, 70_000, 1_000_000])
 def test_pieces_cover_all_entries_once(size):
     positions = [torch.zeros(size), torch.zeros(3, 5), torch.zeros(0)]

@@ -19,7 +19,23 @@ RatingsFile = Annotated[
 ]
 Rank = Annotated[int, typer.Option(help="Dimensions of the factors.", min=1)]
 Duplicates = Annotated[
-    str, typer.Option(help='A pair rated twice is an "error", or its "last" or "mean" counts.')
+    str,
+    typer.Option(help='A pair rated twice is an "error", or its "last", "mean" or "sum" counts.'),
+]
+Users = Annotated[
+    pathlib.Path | None,
+    typer.Option(help="Features of users: a table with their ids, or u.user, users.dat, a zip."),
+]
+Items = Annotated[
+    pathlib.Path | None,
+    typer.Option(help="Features of items: a table with their ids, or u.item, movies.dat, a zip."),
+]
+LikelihoodName = Annotated[
+    str,
+    typer.Option(
+        help='Ratings are numbers ("gaussian"), levels ("ordinal"), mere events ("implicit") or '
+        '"counts"; "auto" tries the first two.'
+    ),
 ]
 
 
@@ -34,6 +50,9 @@ def fit_ratings(
     split: Annotated[
         str, typer.Option(help='Held out at "random", each user\'s "last", or the last by "time".')
     ] = "random",
+    users: Users = None,
+    items: Items = None,
+    likelihood: LikelihoodName = "gaussian",
     duplicates: Duplicates = "error",
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -46,16 +65,18 @@ def fit_ratings(
     result.json, report.html and model.sghmc.
     """
     with session.work(debug), atomic_file.drafts(out) as stage:
-        from sghmc.data.ratings import load_ratings
         from sghmc.estimators import pages
-        from sghmc.estimators.ratings import fit_and_judge, told_scores
+        from sghmc.estimators.recommender.ratings import fit_and_judge, told_scores
 
         progress = session.has_bars(quiet, as_json)
-        table = load_ratings(ratings, duplicates=duplicates)
+        table = _ratings(ratings, duplicates, likelihood)
+        features = _features(users, items)
+        settings = {"rank": rank, "likelihood": likelihood, "random_state": seed}
         model, result = fit_and_judge(
-            table, holdout, split, rank=rank, random_state=seed, progress=progress
+            table, holdout, split, **features, **settings, progress=progress
         )
         config = {"ratings": str(ratings), "holdout": holdout, "split": split}
+        config |= {name: str(path) for name, path in (("users", users), ("items", items)) if path}
         config |= {"duplicates": duplicates}
         config |= model.get_params()
         files.write_json(stage / "config.json", config)
@@ -69,7 +90,7 @@ def fit_ratings(
             print(f"{judged['num_ratings']:,} held-out ratings:")
             for name, score in told_scores(judged).items():
                 print(f"{name}: {score}")
-            for level, share in judged["coverage"].items():
+            for level, share in judged.get("coverage", {}).items():
                 print(f"The {level} predictive intervals cover {share:.1%} of them.")
         show(f"The model is {out / MODEL}.")
 
@@ -99,7 +120,10 @@ def recommend(
         pathlib.Path | None,
         typer.Option(help="Ratings, of new users say, taken in first without a new fit."),
     ] = None,
+    users: Users = None,
+    items: Items = None,
     rank: Rank = 20,
+    likelihood: LikelihoodName = "gaussian",
     duplicates: Duplicates = "error",
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -107,26 +131,32 @@ def recommend(
 ) -> None:
     """Recommend items to a user, or to all, with how sure the predictions are.
 
-    For a user who is not among the ratings: what people like.
+    For a user who is not among the ratings: what people like; with features, what people like them
+    do.
     """
     with session.work(debug):
         if everybody == (user is not None):
             raise ValueError("Say for whom: --user ID, or --all.")
         if not everybody and (out is not None or by != "mean"):
             raise ValueError("--out and --by are for --all; one user's items have --explore.")
-        from sghmc.data.ratings import id_of, load_ratings
-        from sghmc.estimators.ratings import is_model
+        from sghmc.data.ratings import id_of
         from sghmc.estimators.recommender import MatrixFactorization
+        from sghmc.estimators.recommender.ratings import is_model
 
         source = source / MODEL if (source / MODEL).exists() else source
+        features = _features(users, items)
         if is_model(source):
             model = MatrixFactorization.load(source)
         else:
-            table = load_ratings(source, duplicates=duplicates)
+            table = _ratings(source, duplicates, likelihood)
             progress = session.has_bars(False, as_json)
-            model = MatrixFactorization(rank, random_state=seed, progress=progress).fit(table)
-        if new is not None:
-            model.fold_in(load_ratings(new, duplicates=duplicates))
+            model = MatrixFactorization(
+                rank, likelihood=likelihood, random_state=seed, progress=progress
+            ).fit(table, **features)
+            features = {}
+        if new is not None or features:
+            told = None if new is None else _ratings(new, duplicates, model.likelihood_)
+            model.fold_in(told, **features)
         if user is None:
             _recommend_to_all(model, out, k, not include_seen, by, seed, as_json)
             return
@@ -148,6 +178,20 @@ def recommend(
             session.print_table(("item", "rating"), rows)
         else:
             print("\n".join("\t".join(map(str, row)) for row in rows))
+
+
+def _ratings(path: pathlib.Path, duplicates: str, likelihood: str) -> Any:
+    from sghmc.data.ratings import load_ratings
+    from sghmc.estimators.recommender.likelihoods.names import reading
+
+    return load_ratings(path, **reading(likelihood, duplicates))
+
+
+def _features(users: pathlib.Path | None, items: pathlib.Path | None) -> dict[str, Any]:
+    from sghmc.data.side_files import load_side
+
+    given = (("users", "user", users), ("items", "item", items))
+    return {name: load_side(path, role) for name, role, path in given if path is not None}
 
 
 def _recommend_to_all(

@@ -34,9 +34,11 @@ __all__ = [
     "fold",
     "integers",
     "normals",
+    "normals_at",
     "normals_like",
     "permuted",
     "uniforms",
+    "uniforms_at",
     "words",
 ]
 
@@ -123,6 +125,11 @@ def uniforms(
     return _unit(*_bits(key, first_step, num_steps, width, slot), dtype)
 
 
+def uniforms_at(key: UInt32[Array, " word"], slots: jax.Array) -> Float[Array, "*slots"]:
+    """Uniform variates on [0, 1) of step 0, of any slots."""
+    return _unit(*_threefry(key, jnp.uint32(0), slots.astype(jnp.uint32)), jnp.float32)
+
+
 def bits(
     key: Key, first_step, num_steps: int, width: int, *, slot: int = 0
 ) -> UInt32[Array, " variate *chain"]:
@@ -146,15 +153,23 @@ def normals(
     key: Key, first_step, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
 ) -> Float[Array, " variate *chain"]:
     """Standard normal variates by inversion."""
-    wide = _wide(dtype)
-    return _inverted(uniforms(key, first_step, num_steps, width, slot=slot, dtype=wide), dtype)
+    x, y = _bits(key, first_step, num_steps, width, slot)
+    return _normal(x, y, dtype)
 
 
-def _inverted(unit: jax.Array, dtype) -> jax.Array:
-    """Normal variates of uniform ones, which are in single precision at least."""
+@functools.partial(jax.jit, static_argnames="dtype")
+def normals_at(
+    key: UInt32[Array, " word"], step, slots: UInt32[Array, "*slots"], *, dtype=jnp.float32
+) -> Float[Array, "*slots"]:
+    """The standard normals of one step at some of its slots: those of `normals` there."""
+    x, y = _threefry(key, jnp.asarray(step).astype(jnp.uint32), slots)
+    return _normal(x, y, dtype)
+
+
+def _normal(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
     wide = _wide(dtype)
     lowest = np.nextafter(np.array(-1.0, wide), np.array(0.0, wide))
-    signed = jnp.maximum(lowest, unit * (1 - lowest) + lowest)
+    signed = jnp.maximum(lowest, _unit(x, y, wide) * (1 - lowest) + lowest)
     inverse = lax.erf_inv(signed) if wide == jnp.float64 else _erf_inv(signed)
     return (inverse * np.array(math.sqrt(2), wide)).astype(dtype)
 
@@ -210,18 +225,14 @@ def _is_spread(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None
 
 
-def _in_place(
-    key: Key, first_step, slot: int, leaf: jax.ShapeDtypeStruct, copies: int
-) -> jax.Array:
+def _in_place(key: Key, first_step, slot: int, leaf: Any, copies: int) -> jax.Array:
     """The normals of one step, with axes (copy, …); a compiler can cut them along any of these."""
     shape = (copies, *leaf.shape)
     number = jnp.full(shape, slot, jnp.uint32)
     for axis in range(len(shape)):
         along = lax.broadcasted_iota(jnp.uint32, shape, axis)
         number = number + along * np.uint32(math.prod(shape[axis + 1 :]))
-    step = jnp.asarray(first_step).astype(jnp.uint32)
-    x, y = _threefry(key, step, number)
-    return _inverted(_unit(x, y, _wide(leaf.dtype)), leaf.dtype)
+    return normals_at(key, first_step, number, dtype=leaf.dtype)
 
 
 def _cut(

@@ -14,18 +14,14 @@ import numpy as np
 
 from sghmc.core.checking import check_count
 from sghmc.data.tables import columns
+from sghmc.data.tables.roles import ROLES, columns_of, find, plain
 from sghmc.data.tables.table_files import read_columns
 from sghmc.data.tables.text import Style
 
-DUPLICATES = ("error", "last", "mean")
+DUPLICATES = ("error", "last", "mean", "sum")
 
-_COLUMNS = {
-    "user": ("user", "users", "userid", "uid"),
-    "item": ("item", "items", "itemid", "iid", "movie", "movies", "movieid"),
-    "rating": ("rating", "ratings"),
-}
 _TIMES = ("timestamp", "time", "date")
-_NUMERIC = (*_COLUMNS["rating"], "timestamp")
+_NUMERIC = (*ROLES["rating"], "timestamp")
 """Columns of text that are numbers in any case."""
 
 _HEADERLESS = ("user", "item", "rating", "timestamp")
@@ -67,10 +63,10 @@ class Ratings:
     def num_items(self) -> int:
         return len(self.items)
 
-    def joined(self, new: "Ratings") -> "Ratings":
+    def joined(self, new: "Ratings", duplicates: str = "last") -> "Ratings":
         """These and new ratings; users and items keep their codes, new ones come after them.
 
-        Where both rate the same pair, the new rating counts.
+        Where both rate the same pair, the new rating counts, or what `duplicates` says.
         """
         users, user = _with_new(self.users, new.users)
         items, item = _with_new(self.items, new.items)
@@ -83,7 +79,7 @@ class Ratings:
             items,
             np.concatenate(times) if len(times) == 2 else None,
         )
-        return _without_duplicates(both, "last", "the table")
+        return _without_duplicates(both, duplicates, "the table")
 
     def take(self, rows: np.ndarray) -> "Ratings":
         """Some of the rows; users and items keep their codes."""
@@ -103,6 +99,7 @@ def load_ratings(
     item: str | None = None,
     rating: str | None = None,
     duplicates: str = "error",
+    is_rated: bool = True,
 ) -> Ratings:
     """The ratings in a file.
 
@@ -111,13 +108,14 @@ def load_ratings(
     in a zip file) with columns of users, items or movies, and ratings. Columns are known by names
     such as userId, movie_id, Rating, or named with `user`, `item`, `rating`; text without a header
     has user, item, rating first. `duplicates` says what becomes of a pair (user, item) that is
-    rated twice: "error", "last" or "mean".
+    rated twice: "error", "last", "mean" or "sum". With `is_rated` False the column of ratings may
+    be missing: every row then says that a pair came up once.
     """
     # Ids stay text until all are seen: 007 is not 7.
-    style = Style(lambda name: _plain(name) not in _NUMERIC, headerless=_HEADERLESS)
+    style = Style(lambda name: plain(name) not in _NUMERIC, headerless=_HEADERLESS)
     found = read_columns(pathlib.Path(path), style, _FILES)
     table = {name: columns.whole_numbers(column) for name, column in found.items()}
-    return _from_columns(table, (user, item, rating), duplicates, str(path))
+    return _from_columns(table, (user, item, rating), duplicates, is_rated, str(path))
 
 
 def from_table(
@@ -127,11 +125,16 @@ def from_table(
     item: str | None = None,
     rating: str | None = None,
     duplicates: str = "error",
+    is_rated: bool = True,
 ) -> Ratings:
-    """The ratings in a pandas, polars or Arrow table, a dict of columns, or three arrays."""
+    """The ratings in a pandas, polars or Arrow table, a dict of columns, or three arrays.
+
+    Two arrays will do with `is_rated` False, as a table without ratings does.
+    """
     if isinstance(table, Ratings):
         return table
-    return _from_columns(_columns_of(table), (user, item, rating), duplicates, "the table")
+    columns = _columns(table)
+    return _from_columns(columns, (user, item, rating), duplicates, is_rated, "the table")
 
 
 def synthetic_ratings(
@@ -231,13 +234,24 @@ def _with_new(known: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _from_columns(
-    table: Mapping[str, Any], names: tuple[str | None, ...], duplicates: str, source: str
+    table: Mapping[str, Any],
+    names: tuple[str | None, ...],
+    duplicates: str,
+    is_rated: bool,
+    source: str,
 ) -> Ratings:
     if duplicates not in DUPLICATES:
         raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {duplicates!r}.")
+    if (
+        not is_rated
+        and names[2] is None
+        and not any(plain(name) in ROLES["rating"] for name in table)
+    ):
+        length = len(table[find(table, "user", names[0], source)])
+        table = {**table, "rating": np.ones(length, np.float32)}
     chosen = {
-        role: table[_find(table, role, name, source)]
-        for role, name in zip(_COLUMNS, names, strict=True)
+        role: table[find(table, role, name, source)]
+        for role, name in zip(ROLES, names, strict=True)
     }
     lengths = {role: len(column) for role, column in chosen.items()}
     if len(set(lengths.values())) > 1:
@@ -254,7 +268,7 @@ def _from_columns(
 def _times(table: Mapping[str, Any], length: int) -> np.ndarray | None:
     """When rows were rated, where a column of the table tells for all of them."""
     for name in table:
-        if _plain(name) in _TIMES:
+        if plain(name) in _TIMES:
             times = _seconds(np.asarray(table[name]))
             if times is not None and times.shape == (length,) and np.all(np.isfinite(times)):
                 return times
@@ -273,39 +287,10 @@ def _seconds(values: np.ndarray) -> np.ndarray | None:
     return np.where(np.isnat(dates), np.nan, dates.astype(np.float64))
 
 
-def _find(table: Mapping[str, Any], role: str, name: str | None, source: str) -> str:
-    """The name of the column that plays a role."""
-    there = f"{source} has the columns {', '.join(map(str, table))}"
-    if name is not None:
-        if name not in table:
-            raise ValueError(f"{there}, but no {name!r}.")
-        return name
-    matches = [each for each in table if _plain(each) in _COLUMNS[role]]
-    if len(matches) != 1:
-        problem = "no column" if not matches else "more than one column"
-        raise ValueError(
-            f"{there}: {problem} of {role}s. Name it {role!r}, or say which it is with {role}=…."
-        )
-    return matches[0]
-
-
-def _plain(name: Any) -> str:
-    return "".join(letter for letter in str(name).lower() if letter.isalnum())
-
-
-def _columns_of(table: Any) -> Mapping[str, Any]:
-    if isinstance(table, Mapping):
-        return table
-    if hasattr(table, "column_names") and hasattr(table, "columns"):  # pyarrow
-        return dict(zip(table.column_names, table.columns, strict=True))
-    if hasattr(table, "columns") and hasattr(table, "__getitem__"):  # pandas, polars
-        return {name: table[name] for name in table.columns}
-    if isinstance(table, tuple | list) and len(table) == 3:
-        return dict(zip(_COLUMNS, table, strict=True))
-    raise TypeError(
-        f"Ratings are a pandas, polars or Arrow table, a dict of columns, or three arrays (user, "
-        f"item, rating), not {type(table).__name__}."
-    )
+def _columns(table: Any) -> Mapping[str, Any]:
+    if isinstance(table, tuple | list) and len(table) in (2, 3):
+        return dict(zip(ROLES, table, strict=False))
+    return columns_of(table, "Ratings", "or three arrays (user, item, rating)")
 
 
 def _without_duplicates(ratings: Ratings, duplicates: str, source: str) -> Ratings:
@@ -319,15 +304,15 @@ def _without_duplicates(ratings: Ratings, duplicates: str, source: str) -> Ratin
         raise ValueError(
             f"{source} rates the same item twice: user {ratings.users[ratings.user[row]]} and item "
             f"{ratings.items[ratings.item[row]]} again in row {row + 1}; {is_repeat.sum():,} of "
-            f'{len(pair):,} rows repeat a pair. duplicates="last" or "mean" resolves them.'
+            f'{len(pair):,} rows repeat a pair. duplicates="last", "mean" or "sum" resolves them.'
         )
     starts = np.flatnonzero(~is_repeat)
     if duplicates == "last":
         return ratings.take(np.sort(order[np.append(starts[1:], len(order)) - 1]))
-    counts = np.diff(np.append(starts, len(order)))
-    means = np.add.reduceat(ratings.rating[order].astype(np.float64), starts) / counts
+    counts = np.diff(np.append(starts, len(order))) if duplicates == "mean" else 1
+    whole = np.add.reduceat(ratings.rating[order].astype(np.float64), starts) / counts
     first = order[starts]
     in_order = np.argsort(first)
     return dataclasses.replace(
-        ratings.take(first[in_order]), rating=means[in_order].astype(np.float32)
+        ratings.take(first[in_order]), rating=whole[in_order].astype(np.float32)
     )

@@ -48,7 +48,7 @@ def beginning(program: Program, positions: PyTree, t, *, looks: bool) -> Beginni
         # Without jax's weak types, which a saved number does not have: promotions are then the same
         # before and after.
         carry = jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carry)
-        _, info = jax.eval_shape(lambda: traced.step(chain, t, chain.draw(t, 1), carry))
+        _, info = jax.eval_shape(lambda: traced.step(chain, t, chain.draw(t), carry))
         info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
         carry = carry._replace(info=info)
         begins_elsewhere = chain.kernel.moves_before_gradients or carry.info.acceptance is not None

@@ -13,6 +13,7 @@ from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.core.checking import check_count
 from sghmc.engine.beginning import Beginning
+from sghmc.engine.layout import Layout
 from sghmc.engine.options import RunOptions
 from sghmc.engine.program import NEVER
 from sghmc.engine.starts import Start
@@ -23,7 +24,7 @@ from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.potential import Potential
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.posterior.target import Target
-from sghmc.samplers.base import Sampler
+from sghmc.samplers.base import Kernel, Sampler
 from sghmc.types import PyTree
 
 
@@ -202,6 +203,15 @@ def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
             raise ValueError(f"{name} is not finite: chains must start at finite numbers.")
     one = jax.eval_shape(lambda: Start(init, init_axis).of_chain(0))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one)
+
+
+def check_spread(sampler: Sampler, kernel: Kernel, layout: Layout) -> None:
+    """Rows of tables that move one by one must be on one device."""
+    if kernel.leaves_behind and layout.shardings is not None:
+        raise ValueError(
+            f"{sampler.name} moves single rows of parameters, but the mesh spreads these over "
+            f"several devices: leave the axis 'model' out, or give the sampler inside of it."
+        )
 
 
 def check_functions(target: Target, like: PyTree) -> None:

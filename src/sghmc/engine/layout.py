@@ -85,7 +85,7 @@ class Layout:
 
     def flatten_oracle(self, oracle: Oracle) -> Oracle:
         """The same oracle for parameters as the loop carries them."""
-        return oracle.through(self.shape, self.flatten)
+        return oracle.through(self.shape, self.flatten, keeps_rows=True)
 
     def over_chains(self, function: Callable, *, leading: tuple[int, ...] = ()) -> Callable:
         """`function` of one chain as a function of all.

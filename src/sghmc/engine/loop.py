@@ -246,7 +246,7 @@ def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array,
 
 
 def make_updates(program: Program, t, carry: Carry, *, adapts: bool) -> Carry:
-    """What may be due after step t: Gibbs, the estimator's memory, adaptation, V̂."""
+    """What may be due after step t: Gibbs, the estimator's memory, adaptation, V̂, lazy steps."""
     gibbs, adapt, fisher = program.gibbs, program.adapt, program.kernel.fisher
     renew_every = program.estimator.renew_every
     due: list[tuple[jax.Array, Callable[[Program, Carry], Carry]]] = []
@@ -260,6 +260,11 @@ def make_updates(program: Program, t, carry: Carry, *, adapts: bool) -> Carry:
     if fisher is not None:
         is_due = (t + 1) % fisher.every == 0
         due.append((is_due, lambda chain, carry: chain.update_noise(t, carry)))
+    if program.kernel.leaves_behind:
+        # Before whatever looks at all of the state; a draw is due where thinning says so.
+        looks = [(t + 1) % program.thinning == 0, *(is_due for is_due, _ in due)]
+        is_due = functools.reduce(jnp.logical_or, looks)
+        due.insert(0, (is_due, lambda chain, carry: chain.settle(t, carry)))
     for is_due, update in due:
         carry = lax.cond(
             is_due,

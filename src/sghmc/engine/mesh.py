@@ -19,24 +19,22 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Int32
 
 from sghmc.core import processes, xla
 from sghmc.engine import beginning, carries, loop
 from sghmc.engine.beginning import Beginning
+from sghmc.engine.device_batches import device_batches
 from sghmc.engine.layout import Layout
-from sghmc.engine.partition import CHAIN, DATA, shardings, used_axes
+from sghmc.engine.partition import CHAIN, DATA, for_compiler, put, shardings, used_axes
 from sghmc.engine.placement import Placement
 from sghmc.engine.program import Batches, Carry, Program
 from sghmc.engine.starts import Start, repeated
 from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.shard import Shard
-from sghmc.posterior.source import increasing, inverse
 from sghmc.posterior.spread import Spread
 from sghmc.posterior.stacked import pad_rows
 from sghmc.types import PyTree
@@ -93,51 +91,24 @@ class OverMesh(Placement):
     def fetch_records(self, layout, records):
         return processes.fetch(records)
 
-    def batches(
-        self,
-        numbers: Int32[np.ndarray, "*chain step gradient row"],
-        first: int,
-        take: Callable[[np.ndarray], PyTree],
-    ) -> Batches:
-        """Rows by their numbers, for steps from `first` on.
-
-        Each process takes those that its devices want, and each device has its own.
-        """
+    def batches(self, numbers, first, take):
         lead = [CHAIN] * (numbers.ndim - 3)
         by_number = NamedSharding(self.mesh, self.spec(*lead, None, None, DATA))
         by_device = NamedSharding(self.mesh, self.spec(*lead, DATA))
-        wanted = by_number.addressable_devices_indices_map(numbers.shape)
-        parts = {
-            name: _taken(numbers[index], take)
-            for name, index in {str(index): index for index in wanted.values()}.items()
-        }
-        own = [parts[str(index)] for index in wanted.values()]
-
-        def whole(sharding, shape, leaves):
-            arrays = [jax.device_put(x, device) for x, device in zip(leaves, wanted, strict=True)]
-            return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
-
-        def rows(*leaves):
-            sizes = [self.size(axis) for axis in (*lead, DATA)]
-            alone = [leaf.reshape(*[1] * len(sizes), *leaf.shape) for leaf in leaves]
-            return whole(by_device, (*sizes, *leaves[0].shape), alone)
-
-        places = whole(by_number, numbers.shape, [places for _, places in own])
-        return Batches(
-            jax.tree.map(rows, *(rows for rows, _ in own)), places, jnp.asarray(first, jnp.int32)
-        )
+        sizes = [self.size(axis) for axis in (*lead, DATA)]
+        return device_batches(numbers, first, take, by_number, by_device, sizes)
 
     def _put(self, arrays: PyTree, specs: PyTree) -> PyTree:
         """Arrays at their places; one that several functions hold, once."""
         placed: dict[tuple[int, P], jax.Array] = {}
 
-        def put(leaf, spec):
+        def put_once(leaf, spec):
             known = placed.get((id(leaf), spec))
             where = NamedSharding(self.mesh, spec)
-            placed[id(leaf), spec] = _put(leaf, where) if known is None else known
+            placed[id(leaf), spec] = put(leaf, where) if known is None else known
             return placed[id(leaf), spec]
 
-        return jax.tree.map(put, arrays, specs)
+        return jax.tree.map(put_once, arrays, specs)
 
     def _specs(self, program: Program, other: Callable[[Any], P]) -> PyTree:
         """How the arrays of a program lie; of those not named here `other` says it."""
@@ -161,7 +132,7 @@ class OverMesh(Placement):
     def _own_spec(self, leaf: Any) -> P:
         """How an array lies that somebody has spread over this mesh; others are everywhere."""
         where = leaf.sharding if isinstance(leaf, jax.Array) else None
-        if isinstance(where, NamedSharding) and where.mesh == self.mesh:
+        if isinstance(where, NamedSharding) and for_compiler(where.mesh) == self.mesh:
             return where.spec
         return P()
 
@@ -236,7 +207,9 @@ class OverMesh(Placement):
             assert isinstance(target, AbstractPosterior)
             target = Shard(target, DATA, self.size(DATA))
         elif self.has_spread_rows and isinstance(target, RowPosterior):
-            target = Spread.of(target, DATA, self.size(DATA))
+            rows = self.spec(DATA)  # inside of shard_map the devices are known
+            where = rows if self.manual else NamedSharding(self.mesh, rows)
+            target = Spread.of(target, where, self.size(DATA))
         if batches is not None:
             *lead, _, _ = batches.places.shape
             num_axes = len(lead)  # the mesh's own of the rows, too: one for chains, one for data
@@ -290,24 +263,9 @@ def compiled_draws() -> Any:
     return eqx.filter_jit(_make_draws, donate="all-except-first", **xla.loop_options())
 
 
-def _taken(numbers: np.ndarray, take: Callable[[np.ndarray], PyTree]) -> tuple[PyTree, np.ndarray]:
-    """Rows in the order of their numbers, and where among them each number's is."""
-    order = increasing(numbers.reshape(-1))
-    rows = take(numbers.reshape(-1)[order])
-    return rows, inverse(order).reshape(numbers.shape).astype(np.int32)
-
-
 def _table(program: Program) -> AbstractPosterior | None:
     """The posterior whose rows can be spread: arrays, of which all chains have the same."""
     target = program.target
     if program.is_stacked or target.source is not None:
         return None
     return target if isinstance(target, AbstractPosterior) else None
-
-
-def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    is_everywhere = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-    if is_everywhere or not processes.are_many():
-        return jax.device_put(leaf, sharding)
-    whole = np.asarray(leaf)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])

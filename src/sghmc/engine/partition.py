@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sghmc.core import processes
 from sghmc.types import PyTree
 
 CHAIN, DATA, MODEL = AXES = ("chain", "data", "model")
@@ -20,9 +22,18 @@ _SHOWN = 8
 """Paths that an error lists."""
 
 
-def check_rules(rules: Rules | None, mesh: Mesh | None) -> None:
-    if rules is None:
-        return
+def check_mesh(mesh: Any, rules: Any) -> None:
+    """A mesh must be one, if there is any, and rules must be rules for it."""
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((4,), ('chain',)), not "
+            f"{mesh!r}."
+        )
+    if rules is not None:
+        _check_rules(rules, mesh)
+
+
+def _check_rules(rules: Any, mesh: Mesh | None) -> None:
     if mesh is None:
         raise ValueError(
             "sharding has rules for the devices of a mesh, but mesh is not given: give, say, "
@@ -122,6 +133,30 @@ def first_axes(params: PyTree, mesh: Mesh) -> list[P]:
         return P(MODEL) if can_be_cut else P()
 
     return [spec(leaf) for leaf in jax.tree.leaves(params)]
+
+
+def placed(rules: Rules, params: PyTree, mesh: Mesh) -> PyTree:
+    """Parameters where rules say."""
+    leaves, treedef = jax.tree.flatten(params)
+    mesh = for_compiler(mesh)
+    pairs = zip(leaves, matched(rules, params, mesh), strict=True)
+    return jax.tree.unflatten(
+        treedef, [put(leaf, NamedSharding(mesh, spec)) for leaf, spec in pairs]
+    )
+
+
+def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """An array at its place; no device has more of it than it needs."""
+    is_everywhere = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    if is_everywhere or not processes.are_many():
+        return jax.device_put(leaf, sharding)
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def for_compiler(mesh: Mesh) -> Mesh:
+    """The same devices, along whose axes the compiler may spread what it is not told about."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
 
 
 def shardings(rules: Rules | None, params: PyTree, mesh: Mesh) -> tuple[NamedSharding, ...] | None:

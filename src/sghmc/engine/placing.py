@@ -1,12 +1,11 @@
 """Which devices a run has: what a mesh cannot spread is refused here."""
 
 import jax
-from jax.sharding import AxisType, Mesh
 
 from sghmc.core import processes
 from sghmc.engine.mesh import OverMesh
 from sghmc.engine.options import RunOptions
-from sghmc.engine.partition import AXES, CHAIN, DATA, MODEL, check_rules
+from sghmc.engine.partition import AXES, CHAIN, DATA, MODEL, check_mesh, for_compiler
 from sghmc.engine.placement import OneDevice, Placement
 from sghmc.gradients.base import Gradient
 from sghmc.posterior.base import AbstractPosterior
@@ -17,12 +16,7 @@ from sghmc.posterior.target import Target
 def placement_for(options: RunOptions, target: Target | StackedPosterior) -> Placement:
     """Where a run with these options has its arrays."""
     mesh, num_chains = options.mesh, options.num_chains
-    if mesh is not None and not isinstance(mesh, Mesh):
-        raise TypeError(
-            f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((4,), ('chain',)), not "
-            f"{mesh!r}."
-        )
-    check_rules(options.sharding, mesh)
+    check_mesh(mesh, options.sharding)
     if mesh is None:
         if processes.are_many():
             raise ValueError(
@@ -52,11 +46,6 @@ def placement_for(options: RunOptions, target: Target | StackedPosterior) -> Pla
         )
     _check_data(target, options.gradient, over)
     return over
-
-
-def for_compiler(mesh: Mesh) -> Mesh:
-    """The same devices, along whose axes the compiler may spread what it is not told about."""
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
 
 
 def _check_data(target: Target | StackedPosterior, gradient: Gradient, over: OverMesh) -> None:

@@ -3,7 +3,7 @@
 import math
 from typing import Literal, NamedTuple
 
-from sghmc.core import xla
+from sghmc.core import tree, xla
 from sghmc.engine.program import Program
 
 _BLOCK_VARIATES = 65_536
@@ -29,7 +29,8 @@ class LoopPlan(NamedTuple):
     of a loop whose length is not compiled in: there blocks are always whole (`is_padded`), and what
     was not asked for is thrown away. A model with many parameters makes its normals step by step
     (`block_has_motion` is False), and is looked at once a draw (`is_watched` is False), since the
-    potential of every step would cost a pass over them; so is one whose potentials nobody wants.
+    potential of every step would cost a pass over them; so is one whose potentials nobody wants,
+    and one whose steps leave parts of the state behind.
 
     Where there is room for one record at a time, it is made after the loop (`records_after`).
 
@@ -69,6 +70,9 @@ adapt; accelerators, which would ask the host for that number |
 
         There is room for `capacity` records; for none in a program of burn-in alone.
         """
+        is_lazy = program.kernel.leaves_behind
+        # It draws less than a step of all parameters would, but its draws are as large.
+        num_normals = tree.size(program.layout.like) if is_lazy else num_normals
         together = _BLOCK_VARIATES // max(1, num_normals + num_rows)
         is_small, is_padded = together >= _SMALL, xla.has_accelerator()
         # So many chains of a small model that it is not small any more: alone, each would make its
@@ -98,7 +102,8 @@ adapt; accelerators, which would ask the host for that number |
             draws_per_block=min(draws, whole) if is_padded else draws,
             block_length=length,
             block_has_motion=is_small or (is_wide and length > 1),
-            is_watched=must_watch or (program.has_info and (is_small or program.thinning == 1)),
+            is_watched=must_watch
+            or (program.has_info and (is_small or program.thinning == 1) and not is_lazy),
             adapts=adapts,
             is_padded=is_padded,
             burnin=burnin,

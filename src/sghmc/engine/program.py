@@ -99,7 +99,7 @@ class Program(eqx.Module):
     source, `batches` has the rows of some steps, put in by the host.
 
     What the loop does to a single chain is a method here. It is called on the program as that chain
-    sees it, with keys, kernel, target and rows of its own: `loop.each_chain` makes it.
+    sees it, with keys, kernel, target and rows of its own: `chains.each_chain` makes it.
     """
 
     target: Target
@@ -145,6 +145,7 @@ class Program(eqx.Module):
             failed_at=jnp.asarray(NEVER, jnp.int32),
             adaptation=adaptation,
         )
+        carry = self._informed(carry)
         if self.kernel.fisher is not None:
             noise = no_noise(tree.size(flat), self.kernel.fisher, tree.float_type(flat), NEVER)
             chain = self if kernel is None else self.with_kernel(kernel)
@@ -164,15 +165,9 @@ class Program(eqx.Module):
         )
         return self._oracle(noise, carry)(0, flat)
 
-    def draw(self, first_step, num_steps: int) -> Variates:
-        """The raw variates of `num_steps` steps."""
-        return Variates(
-            self.draw_motion(first_step, num_steps), self.draw_gradients(first_step, num_steps)
-        )
-
-    def complete(self, t, variates: Variates) -> Variates:
-        """The variates of step t, of which those that are None are drawn."""
-        motion, gradient = variates
+    def draw(self, t, known: Variates | None = None) -> Variates:
+        """The raw variates of step t, where they are not known."""
+        motion, gradient = known or (None, None)
         return Variates(
             self.draw_motion(t, 1) if motion is None else motion,
             self.draw_gradients(t, 1) if gradient is None else gradient,
@@ -194,11 +189,23 @@ class Program(eqx.Module):
         # What nobody asks for is not computed: the compiler sees to it.
         return state, info if self.has_info else info._replace(potential=None)
 
+    def settle(self, t, carry: Carry) -> Carry:
+        """With all of the state brought to the end of step t, where the kernel leaves parts behind.
+
+        What looks at a state as a whole, and what changes the law that it moves by, comes after.
+        """
+        if not self.kernel.leaves_behind:
+            return carry
+        oracle = self._oracle(self.draw_gradients(t, 1), carry)
+        state = self.kernel.settle(t, self.draw_motion(t, 1), carry.state, oracle)
+        return carry._replace(state=state)
+
     def observe(self, t, carry: Carry, is_counted) -> tuple[Carry, DrawRecord]:
         """What is kept after step t, and the averages with that draw in them, if it counts."""
         flat = self.kernel.observed(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
-        kept = self._shown(self.keep or (lambda position, *hyper: position), flat, carry.hyper)
+        keep = self.keep or (lambda position, *hyper: position)
+        kept = _shown(keep, self.layout.shape(flat), carry.hyper)
         info = DrawInfo(None, None, None, None, is_finite)
         if self.has_info:
             heat = self.kernel.kinetic_temperature(t, carry.state)
@@ -222,7 +229,7 @@ class Program(eqx.Module):
         params = self.layout.shape(self.kernel.middle(t, carry.state))
         hyper = self.gibbs.update(key, params, target)
         memory = self.estimator.renew(target.with_hyper(hyper), carry.memory)
-        return carry._replace(hyper=hyper, memory=memory)
+        return self._informed(carry._replace(hyper=hyper, memory=memory))
 
     def follow(self, carry: Carry) -> Carry:
         """With the estimator's memory of where the chain has come to."""
@@ -258,7 +265,7 @@ class Program(eqx.Module):
         moment = Moment(
             t,
             self.kernel,
-            type(carry.state)(*(self.layout.shape(part) for part in carry.state)),
+            self.kernel.shaped(carry.state, self.layout.shape),
             carry.hyper,
             carry.info.acceptance,
             # Rows of the next step: fresh, as the chain has not seen them.
@@ -267,18 +274,23 @@ class Program(eqx.Module):
         kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
         return carry._replace(
             kernel=eqx.filter(kernel, eqx.is_array),
-            state=self.layout.flatten(state),
+            state=self.kernel.shaped(state, self.layout.flatten),
             adaptation=adaptation,
         )
+
+    def _informed(self, carry: Carry) -> Carry:
+        """With a state that knows the target as it is now, where gradients are exact."""
+        return carry._replace(state=self.kernel.informed(carry.state, self._oracle([], carry)))
 
     def _oracle(self, noise: PyTree, carry: Carry) -> Oracle:
         target = self.target.with_hyper(carry.hyper)
         return self.layout.flatten_oracle(self.estimator.oracle(target, noise, carry.memory))
 
     def _averaged(self, flat: PyTree, hyper: PyTree) -> dict[str, PyTree]:
-        return {name: self._shown(f, flat, hyper) for name, f in self.averages.items()}
-
-    def _shown(self, function: Callable, flat: PyTree, hyper: PyTree) -> PyTree:
-        """A user's function of the position, and of the hyperparameters where there are any."""
         position = self.layout.shape(flat)
-        return function(position) if hyper is None else function(position, hyper)
+        return {name: _shown(f, position, hyper) for name, f in self.averages.items()}
+
+
+def _shown(function: Callable, position: PyTree, hyper: PyTree) -> PyTree:
+    """A user's function of the position, and of the hyperparameters where there are any."""
+    return function(position) if hyper is None else function(position, hyper)

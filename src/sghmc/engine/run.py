@@ -63,6 +63,7 @@ def run(
         num_steps = len(is_kept) * options.thinning
         kernel = sampler.prepare(like, num_steps)
         checks.check_fisher(kernel.fisher, options.gradient, one)
+        checks.check_spread(sampler, kernel, layout)
         program = Program(
             target=target.chains if isinstance(target, StackedPosterior) else target,
             kernel=kernel,

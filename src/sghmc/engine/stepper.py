@@ -87,6 +87,11 @@ class Stepper(eqx.Module):
                 "run goes on: use sample, or give the rows as arrays."
             )
         kernel = sampler.prepare(position, num_steps)
+        if kernel.leaves_behind:
+            raise TypeError(
+                f"Every step of a Stepper gives a draw, for which {sampler.name} would move all "
+                f"parameters: give the sampler inside of it."
+            )
         checks.check_fisher(kernel.fisher, gradient, target)
         self.program = Program(
             target=target,
@@ -116,7 +121,7 @@ class Stepper(eqx.Module):
         program = self.program.with_keys(state.keys)
 
         def of_chain(chain: Program, carry: Carry) -> Carry:
-            moved, info = chain.step(state.t, chain.draw(state.t, 1), carry)
+            moved, info = chain.step(state.t, chain.draw(state.t), carry)
             return carry._replace(state=moved, info=info)
 
         carry = each_carry(program, state.carry, of_chain)

@@ -19,7 +19,7 @@ def step(chain: Program, t, variates: Variates, carry: Carry) -> tuple[Any, Step
     """`Program.step`, traced once for the beginning and for the loop; draws what is missing."""
     t = jnp.asarray(t, jnp.int32)
     known = carry._replace(sums=None, info=None, failed_at=None, noise=None, adaptation=None)
-    return _traced_step(chain, t, chain.complete(t, variates), known)
+    return _traced_step(chain, t, chain.draw(t, variates), known)
 
 
 @eqx.filter_jit

@@ -33,7 +33,10 @@ def trace_target(target: Target | StackedPosterior, like: PyTree) -> dict[str, s
 
 def trace_run(program: Program) -> str:
     """All that a run does to its chains: begin, step, keep, and what is due between steps."""
-    positions = program.layout.chains_like
+    # As on one device: a run may go on where parameters lie otherwise.
+    layout = dataclasses.replace(program.layout, shardings=None)
+    program = dataclasses.replace(program, layout=layout)
+    positions = layout.chains_like
 
     def run(program: Program, positions: PyTree, t) -> tuple[Carry, DrawRecord]:
         flat = program.layout.to_loop(jax.vmap(program.layout.flatten)(positions))
@@ -46,8 +49,8 @@ def trace_run(program: Program) -> str:
 def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
     carry = chain.initial_carry(flat, t)
     chain = chain if carry.kernel is None else chain.with_kernel(carry.kernel)
-    state, info = chain.step(t, chain.draw(t, 1), carry)
-    carry = carry._replace(state=state, info=info)
+    state, info = chain.step(t, chain.draw(t), carry)
+    carry = chain.settle(t, carry._replace(state=state, info=info))
     if chain.gibbs is not None:
         carry = chain.update_hyper(t, carry)
     if chain.estimator.renew_every is not None:

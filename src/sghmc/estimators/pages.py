@@ -4,7 +4,8 @@ import math
 from typing import Any
 
 from sghmc.display import page, pictures
-from sghmc.estimators import ratings, tabular
+from sghmc.estimators import tabular
+from sghmc.estimators.recommender import ratings
 
 _LARGEST_Z = 3.5
 """Ten comparisons of a calibrated model have a larger one in one of 200 cases."""
@@ -65,23 +66,32 @@ def ratings_page(config: dict[str, Any], result: dict[str, Any]) -> str:
     if judged is None:
         sections = [page.paragraph("No ratings were held out, so its predictions were not judged.")]
     else:
-        points = [
-            (float(level.rstrip("%")) / 100, share, judged["num_ratings"])
-            for level, share in judged["coverage"].items()
-        ]
-        words, is_calibrated, remedy = _calibration(points, judged["num_ratings"])
-        shares = [(level, f"{share:.1%}") for level, share in judged["coverage"].items()]
-        sections = [
-            page.verdict(words, is_calibrated),
-            page.section("What to do next", page.points([remedy])),
+        drawn = [page.card(pictures.address(ratings.plot_rankings(judged)), "rankings by length")]
+        sections = []
+        if "coverage" in judged:
+            points = [
+                (float(level.rstrip("%")) / 100, share, judged["num_ratings"])
+                for level, share in judged["coverage"].items()
+            ]
+            words, is_calibrated, remedy = _calibration(points, judged["num_ratings"])
+            shares = [(level, f"{share:.1%}") for level, share in judged["coverage"].items()]
+            sections += [
+                page.verdict(words, is_calibrated),
+                page.section("What to do next", page.points([remedy])),
+            ]
+            picture = pictures.address(ratings.plot_coverage(judged))
+            drawn += [
+                page.card(picture, "coverage of intervals"),
+                page.grid(("predictive interval", "ratings inside"), shares),
+            ]
+        sections.append(
             page.section(
                 f"On {judged['num_ratings']:,} held-out ratings",
                 page.facts(ratings.told_scores(judged)),
-                page.card(pictures.address(ratings.plot_coverage(judged)), "coverage of intervals"),
-                page.grid(("predictive interval", "ratings inside"), shares),
-            ),
-        ]
-    run = sizes | {"seconds": f"{result['seconds']:.1f}"}
+                *drawn,
+            )
+        )
+    run = sizes | {"likelihood": result["likelihood"], "seconds": f"{result['seconds']:.1f}"}
     sections += [page.section("The run", page.facts(run))]
     sections += [page.section("Settings", page.facts(config))] if config else []
     return page.page("Recommender", sections)

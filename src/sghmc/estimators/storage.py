@@ -24,6 +24,7 @@ _ATTRIBUTES = (
     "hidden_layer_sizes_",
     "diagnostics_",
     "table_",
+    "likelihood_",
 )
 _SCALINGS = ("input_scaling_", "target_scaling_")
 _ARRAYS = ("classes_", "feature_names_in_")

@@ -2,13 +2,26 @@
 
 import abc
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 
 from sghmc.display import notebook
+from sghmc.posterior.parameter_rows import Touched
 from sghmc.posterior.target import Target
 from sghmc.types import Change, Evaluation, PyTree
+
+
+class RowView(NamedTuple):
+    """What an oracle knows of single rows of the parameters.
+
+    `touched(i)` are those that the i-th batch sees; `prior(rows, like)` gives the prior's means and
+    precisions of rows, in the shapes of `like`.
+    """
+
+    touched: Callable[..., Touched]
+    prior: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
 class Oracle:
@@ -17,7 +30,7 @@ class Oracle:
     `oracle(i, position)` uses the step's i-th batch or gradient noise; `oracle.potential(position)`
     is the exact potential, where there is one: data that only stream by have none. `is_exact` says
     that both agree. `oracle.change(old, new)` is a difference of exact potentials as a sum, for
-    accept steps that look at a part of the data.
+    accept steps that look at a part of the data. `oracle.rows` is for parameters that are tables.
     """
 
     def __init__(
@@ -26,10 +39,12 @@ class Oracle:
         potential: Callable[[PyTree], jax.Array] | None,
         is_exact: bool,
         change: Callable[[PyTree, PyTree], Change] | None = None,
+        rows: RowView | None = None,
     ):
         self._evaluate = evaluate
         self._potential = potential
         self._change = change
+        self._rows = rows
         self.is_exact = is_exact
 
     def __call__(self, i, position: PyTree) -> Evaluation:
@@ -51,6 +66,17 @@ class Oracle:
             )
         return self._change(old, new)
 
+    @property
+    def rows(self) -> RowView:
+        if self._rows is None:
+            raise TypeError(
+                "Lazy moves the rows that a batch sees, but here nothing says which they are: give "
+                "Posterior(RowLikelihood(…), RowPrior(…), data) in its own coordinates, all of its "
+                "parameters moving, and gradient=Minibatch(…). Other gradients touch every row in "
+                "every step, where SGHMC itself is as quick."
+            )
+        return self._rows
+
     def from_batch(self, first) -> "Oracle":
         """The same oracle from the step's batch number `first` on: one of several replicas'."""
         return Oracle(
@@ -60,10 +86,13 @@ class Oracle:
             self.change,
         )
 
-    def through(self, to_position: Callable, pull_back: Callable) -> "Oracle":
+    def through(
+        self, to_position: Callable, pull_back: Callable, *, keeps_rows: bool = False
+    ) -> "Oracle":
         """The same oracle for other coordinates z.
 
-        `to_position` takes z to the position, `pull_back` a gradient there to that in z.
+        `to_position` takes z to the position, `pull_back` a gradient there to that in z. It keeps
+        rows where z has the same numbers as the position, in other shapes.
         """
 
         def evaluate(i, z):
@@ -76,7 +105,7 @@ class Oracle:
         def change(old, new):
             return self.change(to_position(old), to_position(new))
 
-        return Oracle(evaluate, exact, self.is_exact, change)
+        return Oracle(evaluate, exact, self.is_exact, change, self._rows if keeps_rows else None)
 
 
 class Gradient(eqx.Module):

@@ -10,8 +10,9 @@ from jax import lax
 
 from sghmc.core import random
 from sghmc.core.checking import check_choice, check_count
-from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
+from sghmc.gradients.base import Gradient, GradientEstimator, Oracle, RowView
 from sghmc.posterior.base import AbstractPosterior
+from sghmc.posterior.parameter_rows import RowTerms
 from sghmc.posterior.target import Target
 from sghmc.types import Evaluation
 
@@ -124,11 +125,15 @@ class BatchEstimator(GradientEstimator):
     def oracle(self, target, noise, memory=()):
         assert isinstance(target, AbstractPosterior)
 
-        def evaluate(i, position):
-            batch = target.batch(noise, i, self.batch_size)
-            return Evaluation(*jax.value_and_grad(target.estimate)(position, batch))
+        def batch(i):
+            return target.batch(noise, i, self.batch_size)
 
-        return Oracle(evaluate, target.potential, False, target.change)
+        def evaluate(i, position):
+            return Evaluation(*jax.value_and_grad(target.estimate)(position, batch(i)))
+
+        terms = RowTerms.of(target)
+        rows = terms and RowView(lambda i: terms.touched(batch(i)), terms.moments)
+        return Oracle(evaluate, target.potential, False, target.change, rows)
 
     def examples(self, target, noise):
         assert isinstance(target, AbstractPosterior)

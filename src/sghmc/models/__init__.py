@@ -4,7 +4,9 @@
 `sghmc.estimators.MatrixFactorization`, which runs it.
 """
 
+from sghmc.models.adapters import Adapters, LowRank, merged
 from sghmc.models.factorization import FactorizationModel as MatrixFactorization
 from sghmc.models.mlp import MLP
+from sghmc.models.transformer import Transformer
 
-__all__ = ["MLP", "MatrixFactorization"]
+__all__ = ["MLP", "Adapters", "LowRank", "MatrixFactorization", "Transformer", "merged"]

@@ -54,7 +54,10 @@ class Moments(NamedTuple):
 def moments(
     blocks: Blocks, num_rows: int, others: jax.Array, mean: jax.Array, weights: jax.Array
 ) -> Moments:
-    """Of every row; `others` are rows of the other side, `weights` (block, place)."""
+    """Of every row; `others` are rows of the other side, `weights` (block, place).
+
+    `mean` is that of the prior: one for all rows, or one for each.
+    """
     rows = take_rows(others, blocks.other)
     # (v, 1, r) of each rating: their products are all that is asked for.
     ends = jnp.stack([jnp.ones_like(blocks.rating), blocks.rating - rows[..., -1]], axis=-1)
@@ -66,8 +69,9 @@ def moments(
         for each in (products, jnp.sum(blocks.is_real, axis=1))
     )
     gram, cross = products[:, :-1, :-1], products[:, :-1, -1]
-    moved = gram @ mean
-    squares = products[:, -1, -1] - (2 * cross - moved) @ mean
+    mean = jnp.broadcast_to(mean, cross.shape)
+    moved = jnp.einsum("nij,nj->ni", gram, mean)
+    squares = products[:, -1, -1] - jnp.sum((2 * cross - moved) * mean, axis=1)
     return Moments(gram, cross - moved, squares, count)
 
 
@@ -82,7 +86,8 @@ def draw_users(
 ) -> tuple[jax.Array, jax.Array]:
     """Rows and precisions of users, from their law given the items' rows and the hyperparameters.
 
-    `prior` has the "mean" and the "precision" of the users' columns, `noise_rate` is ρ.
+    `prior` has the "mean" (of all, or of each) and the "precision" of the users' columns,
+    `noise_rate` is ρ.
     """
     of_noise, of_rows = jax.random.split(key)
     found = moments(blocks, num_users, items, prior["mean"], jnp.ones_like(blocks.rating))
@@ -115,7 +120,7 @@ def rows_given_noise(normal: jax.Array, found: Moments, prior: PyTree) -> jax.Ar
     half = jax.scipy.linalg.solve_triangular(root, found.cross[..., None], lower=True)
     half += normal[..., None]
     rows = jax.scipy.linalg.solve_triangular(root, half, lower=True, trans=1)
-    return prior["mean"][None] + rows[..., 0]
+    return jnp.broadcast_to(prior["mean"], rows.shape[:-1]) + rows[..., 0]
 
 
 class NoiseLaw(NamedTuple):

@@ -8,13 +8,15 @@ Every precision λ stands behind some centered normal numbers x and has a gamma 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sghmc.core import random
+from sghmc.models.codes import take_rows
+from sghmc.models.factor_features import Features
 from sghmc.posterior.posterior import Posterior
 from sghmc.posterior.priors import draw_precision
 from sghmc.types import PyTree
@@ -59,14 +61,17 @@ class ColumnPrior(NamedTuple):
         """A precision for every column, and a mean for every factor."""
         return cls(np.arange(rank + 1), np.arange(rank + 1) < rank)
 
-    def evidence(self, rows: jax.Array) -> Evidence:
+    def evidence(self, rows: jax.Array, weights: "WeightEvidence | None" = None) -> Evidence:
         """What the precisions are drawn from.
 
-        A mean is integrated out, which leaves Σ(x − x̄)² + n x̄²/(n + 1).
+        A mean is integrated out, which leaves Σ(x − x̄)² + n x̄²/(n + 1). With side information
+        `rows` are what features leave unexplained, and weights count, too.
         """
         count, average = len(rows), jnp.mean(rows, axis=0)
         share = np.where(self.has_mean, count / (count + 1), count).astype(np.float32)
         squares = jnp.sum((rows - average[None]) ** 2, axis=0) + share * average**2
+        if weights is not None:
+            count, squares = count + weights.count, squares + weights.squares
         counts = jnp.asarray(count * np.bincount(self.groups), jnp.float32)
         totals = jnp.zeros_like(counts).at[self.groups].add(squares)
         return Evidence(counts, totals, jnp.ones_like(counts), jnp.ones_like(counts))
@@ -77,6 +82,54 @@ class ColumnPrior(NamedTuple):
         count, average = len(rows), jnp.mean(rows, axis=0)
         mean = count / (count + 1) * average + normal / jnp.sqrt(precision * (count + 1))
         return {"mean": jnp.where(self.has_mean, mean, 0.0), "precision": precision}
+
+
+class WeightEvidence(NamedTuple):
+    """What the weights of features say of the columns' precisions: their number, and Σγ B²."""
+
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    squares: jax.Array
+
+
+class SidePrior(NamedTuple):
+    """The prior of a side's rows: of its columns and, where there are any, of its features."""
+
+    columns: ColumnPrior
+    features: Features | None
+
+    def evidence(self, rows: jax.Array, hyper: PyTree) -> list[Evidence]:
+        """Of the columns' precisions; with features also, without squares, of their scales γ."""
+        if self.features is None:
+            return [self.columns.evidence(rows)]
+        width, weights = rows.shape[1], hyper["weights"]
+        relative = self.features.relative_precision(hyper["weight_scale"], width)
+        of_weights = WeightEvidence(len(weights), jnp.sum(relative * weights**2, axis=0))
+        unexplained = rows - hyper["center"] + hyper["mean"][None]
+        count = self.features.scale_shape(width).ravel()
+        unscaled = Evidence(
+            count, jnp.zeros_like(count), jnp.ones_like(count), jnp.ones_like(count)
+        )
+        return [self.columns.evidence(unexplained, of_weights), unscaled]
+
+    def fresh(
+        self,
+        key: jax.Array,
+        normal: jax.Array,
+        rows: jax.Array,
+        hyper: PyTree,
+        drawn: list[jax.Array],
+    ) -> PyTree:
+        """Precisions and means; with features then γ given λ, and (μ, B) given both."""
+        if self.features is None:
+            return self.columns.with_means(normal, rows, *drawn)
+        precision = drawn[0][self.columns.groups]
+        squares = self.features.scale_squares(hyper["weights"], precision)
+        scale = drawn[1].reshape(squares.shape) / (1 + squares / 2)
+        num_rows, width = rows.shape
+        count = num_rows + 1 + len(hyper["weights"])
+        normals = random.normals(random.words(key), 0, 1, count * width).reshape(count, width)
+        found = self.features.draw(normals, rows, precision, scale, self.columns.has_mean)
+        return {"precision": precision, "weight_scale": scale, **found}
 
 
 class SharedNoise(NamedTuple):
@@ -144,31 +197,39 @@ class UserNoise(NamedTuple):
         return jnp.average(hyper["noise"], weights=num_ratings)
 
 
+Noise: TypeAlias = SharedNoise | UserNoise
+
+
 def update(
     key: jax.Array,
     sides: dict[str, jax.Array],
-    prior: ColumnPrior,
-    noise: SharedNoise | UserNoise,
-    squares: Callable[[PyTree], jax.Array],
+    priors: dict[str, SidePrior],
+    noise: Noise | None,
+    squares: Callable[[PyTree], jax.Array] | None,
     posterior: Posterior,
 ) -> PyTree:
     """All hyperparameters, fresh from their law given the rows of both sides."""
-    parts = [*(prior.evidence(sides[side]) for side in SIDES), noise.evidence(squares, posterior)]
+    hyper = posterior.hyper
+    parts = {side: priors[side].evidence(sides[side], hyper[side]) for side in SIDES}
+    if noise is not None and squares is not None:
+        parts["noise"] = [noise.evidence(squares, posterior)]
+    flat = [each for part in parts.values() for each in part]
     # All in one call: every call compiles a rejection sampler of its own.
-    count, total, shape, rate = (jnp.concatenate(part) for part in zip(*parts, strict=True))
-    *precisions, of_noise = jnp.split(
-        draw_precision(key, shape, rate, count, total),
-        np.cumsum([len(part.count) for part in parts[:-1]]),
+    count, total, shape, rate = (jnp.concatenate(part) for part in zip(*flat, strict=True))
+    drawn = iter(
+        jnp.split(
+            draw_precision(key, shape, rate, count, total),
+            np.cumsum([len(part.count) for part in flat[:-1]]),
+        )
     )
-    width = len(prior.groups)
+    found = {name: [next(drawn) for _ in part] for name, part in parts.items()}
+    width = sides[SIDES[0]].shape[1]
     normals = random.normals(random.words(key), 0, 1, len(SIDES) * width, slot=_SLOT_OF_MEANS)
     fresh = {
-        side: prior.with_means(normal, sides[side], drawn)
-        for side, drawn, normal in zip(SIDES, precisions, normals.reshape(-1, width), strict=True)
+        side: priors[side].fresh(
+            jax.random.fold_in(key, number), normal, sides[side], hyper[side], found[side]
+        )
+        for number, (side, normal) in enumerate(zip(SIDES, normals.reshape(-1, width), strict=True))
     }
-    return {**posterior.hyper, **fresh, **noise.fresh(of_noise)}
-
-
-def take_rows(table: jax.Array, codes: jax.Array) -> jax.Array:
-    # Codes are checked where data come in: no bounds need to be looked at here.
-    return table.at[codes].get(mode="promise_in_bounds")
+    of_noise = {} if noise is None or squares is None else noise.fresh(*found["noise"])
+    return {**hyper, **fresh, **of_noise}

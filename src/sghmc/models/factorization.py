@@ -1,23 +1,21 @@
 """Bayesian matrix factorization of ratings."""
 
-from collections.abc import Callable
 from typing import Literal
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.adapt import Adapt
 from sghmc.models import factor_gibbs
 from sghmc.models.codes import checked_codes
-from sghmc.models.factor_gibbs import SIDES, ColumnPrior, SharedNoise, UserNoise, take_rows
-from sghmc.posterior.gibbs import Gibbs
+from sghmc.models.factor_features import Features
+from sghmc.models.factor_gibbs import ColumnPrior, Noise, SharedNoise, UserNoise
+from sghmc.models.factor_model import AbstractFactorization
 from sghmc.posterior.posterior import Posterior
 from sghmc.types import PyTree
 
 
-class FactorizationModel(eqx.Module):
+class FactorizationModel(AbstractFactorization):
     """Ratings as products of user and item factors, plus biases.
 
         y_ij ~ N(u_i·v_j + a_i + b_j, 1/τ_i)
@@ -32,13 +30,14 @@ class FactorizationModel(eqx.Module):
     | `prior` | "shared", the paper's; "dimension", a mean and a precision for each dimension |
     | `noise` | "shared", the paper's; "user": some rate more consistently than others |
     | `resolution` | s: a rating is known no better, e² counts as e² + s² in its log-density |
+    | `features` | {"user": …, "item": …}: what is known of them, see `factor_features` |
 
     The parameters are one array with a row for each user, then one for each item: its factors, then
-    its bias; `sides` takes them apart. (One array, since on a GPU each costs launches in a step.)
-    All other precisions have Gamma(1, 1) priors, and all are drawn by Gibbs steps, τ from a pass
-    over all ratings. Ratings should be centered and of order 1. Ratings that the factors can meet
-    exactly would make τ_i grow without end, were it not for the resolution. With prior="dimension"
-    this is BPMF (Salakhutdinov & Mnih, ICML 2008) with a diagonal precision.
+    its bias; `sides` takes them apart. All other precisions have Gamma(1, 1) priors, and all are
+    drawn by Gibbs steps, τ from a pass over all ratings. Ratings should be centered and of order 1.
+    Ratings that the factors can meet exactly would make τ_i grow without end, were it not for the
+    resolution. With prior="dimension" this is BPMF (Salakhutdinov & Mnih, ICML 2008) with a
+    diagonal precision.
 
     >>> import jax
     >>> model = FactorizationModel(num_users=3, num_items=4, rank=2)
@@ -50,15 +49,27 @@ class FactorizationModel(eqx.Module):
     num_users: int
     num_items: int
     rank: int
-    prior: Literal["shared", "dimension"] = "shared"
-    noise: Literal["shared", "user"] = "shared"
-    resolution: float = 0.0
+    prior: Literal["shared", "dimension"]
+    noise: Literal["shared", "user"]
+    resolution: float
+    features: dict[str, Features]
+
+    # Written out for readers of types, who put the fields of the base class first.
+    def __init__(
+        self,
+        num_users: int,
+        num_items: int,
+        rank: int,
+        prior: Literal["shared", "dimension"] = "shared",
+        noise: Literal["shared", "user"] = "shared",
+        resolution: float = 0.0,
+        features: dict[str, Features] | None = None,
+    ):
+        self.num_users, self.num_items, self.rank = num_users, num_items, rank
+        self.prior, self.noise, self.resolution = prior, noise, resolution
+        self.features = features or {}
 
     def __check_init__(self):
-        for name in ("num_users", "num_items", "rank"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1, but is {value!r}.")
         if self.prior not in ("shared", "dimension"):
             raise ValueError(f'prior must be "shared" or "dimension", but is {self.prior!r}.')
         if self.noise not in ("shared", "user"):
@@ -66,35 +77,9 @@ class FactorizationModel(eqx.Module):
         if not 0 <= self.resolution < np.inf:
             raise ValueError(f"resolution must be 0 or more, but is {self.resolution!r}.")
 
-    def init(self, key: jax.Array, scale: float = 0.03) -> jax.Array:
-        """Factors from N(0, scale²), biases 0."""
-        factors = jax.random.normal(key, (self.num_users + self.num_items, self.rank))
-        return jnp.pad(scale * factors, ((0, 0), (0, 1)))
-
-    def sides(self, params: jax.Array) -> dict[str, jax.Array]:
-        """The rows of users and of items, their last column the bias."""
-        return {"user": params[: self.num_users], "item": params[self.num_users :]}
-
-    def predict(self, params: jax.Array, users: jax.Array, items: jax.Array) -> jax.Array:
-        """Mean ratings of pairs (or of one pair)."""
-        user, item = take_rows(params, users), take_rows(params, self.num_users + items)
-        product = jnp.sum(user[..., :-1] * item[..., :-1], axis=-1)
-        return product + user[..., -1] + item[..., -1]
-
     def log_likelihood(self, params: jax.Array, example: PyTree, hyper: PyTree) -> jax.Array:
         noise = self._noise.of_users(hyper, example["user"])
         return 0.5 * jnp.log(noise) - 0.5 * noise * self._square_error(params, example)
-
-    def log_prior(self, params: jax.Array, hyper: PyTree) -> jax.Array:
-        user, item = (hyper[side] for side in SIDES)
-        # A choice row by row, not two slices: their gradients would be padded and added up.
-        is_user = (jnp.arange(len(params)) < self.num_users)[:, None]
-        mean, precision = (
-            jnp.where(is_user, user[part][None], item[part][None]) for part in ("mean", "precision")
-        )
-        squares = jnp.sum(precision * (params - mean) ** 2)
-        logs = [jnp.sum(jnp.log(side["precision"])) for side in (user, item)]
-        return 0.5 * (self.num_users * logs[0] + self.num_items * logs[1] - squares)
 
     def posterior(self, user, item, rating, **constants: jax.Array) -> Posterior:
         """The posterior given codes of users and items, and their ratings.
@@ -111,61 +96,31 @@ class FactorizationModel(eqx.Module):
         }
         if not np.all(np.isfinite(data["rating"])):
             raise ValueError("rating holds NaN or infinite numbers: drop those rows.")
-        width = self.rank + 1
-        hyper = {side: {"mean": jnp.zeros(width), "precision": jnp.ones(width)} for side in SIDES}
-        hyper |= {**self._noise.start(), **constants}
+        hyper = {**self.prior_start(), **self._noise.start(), **constants}
         return Posterior(self.log_likelihood, self.log_prior, data, hyper)
 
-    def gibbs(self, every: int, start: int = 0) -> Gibbs:
-        """Fresh precisions (and means) every so many steps."""
-        return Gibbs(self._update, every, start)
-
-    def adapt(
-        self, counts: Callable[[PyTree], PyTree], every: int, until: int, start: int = 0
-    ) -> Adapt:
-        """Masses matched to each row: M_i = τ_i n_i E[v²] + λ, for a user with n_i ratings.
-
-        E[v²] is the mean square of the items' factors in each dimension, weighted by their ratings;
-        items likewise, with the mean τ of ratings, and biases with 1 for E[v²]. So all rows have
-        the same frequency, where popular items are a thousand times stiffer than rare ones.
-        `counts(hyper)` gives the numbers of ratings {"user": …, "item": …}.
-        """
-
-        def update(kernel, state, hyper):
-            mass = self._mass(state.position, hyper, counts(hyper))
-            return kernel.with_mass(state, mass)
-
-        return Adapt(update, every, until, start)
-
-    @property
-    def _noise(self) -> SharedNoise | UserNoise:
-        return SharedNoise() if self.noise == "shared" else UserNoise(self.num_users)
-
-    @property
-    def _columns(self) -> ColumnPrior:
-        kind = ColumnPrior.shared if self.prior == "shared" else ColumnPrior.by_dimension
-        return kind(self.rank)
-
-    def _square_error(self, params: jax.Array, rows: PyTree) -> jax.Array:
-        error = self.predict(params, rows["user"], rows["item"]) - rows["rating"]
-        return error**2 + self.resolution**2
-
-    def _update(self, key: jax.Array, params: jax.Array, posterior: Posterior) -> PyTree:
+    def update(self, key: jax.Array, params: jax.Array, posterior: Posterior) -> PyTree:
         return factor_gibbs.update(
             key,
             self.sides(params),
-            self._columns,
+            self.priors,
             self._noise,
             lambda rows: self._square_error(params, rows),
             posterior,
         )
 
-    def _mass(self, params: jax.Array, hyper: PyTree, counts: PyTree) -> jax.Array:
-        sides, mass = self.sides(params), []
-        noise = {"user": hyper["noise"], "item": self._noise.average(hyper, counts["user"])}
-        for side, other in zip(SIDES, reversed(SIDES), strict=True):
-            squares = jnp.average(sides[other] ** 2, axis=0, weights=counts[other])
-            squares = squares.at[-1].set(1.0)  # what a bias is multiplied by
-            stiffness = noise[side] * counts[side].astype(jnp.float32)
-            mass.append(stiffness[:, None] * squares[None] + hyper[side]["precision"][None])
-        return jnp.concatenate(mass)
+    def precisions(self, hyper: PyTree, counts: PyTree) -> dict[str, jax.Array]:
+        return {"user": hyper["noise"], "item": self._noise.average(hyper, counts["user"])}
+
+    @property
+    def columns(self) -> ColumnPrior:
+        kind = ColumnPrior.shared if self.prior == "shared" else ColumnPrior.by_dimension
+        return kind(self.rank)
+
+    @property
+    def _noise(self) -> Noise:
+        return SharedNoise() if self.noise == "shared" else UserNoise(self.num_users)
+
+    def _square_error(self, params: jax.Array, rows: PyTree) -> jax.Array:
+        error = self.predict(params, rows["user"], rows["item"]) - rows["rating"]
+        return error**2 + self.resolution**2

@@ -135,8 +135,11 @@ class AbstractPosterior(Target):
     def estimate(self, params: PyTree, batch: PyTree) -> jax.Array:
         """Ũ(θ) = −(N/n) Σ log p(x | θ) − log p(θ), the sum over the n examples of a batch."""
         total = self.log_likelihood_sum(params, batch)
-        scale = self.num_examples / self.batch_size(batch)
-        return -scale * total - self.log_prior_at(params)
+        return self.scaled(total, batch) - self.log_prior_at(params)
+
+    def scaled(self, total: jax.Array, batch: PyTree) -> jax.Array:
+        """−(N/n) Σ log p(x | θ), the data's part of Ũ, from the sum over a batch."""
+        return -(self.num_examples / self.batch_size(batch)) * total
 
     def potential(self, params: PyTree) -> jax.Array:
         """U(θ) over all data."""

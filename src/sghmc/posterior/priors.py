@@ -81,6 +81,14 @@ class GaussianPrior(eqx.Module):
         return dict(sorted(sums.items()))
 
 
+def scaled_log_density(params: PyTree, precisions: PyTree) -> jax.Array:
+    """−½ Σ λ‖θ‖²: normal priors of known precisions, a number for each leaf; up to a constant."""
+    squares = jax.tree.map(
+        lambda leaf, precision: precision * jnp.sum(jnp.square(leaf)), params, precisions
+    )
+    return -0.5 * jnp.sum(jnp.stack(jax.tree.leaves(squares)))
+
+
 def draw_precision(key, shape, rate, count, sum_of_squares, *, temperature=1.0) -> jax.Array:
     """The precision of `count` centered normal numbers from its (tempered) conditional."""
     a = 1 + (shape - 1 + count / 2) / temperature

@@ -6,7 +6,7 @@ from typing import Self
 import equinox as eqx
 import jax
 from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec
 
 from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.types import PyTree
@@ -22,18 +22,20 @@ class Spread(RowPosterior):
     log_prior: Callable[..., jax.Array]
     data: PyTree
     num_real: jax.Array | None
-    axis: str = eqx.field(static=True)
+    where: NamedSharding | PartitionSpec = eqx.field(static=True)
     num_parts: int = eqx.field(static=True)
     hyper: PyTree = None
 
     @classmethod
-    def of(cls, posterior: RowPosterior, axis: str, num_parts: int) -> Self:
+    def of(
+        cls, posterior: RowPosterior, where: NamedSharding | PartitionSpec, num_parts: int
+    ) -> Self:
         return cls(
             posterior.log_likelihood,
             posterior.log_prior,
             posterior.data,
             posterior.num_real,
-            axis,
+            where,
             num_parts,
             posterior.hyper,
         )
@@ -42,4 +44,4 @@ class Spread(RowPosterior):
         rows = super().batch(variates, i, size)
         if size % self.num_parts:
             return rows
-        return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, P(self.axis)), rows)
+        return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, self.where), rows)

@@ -1,6 +1,7 @@
 """What theory says of a run's settings, given noise and curvature measured where its chains are."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,12 @@ _DENSE_LIMIT = 150
 _NUM_POINTS, _NUM_ROWS = 32, 512
 """Draws at which gradient noise is measured, and rows at each: 16,384 terms of a variance, known to
 1 % where they are normal."""
+_MOST_NUMBERS = 1 << 25
+"""Of all gradients that are looked at together, 256 MB: networks have fewer rows and draws. Their
+mean over parameters needs fewer, too."""
+_LEAST_ROWS, _LEAST_POINTS = 8, 2
+_MOST_PARAMETERS = 20_000_000
+"""Beyond that the least would take gigabytes."""
 _NUM_CURVATURE_ROWS = 20_000
 """Rows from which the curvature is estimated: to 1 % where rows' curvatures vary by their size."""
 
@@ -48,8 +55,7 @@ def predict(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndar
     points = _points(origin.target, positions, is_finite)
     if isinstance(points, str):
         return Prediction(skipped=points)
-    target = _under(origin.target, hyper)
-    size = tree.size(jax.tree.map(lambda leaf: leaf[0], points))
+    target, size = _under(origin.target, hyper), _size_of_one(points)
     with double_precision():
         noise = _noise(origin, target, points, diagonal=size > _DENSE_LIMIT)
     if isinstance(noise, str):
@@ -57,6 +63,15 @@ def predict(origin: Origin, positions: PyTree, hyper: PyTree, is_finite: np.ndar
     if size > _DENSE_LIMIT:
         return _average(origin, noise, jax.tree.map(lambda leaf: leaf[0], points))
     return _in_all_directions(origin, target, points, noise)
+
+
+def _share(number: int, least: int, size: int) -> int:
+    """How many vectors of `size` numbers to take, at best `number`."""
+    return min(number, max(least, _MOST_NUMBERS // size))
+
+
+def _size_of_one(points: PyTree) -> int:
+    return tree.size(jax.tree.map(lambda leaf: leaf[0], points))
 
 
 def _no_law(origin: Origin) -> str | None:
@@ -76,7 +91,11 @@ def _points(target: Target, positions: PyTree, is_finite: np.ndarray) -> PyTree 
     chains, draws = np.nonzero(is_finite)
     if len(chains) == 0:
         return "no draw is finite"
-    chosen = np.linspace(0, len(chains) - 1, _NUM_POINTS).astype(int)
+    size = sum(math.prod(leaf.shape[2:]) for leaf in jax.tree.leaves(positions))
+    if size > _MOST_PARAMETERS:
+        return "the law of the settings: too many parameters"
+    number = _share(_NUM_POINTS, _LEAST_POINTS, size)
+    chosen = np.linspace(0, len(chains) - 1, number).astype(int)
     points = jax.tree.map(
         lambda leaf: np.asarray(leaf[chains[chosen], draws[chosen]], np.float64), positions
     )
@@ -109,7 +128,8 @@ def _noise(origin: Origin, target: Target, points: PyTree, *, diagonal: bool):
     if estimator.renew_every is not None:
         return "gradient noise: its center moves with the chain"
     count = int(target.num_examples)
-    shape = (_NUM_POINTS, min(_NUM_ROWS, 4 * count))
+    num_rows = _share(_NUM_ROWS, _LEAST_ROWS, _size_of_one(points))
+    shape = (len(jax.tree.leaves(points)[0]), min(num_rows, 4 * count))
     rows = np.random.default_rng(0).integers(0, count, shape)
     points = jax.tree.map(jnp.asarray, points)
     rows = jnp.asarray(rows, jnp.int32)

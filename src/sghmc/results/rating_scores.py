@@ -49,7 +49,7 @@ def rating_scores(error: np.ndarray, std: np.ndarray, users: np.ndarray) -> dict
         "rmse": Score(root, square.error and square.error / (2 * root)),
         "log_likelihood": mean_by_user(log_density, users),
     }
-    return _told(scores) | {
+    return told(scores) | {
         "coverage": {level: score.value for level, score in inside.items()},
         "coverage_errors": {level: score.error for level, score in inside.items()},
     }
@@ -76,9 +76,10 @@ def ranking_scores(
         f"ndcg@{k}": mean_by_user(gain / best, users),
         f"recall@{k}": mean_by_user(hits / count, users),
     }
-    return {"num_users_ranked": len(users)} | _told(scores)
+    return {"num_users_ranked": len(users)} | told(scores)
 
 
-def _told(scores: dict[str, Score]) -> dict[str, Any]:
+def told(scores: dict[str, Score]) -> dict[str, Any]:
+    """Values by name, and errors by name and "_error"."""
     values = {name: score.value for name, score in scores.items()}
     return values | {f"{name}_error": score.error for name, score in scores.items()}

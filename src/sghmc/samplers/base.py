@@ -117,6 +117,11 @@ class Sampler(eqx.Module):
         """
         raise TypeError(f"{self.name} has no rule to follow data that grow: use SGHMC or SGLD.")
 
+    @property
+    def eager(self) -> "Sampler":
+        """The sampler of the same law that moves all parameters in every step."""
+        return self
+
     def with_center(self, center: PyTree) -> Self:
         """The same sampler around `center`, where it has coordinates of its own."""
         return self
@@ -161,6 +166,15 @@ class Kernel(eqx.Module):
         return random.normals_like(key, first_step, num_steps, like)
 
     @property
+    def leaves_behind(self) -> bool:
+        """Whether a step leaves parts of the state behind, which `settle` brings up to date."""
+        return False
+
+    def settle(self, t, noise: PyTree, state: Any, oracle: Oracle) -> Any:
+        """The state after step t, all of it, from that step's variates and hyperparameters."""
+        return state
+
+    @property
     def num_gradients(self) -> int:
         """How many gradients one step evaluates."""
         return 1
@@ -174,6 +188,14 @@ class Kernel(eqx.Module):
     def moves_before_gradients(self) -> bool:
         """Whether a step takes its gradient elsewhere than where it begins."""
         return False
+
+    def informed(self, state: Any, oracle: Oracle) -> Any:
+        """The state with what the sampler remembers of the target where it stands.
+
+        Asked for before step 0 and whenever the target has changed. A state that was never asked
+        for it has none, and a step then finds out by itself.
+        """
+        return state
 
     # What a state says
 
@@ -205,6 +227,10 @@ class Kernel(eqx.Module):
         )
 
     # Adaptation
+
+    def shaped(self, state: Any, shape: Callable[[PyTree], PyTree]) -> Any:
+        """The state with what is like the parameters in their shapes, which `shape` gives it."""
+        return type(state)(*(shape(part) for part in state))
 
     def adaptable(self, state: Any) -> Self:
         """This kernel with every array in the shape that an adaptation will give it."""

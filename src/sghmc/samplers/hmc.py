@@ -12,7 +12,7 @@ from sghmc.core.checking import check_count
 from sghmc.samplers.austerity import Austerity
 from sghmc.samplers.base import Kernel, Sampler, Traits
 from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
-from sghmc.types import PyTree, Schedule, StepInfo
+from sghmc.types import Evaluation, PyTree, Schedule, StepInfo
 
 
 class HMC(Sampler):
@@ -93,10 +93,14 @@ class HMC(Sampler):
 
 
 class HMCState(NamedTuple):
-    """`velocity` (M⁻¹r) is what the last trajectory ended with: kept to be looked at only."""
+    """`velocity` (M⁻¹r) is what the last trajectory ended with: kept to be looked at only.
+
+    `seen` is what an exact oracle says of the position, where the next trajectory begins.
+    """
 
     position: PyTree
     velocity: PyTree
+    seen: Evaluation | None = None
 
 
 class HMCNoise(NamedTuple):
@@ -139,7 +143,8 @@ class HMCKernel(Kernel):
         if self.jitter:
             epsilon = epsilon * (1 + self.jitter * (2 * noise.uniforms[1] - 1))
         velocity = self.mass.inverse_sqrt(1, 0, random.copy_of(noise.normals, 0, state.position))
-        proposal, start, end = self._trajectory(epsilon, HMCState(state.position, velocity), oracle)
+        begun = HMCState(state.position, velocity, state.seen)
+        proposal, start, end = self._trajectory(epsilon, begun, oracle)
         if not self.metropolis:
             return proposal, StepInfo(end, jnp.ones(()))
         kinetic_loss = self._kinetic(velocity) - self._kinetic(proposal.velocity)
@@ -156,30 +161,40 @@ class HMCKernel(Kernel):
             # A trajectory that became non-finite has no energy to compare: it is refused.
             acceptance = jnp.where(jnp.isnan(energy_loss), 0, jnp.exp(jnp.minimum(energy_loss, 0)))
             is_accepted = noise.uniforms[0] < acceptance
-        state = jax.tree.map(
-            lambda new, old: jnp.where(is_accepted, new, old),
-            proposal,
-            HMCState(state.position, velocity),
-        )
+        state = jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), proposal, begun)
         return state, StepInfo(jnp.where(is_accepted, end, start), acceptance, data_share)
 
     def _trajectory(self, epsilon, state, oracle):
         """The state after m leapfrog steps, and the potentials seen at both ends."""
+        is_known = state.seen is not None
 
         def leapfrog(i, carry):
-            (position, velocity), start, _ = carry
+            (position, velocity, _), start, _ = carry
             is_first, is_last = i == 0, i == self.num_steps
             position = tree.add_scaled(position, jnp.where(is_first, 0, epsilon), velocity)
-            potential, grad = oracle(i, position)
+            seen = oracle(i, position)
             kick = jnp.where(is_first | is_last, epsilon / 2, epsilon)
-            velocity = tree.add_scaled(velocity, -kick, self.inverse_mass @ grad)
-            return HMCState(position, velocity), jnp.where(is_first, potential, start), potential
+            velocity = tree.add_scaled(velocity, -kick, self.inverse_mass @ seen.grad)
+            state = HMCState(position, velocity, seen if is_known else None)
+            return state, jnp.where(is_first, seen.potential, start), seen.potential
 
-        unknown = jnp.zeros((), jax.eval_shape(oracle, 0, state.position).potential.dtype)
-        return lax.fori_loop(0, self.num_steps + 1, leapfrog, (state, unknown, unknown))
+        if state.seen is None:
+            unknown = jnp.zeros((), jax.eval_shape(oracle, 0, state.position).potential.dtype)
+            return lax.fori_loop(0, self.num_steps + 1, leapfrog, (state, unknown, unknown))
+        start, grad = state.seen
+        half = tree.add_scaled(state.velocity, -epsilon / 2, self.inverse_mass @ grad)
+        kicked = state._replace(velocity=half)
+        return lax.fori_loop(1, self.num_steps + 1, leapfrog, (kicked, start, start))
+
+    def informed(self, state, oracle):
+        return state._replace(seen=oracle(0, state.position)) if oracle.is_exact else state
 
     def momentum(self, state):
         return self.mass.first @ state.velocity
+
+    def shaped(self, state, shape):
+        # What was seen stays as the loop has it: a revision of the kernel does not look at it.
+        return state._replace(position=shape(state.position), velocity=shape(state.velocity))
 
     def adaptable(self, state):
         # The step size adapts beside a mass that stays.

@@ -13,6 +13,7 @@ from sghmc.samplers.base import Sampler
 from sghmc.samplers.cyclical import Cyclical
 from sghmc.samplers.descent import SGD, Momentum
 from sghmc.samplers.hmc import HMC
+from sghmc.samplers.lazy import Lazy
 from sghmc.samplers.psgld import PSGLD
 from sghmc.samplers.replicas import ReplicaExchange
 from sghmc.samplers.sghmc import SGHMC
@@ -41,14 +42,15 @@ EXAMPLES = {
     "`Cyclical`": Cyclical(SGHMC(0.1, friction=1.0), cycle_length=10),
     "`ReplicaExchange`, 3 temperatures": ReplicaExchange(SGHMC(0.1, friction=1.0), [1, 3, 9]),
     "`Whitened`": Whitened(SGHMC(0.1, friction=1.0), jnp.zeros(_SIZE), 1.0),
+    "`Lazy`, d rows of one entry": Lazy(SGHMC(0.1, friction=1.0)),
     "`SGD`": SGD(0.1),
     "`Momentum`": Momentum(0.1, 0.1),
 }
 
 
 def num_gradients(sampler: Sampler) -> int:
-    """How many gradients a step asks for, counted in one that runs."""
-    asked = []
+    """How many gradients a step asks for, counted in one that runs and moves all parameters."""
+    sampler, asked = sampler.eager, []
 
     def evaluate(i, position):
         # When it runs, not when it is traced, and for each of several replicas.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.core import matrices, tree
+from sghmc.gradients.base import Oracle
 from sghmc.samplers.base import Kernel, Sampler, Traits
 from sghmc.samplers.wrapper import KernelWrapper, SamplerWrapper
 from sghmc.types import PyTree
@@ -97,8 +98,13 @@ class WhitenedKernel(KernelWrapper):
         return self.inner.init(normals, self._to_z(position))
 
     def step(self, t, noise, state, oracle):
-        in_z = oracle.through(self._to_position, lambda grad: self.transposed @ grad)
-        return self.inner.step(t, noise, state, in_z)
+        return self.inner.step(t, noise, state, self._in_z(oracle))
+
+    def informed(self, state, oracle):
+        return self.inner.informed(state, self._in_z(oracle))
+
+    def _in_z(self, oracle: Oracle) -> Oracle:
+        return oracle.through(self._to_position, lambda grad: self.transposed @ grad)
 
     def position(self, state):
         return self._to_position(self.inner.position(state))

@@ -57,6 +57,10 @@ class SamplerWrapper(Sampler):
     def for_growth(self, factor):
         return self._around(self.sampler.for_growth(factor))
 
+    @property
+    def eager(self) -> Sampler:
+        return self._around(self.sampler.eager)
+
     def with_center(self, center):
         return self._around(self.sampler.with_center(center))
 
@@ -81,6 +85,16 @@ class KernelWrapper(Kernel):
 
     def draw(self, key, first_step, num_steps, like):
         return self.inner.draw(key, first_step, num_steps, like)
+
+    def informed(self, state, oracle):
+        return self.inner.informed(state, oracle)
+
+    @property
+    def leaves_behind(self):
+        return self.inner.leaves_behind
+
+    def settle(self, t, noise, state, oracle):
+        return self.inner.settle(t, noise, state, oracle)
 
     @property
     def num_gradients(self):
@@ -111,6 +125,9 @@ class KernelWrapper(Kernel):
 
     def reheated(self, t, state, ratio):
         return self.inner.reheated(t, state, ratio)
+
+    def shaped(self, state, shape):
+        return self.inner.shaped(state, shape)
 
     def adaptable(self, state):
         return self._around(self.inner.adaptable(state))

@@ -51,7 +51,7 @@ def affine_map(
     The columns of L are the sampler's normals, then those of the gradient noise.
     """
     check_affine(sampler)
-    precision = as_matrix(precision)
+    sampler, precision = sampler.eager, as_matrix(precision)
     size = len(precision)
     with double_precision():
         like = jax.ShapeDtypeStruct((size,), np.float64)

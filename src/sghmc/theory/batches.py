@@ -69,7 +69,7 @@ def minibatch_law(
     [0.00126]
     """
     check_affine(sampler)
-    sampler = held(sampler, 0)
+    sampler = held(sampler.eager, 0)
     batch_size, rule = gradient.batch_rows, getattr(gradient, "replacement", None)
     if batch_size is None or not isinstance(posterior, AbstractPosterior):
         raise TypeError(

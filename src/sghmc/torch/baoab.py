@@ -40,11 +40,15 @@ class BAOAB(FrictionSampler):
     >>> sampler.step()
     """
 
-    def _move(self, group: dict[str, Any], piece: Piece) -> None:
-        momenta = piece.state[MOMENTUM]
+    def _begin_step(self, group: dict[str, Any], piece: Piece) -> None:
         self._kick_and_drift(group, piece, 1.0, 0.5)
+
+    def _heat(self, group: dict[str, Any], piece: Piece) -> None:
+        momenta = piece.state[MOMENTUM]
         damping = group["lr"] * group["friction"] / group["mass"]
         torch._foreach_mul_(momenta, math.exp(-damping))
         heat = -group["temperature"] * group["mass"] * math.expm1(-2 * damping)
         inject(group, piece, momenta, heat, group["lr"] ** 2 * math.exp(-damping))
+
+    def _finish(self, group: dict[str, Any], piece: Piece) -> None:
         self._drift(group, piece, 0.5)

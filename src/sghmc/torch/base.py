@@ -63,6 +63,8 @@ log density, or None: flat |
     steps are smaller than their last digits.
     """
 
+    heats_apart = False  # Where a step draws its noise by itself, the rest is done at once.
+
     def __init__(
         self, params: Iterable, step_size: float, settings: dict[str, Any], *,
         temperature: float = 1.0, num_data=REQUIRED, prior=REQUIRED, seed=REQUIRED,
@@ -124,8 +126,7 @@ log density, or None: flat |
 
     def _advance(self) -> None:
         """One step of all groups; where something is wrong, of none."""
-        groups = [(group, parameters.moving(group)) for group in self.param_groups]
-        groups = [(group, params) for group, params in groups if params]
+        groups = [(g, params) for g in self.param_groups if (params := parameters.moving(g))]
         grads = [parameters.gradients(group, params) for group, params in groups]
         self._finite.check([grad for each in grads for grad in each], self.num_steps)
         for group, params in groups:
@@ -141,9 +142,8 @@ log density, or None: flat |
             if is_estimated(group):
                 states = [self.state[param] for param in params]
                 self._microbatches.update(group, params, states, self.num_data)
-            for param in params:
-                if param.dtype in parameters.LOW_PRECISION:
-                    param.copy_(self.state[param][POSITION])
+            for param in parameters.of_few_digits(params):
+                param.copy_(self.state[param][POSITION])
         self.num_steps += 1
 
     def _planned(self, group: dict[str, Any], params: list[torch.Tensor]) -> Plan:
@@ -163,7 +163,7 @@ log density, or None: flat |
 
     def _begin(self, group: dict[str, Any], param: torch.Tensor) -> None:
         position, state = param.detach(), self.state[param]
-        if param.dtype in parameters.LOW_PRECISION:
+        if parameters.of_few_digits([param]):
             state[POSITION] = position = position.float()
         state |= self._fresh(group, position)
         if is_estimated(group):
@@ -171,7 +171,8 @@ log density, or None: flat |
 
     def _cut(self, params: list[torch.Tensor]) -> Plan:
         positions = [position.detach() for position in self._positions(params)]
-        return pieces.cut(positions, [self.state[param] for param in params], self.normals)
+        states = [self.state[param] for param in params]
+        return pieces.cut(positions, states, self.normals, has_whole=self.heats_apart)
 
     def _positions(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Parameters or, where they have few digits, the copies that have more."""

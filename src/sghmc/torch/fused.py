@@ -11,9 +11,6 @@ import itertools
 import torch
 
 Tensors = list[torch.Tensor]
-FUSES_ON_CPU = False
-"""There the kernel wakes all threads for every piece, which takes longer than a second pass over a
-piece that is in the cache; tests turn it on."""
 
 
 def kick_and_drift(
@@ -25,9 +22,13 @@ def kick_and_drift(
     force: float,
     pull: float,
     drift: float,
+    is_fused: bool,
 ) -> None:
-    """r ← inertia · r + force · g + pull · θ, then θ ← θ + drift · r, in place."""
-    if _can_be_fused(force, positions, momenta, grads):
+    """r ← inertia · r + force · g + pull · θ, then θ ← θ + drift · r, in place.
+
+    `is_fused` asks for one pass, where that can be.
+    """
+    if is_fused and _can_be_fused(force, positions, momenta, grads):
         # SGD's words: b ← momentum · b + (1 − dampening)(g + weight_decay · p), p ← p − lr · b.
         torch._fused_sgd_(
             positions,
@@ -51,8 +52,6 @@ def kick_and_drift(
 
 def _can_be_fused(force: float, positions: Tensors, momenta: Tensors, grads: Tensors) -> bool:
     if torch.compiler.is_compiling():  # which knows no such kernel, and fuses by itself
-        return False
-    if positions[0].device.type == "cpu" and not FUSES_ON_CPU:
         return False
     return _is_exact(force, positions[0].dtype) and _are_alike(positions, momenta, grads)
 

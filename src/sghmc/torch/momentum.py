@@ -65,6 +65,7 @@ class MomentumSampler(Sampler):
 class FrictionSampler(MomentumSampler, abc.ABC):
     """The settings ε, C, M, V̂ and τ of dr = −∇U dt − CM⁻¹r dt + N(0, 2τC dt), dθ = M⁻¹r dt."""
 
+    heats_apart = True
     largest_decay = float("inf")
     """Where every chain diverges, whatever the target: a bound on εC/M."""
 
@@ -94,7 +95,18 @@ class FrictionSampler(MomentumSampler, abc.ABC):
         )
 
     def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
-        plan.run(functools.partial(self._move, group))
+        """Piece by piece; where all are in the cache, what has no noise for all of them at once."""
+        if plan.whole is None:
+            plan.run(functools.partial(self._move, group))
+            return
+        self._begin_step(group, plan.whole)
+        plan.run(functools.partial(self._heat, group))
+        self._finish(group, plan.whole)
+
+    def _move(self, group: dict[str, Any], piece: Piece) -> None:
+        self._begin_step(group, piece)
+        self._heat(group, piece)
+        self._finish(group, piece)
 
     def _kick_and_drift(
         self, group: dict[str, Any], piece: Piece, inertia: float, fraction: float
@@ -112,8 +124,16 @@ class FrictionSampler(MomentumSampler, abc.ABC):
             force=-epsilon * self.num_data,
             pull=-epsilon * prior.precision if is_gaussian else 0.0,
             drift=fraction * epsilon / group["mass"],
+            is_fused=piece.is_fused,
         )
 
+    def _begin_step(self, group: dict[str, Any], piece: Piece) -> None:
+        """What a step does to a piece before it draws noise, in place."""
+
     @abc.abstractmethod
-    def _move(self, group: dict[str, Any], piece: Piece) -> None:
-        """One step of a piece, in place."""
+    def _heat(self, group: dict[str, Any], piece: Piece) -> None:
+        """Noise, and what is done with it in one go."""
+
+    @abc.abstractmethod
+    def _finish(self, group: dict[str, Any], piece: Piece) -> None:
+        """The rest of a step."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-LOW_PRECISION = (torch.bfloat16, torch.float16)
+_FEW_DIGITS = (torch.bfloat16, torch.float16)
 
 
 def check(param: torch.Tensor) -> None:
@@ -23,6 +23,11 @@ def check(param: torch.Tensor) -> None:
 def moving(group: dict[str, Any]) -> list[torch.Tensor]:
     """The parameters of a group that are not frozen."""
     return [param for param in group["params"] if param.requires_grad]
+
+
+def of_few_digits(params: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those whose last digits are larger than steps: a copy with more of them moves."""
+    return [param for param in params if param.dtype in _FEW_DIGITS]
 
 
 def gradients(group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -20,6 +20,9 @@ from sghmc.torch.normals import Normals, Source, shard
 _CPU_SIZE = 1 << 15
 """Numbers of a piece on a CPU, at most: they stay in a core's cache, and operations on as many stay
 in the thread that calls them."""
+_CACHED = 1 << 20
+"""Numbers on a CPU that are in its cache with what belongs to them: passes over all of them, which
+wake all threads, then cost less than as many calls for every piece."""
 _LAUNCH, _SHARE, _FEW = 320 << 16, 1 / 5, 1 << 22
 """Elsewhere: what a launch of torch's kernels for lists takes, 320 blocks of 65,536 numbers, since
 fewer leave processors idle; but at most a fifth of all, so that the noise needs little memory."""
@@ -41,9 +44,12 @@ class Piece:
     """Parts of parameters; `state` has the same parts of what belongs to them.
 
     `grads` are those of the loss, `prior_grads` those of a log prior that is a function, or None:
-    both are new in every step.
+    both are new in every step. `is_fused` says that operations may wake all threads of a CPU.
     """
 
+    is_fused: bool
+    positions: list[torch.Tensor]
+    state: dict[str, list[torch.Tensor]]
     grads: list[torch.Tensor]
     prior_grads: list[torch.Tensor] | None
 
@@ -52,16 +58,20 @@ class Piece:
         parts: list[Part],
         positions: list[torch.Tensor],
         states: list[dict[str, Any]],
-        source: Source,
-        stream: int,
+        source: Source | None,
+        stream: int = 0,
     ):
+        """Without a source it has no noise."""
         self.parts, self.stream = parts, stream
+        self.is_fused = source is None or len(source.generators) == 1
         self.positions = self.cut(positions)
         self.state = {
             name: self.cut([state[name] for state in states])
             for name, value in states[0].items()
             if isinstance(value, torch.Tensor)
         }
+        if source is None:
+            return
         sizes = [part.size for part in parts]
         self.generator = source.generators[stream]
         self._noise = source.buffer(stream, sum(sizes), self.positions[0].dtype)
@@ -95,10 +105,14 @@ class Piece:
 
 
 class Plan:
-    """All pieces of some parameters, and which thread each goes to."""
+    """All pieces of some parameters, and which thread each goes to.
 
-    def __init__(self, pieces: list[Piece]):
-        self.pieces = pieces
+    `whole`, where it is asked for and they are few, has all of them in one piece without noise, and
+    is then the one that has gradients.
+    """
+
+    def __init__(self, pieces: list[Piece], whole: Piece | None = None):
+        self.pieces, self.whole = pieces, whole
         # The pieces of a generator stay in order, and so in one thread.
         self._streams = sorted({piece.stream for piece in pieces})
         self._shares: dict[int, list[list[Piece]]] = {1: [pieces]}
@@ -123,17 +137,23 @@ class Plan:
 
     def hand_out(self, grads: list[torch.Tensor], prior_grads: list[torch.Tensor] | None) -> None:
         """Give pieces their gradients."""
-        for piece in self.pieces:
+        for piece in self.pieces if self.whole is None else [self.whole]:
             piece.grads = piece.cut(grads)
             piece.prior_grads = None if prior_grads is None else piece.cut(prior_grads)
 
     def forget(self) -> None:
         """Let go of the gradients: the next ones need their memory."""
-        for piece in self.pieces:
+        for piece in self.pieces if self.whole is None else [self.whole]:
             piece.grads, piece.prior_grads = [], None
 
 
-def cut(positions: list[torch.Tensor], states: list[dict[str, Any]], normals: Normals) -> Plan:
+def cut(
+    positions: list[torch.Tensor],
+    states: list[dict[str, Any]],
+    normals: Normals,
+    *,
+    has_whole: bool = False,
+) -> Plan:
     """All positions in pieces, of one device, type and shard each."""
     alike: dict[Any, list[int]] = {}
     for place, position in enumerate(positions):
@@ -143,7 +163,12 @@ def cut(positions: list[torch.Tensor], states: list[dict[str, Any]], normals: No
         source = normals.source(positions[places[0]])
         for number, parts in enumerate(_parts(positions, places, source)):
             found.append(Piece(parts, positions, states, source, number % len(source.generators)))
-    return Plan(found)
+    is_small = sum(local(position).numel() for position in positions) <= _CACHED
+    is_host = all(len(normals.source(each).generators) > 1 for each in positions)
+    if not (has_whole and is_small and is_host and len(alike) == 1):
+        return Plan(found)
+    parts = [Part(place, local(each).numel(), None) for place, each in enumerate(positions)]
+    return Plan(found, Piece(parts, positions, states, None))
 
 
 def _parts(positions: list[torch.Tensor], places: list[int], source: Source) -> list[list[Part]]:

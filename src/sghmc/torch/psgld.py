@@ -68,11 +68,7 @@ class PSGLD(Sampler):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         self.param_groups[-1][_FIRST] = self.num_steps
-        low = [
-            param
-            for param in self.param_groups[-1]["params"]
-            if param.dtype in parameters.LOW_PRECISION
-        ]
+        low = parameters.of_few_digits(self.param_groups[-1]["params"])
         if self.correction and low:
             raise TypeError(
                 f"PSGLD with correction differentiates twice, which {low[0].dtype} has too few "

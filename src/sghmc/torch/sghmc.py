@@ -73,16 +73,21 @@ from microbatches |
         friction = number(momentum_decay, "momentum_decay") / epsilon
         return cls(params, epsilon, friction, 1.0, gradient_noise, **common)
 
-    def _move(self, group: dict[str, Any], piece: Piece) -> None:
+    def _inertia(self, group: dict[str, Any]) -> float:
+        """The share of its momentum that a step keeps."""
+        return 1 - group["lr"] * group["friction"] / group["mass"]
+
+    def _heat(self, group: dict[str, Any], piece: Piece) -> None:
+        """Before the kick, which is then one pass with the drift."""
         epsilon, momenta = group["lr"], piece.state[MOMENTUM]
-        inertia = 1 - epsilon * group["friction"] / group["mass"]
+        inertia = self._inertia(group)
         if inertia == 0:  # SGLD
             torch._foreach_zero_(momenta)
-            inertia = 1.0
         heat = 2 * epsilon * group["temperature"] * group["friction"]
-        # Before the kick, which is then one pass with the drift.
-        inject(group, piece, momenta, heat, epsilon**2, 1 / inertia)
-        self._kick_and_drift(group, piece, inertia, 1.0)
+        inject(group, piece, momenta, heat, epsilon**2, 1 / (inertia or 1.0))
+
+    def _finish(self, group: dict[str, Any], piece: Piece) -> None:
+        self._kick_and_drift(group, piece, self._inertia(group) or 1.0, 1.0)
 
     def _correction(self, group: dict[str, Any]) -> float:
         return 1 - group["lr"] * group["friction"] / (2 * group["mass"])

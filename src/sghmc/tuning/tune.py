@@ -131,8 +131,8 @@ def _check_size(num_parameters: int) -> None:
     if num_parameters > _MOST_PARAMETERS:
         raise ValueError(
             f"There are {num_parameters:,} parameters: the tuner takes up to {_MOST_PARAMETERS:,}. "
-            f"For a network take the estimators of sghmc.estimators, or "
-            f"sghmc.SGHMC.from_learning_rate(…) with sghmc.Minibatch(…) and several chains."
+            f"For a network take the estimators of sghmc.estimators, or train it and take "
+            f"sghmc.tune_network(…) with sghmc.Minibatch(…)."
         )
 
 

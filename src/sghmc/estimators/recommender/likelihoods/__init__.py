@@ -1,0 +1,1 @@
+"""How ratings come about, given their pair's mean: one file a likelihood."""

@@ -1,0 +1,207 @@
+"""A Bayesian transformer that reads text symbol by symbol."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from sghmc.core.checking import check_choice, check_count
+from sghmc.models.codes import checked_codes
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.priors import scaled_log_density
+from sghmc.types import PyTree
+
+_LEAST_SQUARE = 1e-6
+"""Added to the mean square that activations are divided by, so that zeros stay zeros."""
+_LONGEST_TURN = 10_000.0
+"""Symbols, about 2π times, in which the slowest pair of a head's numbers turns once."""
+
+
+class Transformer(eqx.Module):
+    """A decoder-only transformer with normal priors: what symbol comes after those before it.
+
+        x = E[c];  for every block: x ← x + W₂ attention(W₁ n(x)),  x ← x + W₄ gelu(W₃ n(x))
+        p(c_{t+1} | c_1 … c_t) = softmax(W₅ n(x_t)),   n(x) = x / √(mean x²)
+        E ~ N(0, s²),  W ~ N(0, s²/inputs),  W₂ and W₄: N(0, s²/(2·depth·inputs))
+
+    | field | symbol | meaning |
+    | --- | --- | --- |
+    | `num_symbols` | | symbols are 0, …, num_symbols − 1 |
+    | `context` | L | predictions of a window; nothing before it is seen |
+    | `width`, `depth`, `num_heads` | | numbers of an activation, blocks, heads of an attention |
+    | `prior_scale` | s | of all priors |
+    | `compute_type` | | "float32", or "bfloat16" for matrix products: parameters stay as they are |
+    | `remat` | | compute activations of a block again for its gradient: less memory, more time |
+
+    Attention is causal, positions are rotations of its heads, and there are neither biases nor
+    gains, so that every parameter is a weight with a scale known a priori. The blocks are one
+    stack, which a scan goes through: compilation does not take longer for more of them.
+
+    Linear layers are `eqx.nn.Linear`, by the names "blocks.attend" (W₁), "blocks.attended" (W₂),
+    "blocks.expand" (W₃), "blocks.contract" (W₄) and "readout" (W₅): `Adapters` may change them.
+
+    >>> import jax
+    >>> model = Transformer(num_symbols=5, context=8, width=16, depth=2, num_heads=2)
+    >>> params = model.init(jax.random.key(0))
+    >>> model.apply(params, jax.numpy.array([0, 3, 1])).shape
+    (3, 5)
+    """
+
+    num_symbols: int
+    context: int
+    width: int
+    depth: int
+    num_heads: int
+    prior_scale: float = 1.0
+    compute_type: Literal["float32", "bfloat16"] = "float32"
+    remat: bool = False
+
+    def __check_init__(self):
+        for name in ("num_symbols", "context", "width", "depth", "num_heads"):
+            check_count(getattr(self, name), name)
+        if self.width % (2 * self.num_heads):
+            raise ValueError(
+                f"width must be a multiple of twice num_heads, since the numbers of a head turn in "
+                f"pairs, but is {self.width} for {self.num_heads} heads."
+            )
+        if not self.prior_scale > 0:
+            raise ValueError(f"prior_scale must be positive, but is {self.prior_scale!r}.")
+        check_choice(self.compute_type, "compute_type", ("float32", "bfloat16"))
+
+    def init(self, key: jax.Array) -> PyTree:
+        """Parameters drawn from the prior with s = 1."""
+        of_embedding, of_blocks, of_readout = jax.random.split(key, 3)
+        width, small = self.width, (2 * self.depth) ** -0.5
+
+        def block(key: jax.Array) -> dict[str, eqx.nn.Linear]:
+            keys = jax.random.split(key, 4)
+            return {
+                "attend": _linear(keys[0], width, 3 * width, 1.0),
+                "attended": _linear(keys[1], width, width, small),
+                "expand": _linear(keys[2], width, 4 * width, 1.0),
+                "contract": _linear(keys[3], 4 * width, width, small),
+            }
+
+        return {
+            "embedding": jax.random.normal(of_embedding, (self.num_symbols, width)),
+            "blocks": eqx.filter_vmap(block)(jax.random.split(of_blocks, self.depth)),
+            "readout": _linear(of_readout, width, self.num_symbols, 1.0),
+        }
+
+    def apply(self, params: PyTree, codes: Int[Array, " time"]) -> Float[Array, "time symbol"]:
+        """Logits of the symbol after each of `codes`, given those up to it."""
+
+        def layer(x, block):
+            block = _in_type(block, self.compute_type)
+            return self._transformed(block, self._attended(block, x)), None
+
+        x = params["embedding"][codes].astype(self.compute_type)
+        x, _ = lax.scan(jax.checkpoint(layer) if self.remat else layer, x, params["blocks"])
+        readout = _in_type(params["readout"], self.compute_type)
+        return jax.vmap(readout)(_normalized(x)).astype(jnp.float32)
+
+    def _attended(self, block: PyTree, x: Float[Array, "time width"]) -> jax.Array:
+        parts = jax.vmap(block["attend"])(_normalized(x)).reshape(len(x), 3, self.num_heads, -1)
+        query, key, value = _turned(parts[:, 0]), _turned(parts[:, 1]), parts[:, 2]
+        found = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        return x + jax.vmap(block["attended"])(found.reshape(x.shape))
+
+    def _transformed(self, block: PyTree, x: Float[Array, "time width"]) -> jax.Array:
+        hidden = jax.nn.gelu(jax.vmap(block["expand"])(_normalized(x)))
+        return x + jax.vmap(block["contract"])(hidden)
+
+    def precisions(self, params: PyTree) -> PyTree:
+        """Prior precisions, a number for each leaf of the parameters.
+
+        They are also the mass for a sampler: all parameters then have the same scale a priori.
+        """
+        of_scale = self.prior_scale**-2
+
+        def of_leaf(path, leaf) -> float:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            if name == "embedding":
+                return of_scale
+            is_added = name in ("blocks.attended.weight", "blocks.contract.weight")
+            return of_scale * leaf.shape[-1] * (2 * self.depth if is_added else 1)
+
+        return jax.tree.map_with_path(of_leaf, params)
+
+    def log_prior(self, params: PyTree) -> jax.Array:
+        return scaled_log_density(params, self.precisions(params))
+
+    def posterior(
+        self, codes, stride: int = 1, log_prior: Callable[[PyTree], jax.Array] | None = None
+    ) -> Posterior:
+        """The posterior given a text, as a vector of symbols' codes.
+
+        An example is a window of L + 1 symbols, in which the last L are predicted from those before
+        them in the window; windows begin at every `stride`-th symbol:
+
+            log p(window i | θ) = (stride/L) Σ_t log p(c_{t+1} | c_1 … c_t, θ)
+
+        With stride = L the text is cut into windows, and U is minus the log-likelihood of that cut.
+        With stride = 1 each symbol is predicted in L windows, from contexts of all lengths, and
+        U is the mean over the L cuts there are. Either way each symbol of the text counts once:
+        the N of temperature 1 is the number of symbols, however often a window shows one.
+
+        `log_prior` takes the place of the model's own: that of adapters, say.
+        """
+        codes = checked_codes(codes, self.num_symbols, "codes")
+        check_count(stride, "stride")
+        if len(codes) <= self.context:
+            raise ValueError(
+                f"The text has {len(codes)} symbols, but a window needs context + 1 = "
+                f"{self.context + 1}: give more text, or a model with a smaller context."
+            )
+        starts = np.arange(0, len(codes) - self.context, stride, dtype=np.int32)
+        windows = Windows(self, jnp.asarray(codes), stride / self.context)
+        return Posterior(windows, log_prior or self.log_prior, starts)
+
+
+class Windows(eqx.Module):
+    """The log-likelihood of a window of a text, by where it begins."""
+
+    model: Transformer
+    text: Int[Array, " symbol"]
+    weight: float
+
+    def __call__(self, params: PyTree, start: Int[Array, ""]) -> jax.Array:
+        window = lax.dynamic_slice(self.text, (start,), (self.model.context + 1,))
+        window = window.astype(jnp.int32)
+        scores = jax.nn.log_softmax(self.model.apply(params, window[:-1]))
+        return self.weight * jnp.sum(jnp.take_along_axis(scores, window[1:, None], axis=1))
+
+
+def _linear(key: jax.Array, num_inputs: int, num_outputs: int, scale: float) -> eqx.nn.Linear:
+    own, of_weight = jax.random.split(key)
+    layer = eqx.nn.Linear(num_inputs, num_outputs, use_bias=False, key=own)
+    weight = scale * num_inputs**-0.5 * jax.random.normal(of_weight, (num_outputs, num_inputs))
+    return eqx.tree_at(lambda layer: layer.weight, layer, weight)
+
+
+def _in_type(params: PyTree, dtype: str) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+
+
+def _normalized(x: Float[Array, "time width"]) -> jax.Array:
+    """x / √(mean x²), the mean in single precision."""
+    square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+    return (x * lax.rsqrt(square + _LEAST_SQUARE)).astype(x.dtype)
+
+
+def _turned(heads: Float[Array, "time head size"]) -> jax.Array:
+    """Pairs of a head's numbers turned by angles in proportion to the time.
+
+    Products of a query and a key then depend on how far apart they are (Su et al., 2021).
+    """
+    time, _, size = heads.shape
+    rates = _LONGEST_TURN ** -(np.arange(0, size, 2) / size)
+    angles = (np.arange(time)[:, None] * rates[None])[:, None]
+    cos, sin = (jnp.asarray(function(angles), heads.dtype) for function in (np.cos, np.sin))
+    first, second = jnp.split(heads, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)

@@ -1,0 +1,283 @@
+"""SGHMC whose steps cost what the rows that a batch sees cost, not what all parameters do."""
+
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, UInt32
+
+from sghmc.core import matrices, pencils, random, tree, xla
+from sghmc.core.pieces import in_pieces
+from sghmc.gradients.fisher import EmpiricalFisher
+from sghmc.samplers.base import Kernel, Sampler, Traits
+from sghmc.samplers.lazy_rows import COPIES, Chosen, Part, Rows, Stretch, Table, tables_of
+from sghmc.samplers.settings import value_at
+from sghmc.samplers.sghmc import SGHMC, SGHMCKernel
+from sghmc.samplers.skipped_steps import Prior, make_steps, num_digits
+from sghmc.samplers.wrapper import KernelWrapper, SamplerWrapper
+from sghmc.types import PyTree, StepInfo
+
+_SETTLED_ENTRIES, _SETTLED_ON_ACCELERATOR = 1 << 15, 1 << 24
+"""Parameters that are brought up to date at once: few enough to stay in a processor's cache, many
+enough that an accelerator makes few launches. Both bound the memory that it takes."""
+
+
+Normals: TypeAlias = Callable[[UInt32[Array, "*slots"]], Float[Array, "*slots"]]
+"""The normals of a step, at some of its slots."""
+
+
+class Lazy(SamplerWrapper):
+    """SGHMC for tables of parameters, of which a batch sees few rows; the others move when needed.
+
+    A row that no example of a batch sees moves in that step by its prior N(μ, 1/λ) alone. So its
+    next k steps are one draw from an exact law (x = θ − μ, v the velocity):
+
+        (x, v) ← Fᵏ(x, v) + N(0, Q_k)
+
+    Every row counts the steps that it has made. Those that a batch sees are first brought up to
+    date by this law, then make the step of `sampler` with the batch's gradient. All rows are
+    brought up to date before whatever looks at all: draws, averages, Gibbs updates, adaptations.
+
+    | field | meaning |
+    | --- | --- |
+    | `sampler` | `SGHMC(…)`: numbers or diagonals, no schedules, never resampled |
+
+    Law: that of `sampler` itself, exactly, whatever the batches. (Not the same numbers: a row has
+    fewer normals.) The posterior has a `RowLikelihood` and a `RowPrior`, gradients are those of
+    `Minibatch`. It pays where a batch sees a small part of all rows and draws are many steps apart,
+    since each costs a pass over all parameters.
+
+    >>> import sghmc
+    >>> sghmc.Lazy(sghmc.SGHMC(0.1, friction=1.0)).name
+    'Lazy(SGHMC)'
+    """
+
+    traits: ClassVar[Traits] = Traits(
+        "that of `SGHMC`, exactly",
+        "as `SGHMC`",
+        "large tables of parameters, of which a batch sees few rows",
+    )
+
+    sampler: Sampler
+
+    def __check_init__(self):
+        sampler = self.sampler
+        if not isinstance(sampler, SGHMC):
+            raise TypeError(f"Lazy needs SGHMC(…), whose skipped steps it knows, not {sampler!r}.")
+        if sampler.schedules:
+            name = next(iter(sampler.schedules))
+            raise ValueError(
+                f"Lazy takes many equal steps at once, but {name} follows a schedule: give a "
+                f"number, or take SGHMC itself."
+            )
+        if sampler.resample_every is not None or sampler.resampling == "literal":
+            raise ValueError("Lazy never draws fresh momenta: leave resample_every out.")
+        if isinstance(sampler.gradient_noise, EmpiricalFisher):
+            raise ValueError(
+                "Lazy knows its noise before it runs, but EmpiricalFisher estimates it: give "
+                "gradient_noise as numbers, or 0."
+            )
+
+    @property
+    def eager(self) -> Sampler:
+        return self.sampler
+
+    def prepare(self, like: PyTree, num_steps: int = 1) -> "LazyKernel":
+        inner = self.sampler.prepare(like, num_steps)
+        assert isinstance(inner, SGHMCKernel)
+        if not matrices.are_diagonal(inner.decay, inner.learning_rate):
+            raise ValueError(
+                "Lazy moves rows one by one: give mass, friction and gradient_noise as numbers or "
+                "as pytrees like the parameters, not as dense matrices."
+            )
+        if COPIES * tree.size(like) >= 1 << 32:
+            raise ValueError(
+                f"Lazy numbers the normals of a step by 32 bits, which {tree.size(like):,} "
+                f"parameters exceed: spread them over several tables and runs."
+            )
+        return LazyKernel(inner, tables_of(like), num_digits(num_steps))
+
+
+class LazyState(NamedTuple):
+    """`made` counts, for each row of each array, the steps that it has made."""
+
+    position: PyTree
+    velocity: PyTree
+    made: PyTree
+
+
+class LazyKernel(KernelWrapper):
+    """The step of the rows that a batch sees, and the steps that rows have skipped."""
+
+    inner: Kernel
+    tables: tuple[Table, ...] = eqx.field(static=True)
+    digits: int = eqx.field(static=True)
+
+    @property
+    def leaves_behind(self) -> bool:
+        return True
+
+    def init(self, normals, position):
+        made = [jnp.zeros(table.num_rows, jnp.int32) for table in self.tables]
+        made = jax.tree.unflatten(jax.tree.structure(position), made)
+        return LazyState(*self.inner.init(normals, position), made=made)
+
+    def draw(self, key, first_step, num_steps, like):
+        """The key, for every step: which of its normals are wanted, the step's batch decides."""
+        return jnp.tile(key, (num_steps, *[1] * (key.ndim - 1)))
+
+    def _normals(self, t, noise) -> Normals:
+        return lambda slots: random.normals_at(noise, t, slots, dtype=self._dtype)
+
+    def step(self, t, noise, state, oracle):
+        return self.step_by(t, self._normals(t, noise), state, oracle)
+
+    def settle(self, t, noise, state, oracle):
+        return self.settle_by(t, self._normals(t, noise), state, oracle)
+
+    def step_by(self, t, normals: Normals, state: LazyState, oracle) -> tuple[LazyState, StepInfo]:
+        """`step`, by a function that gives its normals."""
+        touched = oracle.rows.touched(0)
+        seen = jax.tree.leaves(touched.rows, is_leaf=lambda leaf: leaf is None)
+        chosen = [
+            Stretch(jnp.int32(0), table.num_rows) if numbers is None else Chosen(numbers)
+            for numbers, table in zip(seen, self.tables, strict=True)
+        ]
+        parts, structure = self._parts(state), jax.tree.structure(state.position)
+        rows = self._rows(chosen, parts, structure, oracle)
+        # What every example sees, and so every step moves, is never behind.
+        behind = [i for i, numbers in enumerate(seen) if numbers is not None]
+        for i, each in zip(behind, self._caught_up(t, normals, rows, behind), strict=True):
+            rows[i] = each
+        taken = [
+            each.position.reshape(each.chosen.shape(table)).astype(part.position.dtype)
+            for each, table, part in zip(rows, self.tables, parts, strict=True)
+        ]
+        potential, grad = touched.evaluate(jax.tree.unflatten(structure, taken))
+        each = zip(self.tables, rows, parts, jax.tree.leaves(grad), strict=True)
+        moved = [self._moved(normals, *of_table) for of_table in each]
+        return self._state(moved, structure), StepInfo(potential)
+
+    def settle_by(self, t, normals: Normals, state: LazyState, oracle) -> LazyState:
+        """`settle`, by a function that gives the normals of step t."""
+        most = _SETTLED_ON_ACCELERATOR if xla.has_accelerator() else _SETTLED_ENTRIES
+        parts, structure = self._parts(state), jax.tree.structure(state.position)
+        for i, table in enumerate(self.tables):
+            length = min(table.num_rows, max(1, most // max(1, table.width)))
+
+            def settled(k, part, i=i, table=table, length=length):
+                # The last stretch reaches back into the one before, whose rows stay as they are.
+                chosen = [Stretch(jnp.int32(0), 1)] * len(parts)
+                chosen[i] = Stretch(jnp.minimum(k * length, table.num_rows - length), length)
+                every = [*parts[:i], part, *parts[i + 1 :]]
+                rows = self._rows(chosen, every, structure, oracle)
+                (rows,) = self._caught_up(t + 1, normals, rows, [i])
+                return Part(*map(chosen[i].put, part, (rows.position, rows.velocity, rows.made)))
+
+            parts[i] = lax.fori_loop(0, -(-table.num_rows // length), settled, parts[i])
+        return self._state(parts, structure)
+
+    def _rows(self, chosen, parts, structure, oracle) -> list[Rows]:
+        """Rows of every table as they are."""
+        like = [
+            jax.ShapeDtypeStruct(rows.shape(table), self._dtype)
+            for rows, table in zip(chosen, self.tables, strict=True)
+        ]
+        numbers = jax.tree.unflatten(structure, [rows.numbers for rows in chosen])
+        law = oracle.rows.prior(numbers, jax.tree.unflatten(structure, like))
+        mean, precision = (jax.tree.leaves(each) for each in law)
+        return [
+            self._row(i, *of_table)
+            for i, of_table in enumerate(zip(chosen, parts, mean, precision, strict=True))
+        ]
+
+    def _row(self, i: int, chosen, part: Part, mean, precision) -> Rows:
+        table = self.tables[i]
+        position, velocity = (chosen.of(each).astype(self._dtype) for each in part[:2])
+        decay, rate, subtracted = (
+            chosen.of(table.by_row(each.values[i])) for each in self._diagonals
+        )
+        # The variance of the injected noise, 2τηα − η²V̂: a gather less than from C and M.
+        variance = rate * (2 * self._temperature * decay - rate * subtracted)
+        mean, precision = (table.columns(each) for each in (mean, precision))
+        prior = Prior(decay, rate * precision, jnp.sqrt(jnp.maximum(variance, 0)), mean)
+        return Rows(chosen, position, velocity, chosen.of(part.made), rate, prior)
+
+    def _caught_up(
+        self, count, normals: Normals, rows: list[Rows], tables: list[int]
+    ) -> list[Rows]:
+        """Rows of some tables after the steps that they have skipped, up to a number of steps."""
+
+        def make(slots, made, position, velocity, *prior):
+            pair = normals(slots + np.uint32(1)), normals(slots + np.uint32(2))
+            now = make_steps(count - made, Prior(*prior), position, velocity, pair, self.digits)
+            # No row is ahead. Said so, because `made` must be written after it was read: else the
+            # compiler makes a copy of the numbers of all rows.
+            return *now, jnp.maximum(made, count)
+
+        groups = [
+            (
+                self.tables[i].slots(rows[i].chosen.numbers),
+                rows[i].made[:, None],
+                rows[i].position,
+                rows[i].velocity,
+                *rows[i].prior,
+            )
+            for i in tables
+        ]
+        return [
+            rows[i]._replace(position=position, velocity=velocity, made=made[:, 0])
+            for i, (position, velocity, made) in zip(tables, in_pieces(make, groups), strict=True)
+        ]
+
+    def _moved(self, normals: Normals, table: Table, rows: Rows, part: Part, grad) -> Part:
+        """The step itself: rows that a batch sees, by its gradient and by their prior."""
+        chosen, position, velocity, made, rate, prior = rows
+        own = velocity - prior.decay * velocity - prior.stiffness * (position - prior.mean)
+        own = own + prior.spread * normals(table.slots(chosen.numbers))
+        velocities, velocity = chosen.put_sum(part.velocity, own, -rate * grad.reshape(own.shape))
+        positions = chosen.put(part.position, position + velocity)
+        return Part(positions, velocities, chosen.put(part.made, made + 1))
+
+    @property
+    def _diagonals(self) -> tuple[matrices.Diagonal, ...]:
+        """α, η and V̂ of every entry."""
+        inner = self.inner
+        assert isinstance(inner, SGHMCKernel)
+        assert isinstance(inner.decay, matrices.Diagonal)
+        assert isinstance(inner.learning_rate, matrices.Diagonal)
+        assert isinstance(inner.noise, pencils.DiagonalPencil)
+        return inner.decay, inner.learning_rate, inner.noise.second
+
+    @property
+    def _temperature(self) -> jax.Array:
+        assert isinstance(self.inner, SGHMCKernel)
+        return value_at(self.inner.temperature, 0)
+
+    @property
+    def _dtype(self):
+        """That of settings: single precision at least."""
+        return self._temperature.dtype
+
+    def _parts(self, state: LazyState) -> list[Part]:
+        leaves = zip(*map(jax.tree.leaves, state), strict=True)
+        return [
+            Part(table.by_row(position), table.by_row(velocity), made)
+            for table, (position, velocity, made) in zip(self.tables, leaves, strict=True)
+        ]
+
+    def _state(self, parts: list[Part], structure) -> LazyState:
+        """The inverse, its arrays as vectors."""
+        columns = ([jnp.ravel(leaf) for leaf in leaves] for leaves in zip(*parts, strict=True))
+        return LazyState(*(jax.tree.unflatten(structure, leaves) for leaves in columns))
+
+    def shaped(self, state, shape):
+        return LazyState(shape(state.position), shape(state.velocity), state.made)
+
+    def with_mass(self, state, mass):
+        kernel, moved = super().with_mass(state, mass)
+        return kernel, LazyState(*moved, made=state.made)

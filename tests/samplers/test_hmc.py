@@ -1,0 +1,128 @@
+"""HMC remembers the gradient where it stands: no gradient is taken twice, and none goes stale.
+
+Its law is tested in test_laws.py.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sghmc
+from sghmc.gradients.base import Oracle
+from sghmc.types import Evaluation
+
+SCALES = jnp.array([1.0, 3.0])
+SAMPLERS = {
+    "HMC": sghmc.HMC(0.3, 4, mass=0.7, jitter=0.2),
+    "no accept step": sghmc.HMC(0.3, 4, metropolis=False),
+    "whitened": sghmc.Whitened(sghmc.HMC(0.9, 3), center=jnp.array([0.1, 0.2]), factor=0.5),
+}
+
+
+def potential(theta):
+    return jnp.sum(SCALES * theta**4) + jnp.sum(theta**2)
+
+
+def exact_oracle():
+    calls = []
+
+    def evaluate(i, theta):
+        calls.append(i)
+        return Evaluation(*jax.value_and_grad(potential)(theta))
+
+    return Oracle(evaluate, potential, True), calls
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_state_that_was_informed_moves_as_one_that_was_not(name):
+    """To rounding, and it stays informed of where it is, after a refusal too."""
+    like = jnp.array([0.4, -0.3])
+    kernel = SAMPLERS[name].prepare(like)
+    oracle, _ = exact_oracle()
+    plain = kernel.init([jnp.ones(2)], like)
+    informed = kernel.informed(plain, oracle)
+    key = sghmc.core.random.words(jax.random.key(3))
+    accepted = []
+    for t in range(30):
+        noise = kernel.draw(key, t, 1, like)
+        plain, _ = kernel.step(t, noise, plain, oracle)
+        before = informed.position
+        informed, info = kernel.step(t, noise, informed, oracle)
+        assert plain.seen is None
+        np.testing.assert_allclose(informed.position, plain.position, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(info.potential, informed.seen.potential)
+        np.testing.assert_allclose(
+            informed.seen.potential, potential(kernel.position(informed)), rtol=1e-4
+        )
+        fresh = kernel.informed(informed, oracle).seen.grad
+        np.testing.assert_allclose(informed.seen.grad, fresh, rtol=1e-4, atol=1e-5)
+        accepted.append(bool(np.any(informed.position != before)))
+    assert name == "no accept step" or {*accepted} == {True, False}
+
+
+def count_evaluations(num_draws):
+    """How often a run with trajectories of three steps asks for U and its gradient."""
+    asked = []
+
+    def counted(theta):
+        jax.debug.callback(lambda: asked.append(1))
+        return jnp.sum(theta**2) / 2
+
+    sghmc.sample(
+        jax.random.key(0),
+        sghmc.Potential(counted),
+        sghmc.HMC(0.3, 3),
+        jnp.ones(2),
+        num_samples=num_draws,
+        progress=False,
+    )
+    jax.effects_barrier()
+    return len(asked)
+
+
+def test_a_run_takes_one_gradient_a_step():
+    """The difference of two runs, so that what happens once does not count."""
+    assert count_evaluations(16) - count_evaluations(8) == 8 * 3
+
+
+def test_noisy_gradients_are_taken_anew():
+    kernel = sghmc.HMC(0.3, 4).prepare(jnp.zeros(2))
+    state = kernel.init([jnp.ones(2)], jnp.zeros(2))
+    oracle = Oracle(lambda i, theta: Evaluation(potential(theta), theta), potential, False)
+    assert kernel.informed(state, oracle).seen is None
+
+
+def test_what_was_seen_does_not_outlive_a_change_of_hyperparameters():
+    """A precision that jumps at every step: with a stale gradient the trajectories would differ."""
+
+    def log_prior(theta, hyper):
+        return -hyper["precision"] * jnp.sum(theta**2) / 2
+
+    posterior = sghmc.Posterior(
+        lambda theta, row, hyper: -0.5 * jnp.sum((theta - row) ** 2),
+        log_prior,
+        jnp.ones((1, 2)),
+        hyper={"precision": jnp.array(1.0)},
+    )
+    update = sghmc.Gibbs(
+        lambda key, params, target: {"precision": 41.0 - target.hyper["precision"]}, every=1
+    )
+    sampler, key = sghmc.HMC(0.1, 3), jax.random.key(5)
+    samples = sghmc.sample(
+        key, posterior, sampler, jnp.ones(2), gibbs=update, num_samples=12, progress=False
+    )
+    kernel = sampler.prepare(jnp.ones(2))
+    words = sghmc.engine.keys.chain_keys(key, 1)[0]
+    state = kernel.init(
+        sghmc.core.random.normals_like(words[sghmc.engine.keys.INIT], 0, 1, jnp.ones(2)),
+        jnp.ones(2),
+    )
+    precision = 1.0
+    for t in range(12):
+        target = posterior.with_hyper({"precision": jnp.array(precision)})
+        oracle = Oracle(lambda i, theta, target=target: target.evaluate(theta), None, True)
+        noise = kernel.draw(words[sghmc.engine.keys.MOTION], t, 1, jnp.ones(2))
+        state, _ = kernel.step(t, noise, state, oracle)
+        np.testing.assert_allclose(samples.positions[0, t], state.position, rtol=1e-4, atol=1e-5)
+        precision = 41.0 - precision
