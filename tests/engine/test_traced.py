@@ -50,7 +50,7 @@ def compiled():
     """Names of what XLA compiles."""
     names = []
 
-    def listen(event, duration, **details):
+    def listen(event, duration_secs, **details):
         if event == COMPILED:
             names.append(details.get("fun_name"))
 

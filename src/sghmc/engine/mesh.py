@@ -28,7 +28,7 @@ from sghmc.engine import beginning, carries, loop
 from sghmc.engine.beginning import Beginning
 from sghmc.engine.device_batches import device_batches
 from sghmc.engine.layout import Layout
-from sghmc.engine.partition import CHAIN, DATA, for_compiler, put, shardings, used_axes
+from sghmc.engine.partition import CHAIN, DATA, put, same_devices, shardings, used_axes
 from sghmc.engine.placement import Placement
 from sghmc.engine.program import Batches, Carry, Program
 from sghmc.engine.starts import Start, repeated
@@ -132,9 +132,8 @@ class OverMesh(Placement):
     def _own_spec(self, leaf: Any) -> P:
         """How an array lies that somebody has spread over this mesh; others are everywhere."""
         where = leaf.sharding if isinstance(leaf, jax.Array) else None
-        if isinstance(where, NamedSharding) and for_compiler(where.mesh) == self.mesh:
-            return where.spec
-        return P()
+        is_ours = isinstance(where, NamedSharding) and same_devices(where.mesh, self.mesh)
+        return where.spec if is_ours else P()
 
     def _carry_specs(self, layout: Layout, carry: PyTree) -> PyTree:
         """By chains; and what has the structure and shapes of parameters, as these lie."""

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sghmc.core import processes
@@ -52,7 +52,7 @@ def _check_rules(rules: Any, mesh: Mesh | None) -> None:
             raise ValueError(
                 f"The pattern {rule[0]!r} of sharding is no regular expression: {error}."
             ) from error
-        _check_axes(*rule, mesh)
+        _check_axes(rule[0], rule[1], mesh)
 
 
 def _check_axes(pattern: str, spec: P, mesh: Mesh) -> None:
@@ -76,7 +76,7 @@ def used_axes(specs: Sequence[P]) -> list[str]:
     return [name for each in tuples for name in each if isinstance(name, str)]
 
 
-def matched(rules: Rules, params: PyTree, mesh: Mesh) -> list[P]:
+def matched(rules: Rules, params: PyTree, mesh: Mesh | AbstractMesh) -> list[P]:
     """How each array of `params` is cut: by the first rule that is found in its path.
 
     A path is written `layers/0/weight`. What no rule is found in is an error; a single number,
@@ -100,7 +100,7 @@ def matched(rules: Rules, params: PyTree, mesh: Mesh) -> list[P]:
     return list(found.values())  # pyright: ignore[reportReturnType]
 
 
-def _check_fit(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> None:
+def _check_fit(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh | AbstractMesh) -> None:
     if len(spec) > len(shape):
         raise ValueError(
             f"{name} has shape {shape}, but its rule of sharding, {spec}, speaks of {len(spec)} "
@@ -117,14 +117,14 @@ def _check_fit(name: str, shape: tuple[int, ...], spec: P, mesh: Mesh) -> None:
             )
 
 
-def _num_parts(entry, mesh: Mesh) -> int:
+def _num_parts(entry, mesh: Mesh | AbstractMesh) -> int:
     parts = 1
     for name in used_axes([P(entry)]):
         parts *= mesh.shape[name]
     return parts
 
 
-def first_axes(params: PyTree, mesh: Mesh) -> list[P]:
+def first_axes(params: PyTree, mesh: Mesh | AbstractMesh) -> list[P]:
     """Without rules: each array along its first axis, where that can be cut."""
     parts = mesh.shape.get(MODEL, 1)
 
@@ -152,6 +152,11 @@ def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
         return jax.device_put(leaf, sharding)
     whole = np.asarray(leaf)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def same_devices(mesh: Mesh | AbstractMesh, other: Mesh) -> bool:
+    """Whether two meshes differ at the most in what the compiler may do along their axes."""
+    return isinstance(mesh, Mesh) and for_compiler(mesh) == for_compiler(other)
 
 
 def for_compiler(mesh: Mesh) -> Mesh:
