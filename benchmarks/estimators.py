@@ -2,6 +2,7 @@
 
     python benchmarks/estimators.py [--data digits,wine] [--folds 10] [--seeds 0,1] [--jobs 2]
     python benchmarks/estimators.py --large
+    python benchmarks/estimators.py --numbers 2000 100000
 
 Scikit-learn's bundled data sets, standardized for both, each row predicted once for every seed by
 models that saw the other folds of that seed's split. Scores are means over rows: of right answers,
@@ -15,7 +16,8 @@ random starts would change on these very rows.
 
 `--large` fits 100,000 rows whose class probabilities are known, and scores 10,000 others by the
 model and by those probabilities, which nobody can beat but by luck. Memory is the largest that the
-process had until then.
+process had until then. `--numbers` does the same with `BayesianMLPRegressor()` on so many rows with
+known noise, twice each: the second fit, of other rows, has nothing to compile.
 """
 
 import argparse
@@ -38,6 +40,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from sghmc.estimators import BayesianLogisticRegression, BayesianMLPClassifier, BayesianMLPRegressor
+
+NOISE = 0.3
+"""Standard deviation of the made-up numbers around their means."""
 
 HIDDEN = (100,)
 LOADERS = {
@@ -200,6 +205,42 @@ def measure_large() -> None:
         show(kind.__name__, model.predict_proba(new_x), f"{seconds:.0f} | {memory:.1f}")
 
 
+def known_numbers(count: int, num_inputs: int, seed: int) -> tuple[np.ndarray, ...]:
+    """Rows of which four inputs are of use; targets; their means."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(count, num_inputs))
+    mean = np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + np.abs(x[:, 3])
+    return x, mean + NOISE * generator.normal(size=count), mean
+
+
+def measure_numbers(counts: list[int]) -> None:
+    print(
+        "| rows, inputs | first, s | again, s | GB | log-lik. of new rows | of the truth |"
+    )
+    print("| --- |" + " ---: |" * 5)
+    for count in counts:
+        num_inputs = 10 if count <= 2_000 else 20
+        new_x, new_y, mean = known_numbers(20_000, num_inputs, 1)
+        errors = (new_y - mean) / NOISE
+        truth = np.mean(-0.5 * errors**2) - np.log(NOISE) - 0.5 * np.log(2 * np.pi)
+        seconds = []
+        for seed in (2, 3):
+            x, y, _ = known_numbers(count, num_inputs, seed)
+            started = time.perf_counter()
+            model = BayesianMLPRegressor(random_state=0).fit(x, y)
+            seconds.append(f"{time.perf_counter() - started:.1f}")
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        found = np.mean(model.log_likelihood(new_x, new_y))
+        cells = (
+            f"{count:,}, {num_inputs}",
+            *seconds,
+            f"{memory:.2f}",
+            f"{found:.4f}",
+            f"{truth:.4f}",
+        )
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Our estimators against scikit-learn's.")
     parser.add_argument("--data", default=",".join(LOADERS))
@@ -208,7 +249,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="Processes of one core each.")
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--large", action="store_true", help="Only 100,000 rows of known classes.")
+    parser.add_argument("--numbers", type=int, nargs="+", metavar="ROWS")
     arguments = parser.parse_args()
+    if arguments.numbers:
+        measure_numbers(arguments.numbers)
+        return
     if arguments.large:
         measure_large()
         return

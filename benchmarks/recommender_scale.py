@@ -29,6 +29,7 @@ import numpy as np
 
 from sghmc.data.ratings import Ratings, load_ratings
 from sghmc.estimators import MatrixFactorization
+from sghmc.estimators.recommender.likelihoods.gaussian import Gaussian
 from workloads.tables import NOISE, made_up_ratings, step_costs
 
 
@@ -147,27 +148,28 @@ def scale(options: argparse.Namespace) -> dict[str, Any]:
     test, train = ratings.part(slice(held_out)), ratings.part(slice(held_out, None))
     result: dict[str, Any] = {"ratings": len(train.user), "seconds to make them up": seconds}
 
-    def fit(**settings: int) -> tuple[float, MatrixFactorization]:
-        model = MatrixFactorization(options.rank, **settings)
+    def fit(num_draws: int, **settings: int) -> tuple[float, MatrixFactorization]:
+        model = MatrixFactorization(options.rank, num_draws=num_draws).set_params(**settings)
         return timed(lambda: model.fit(tuple(train)))
 
     if not options.estimate:
-        seconds, model = fit(num_draws=options.draws)
+        seconds, model = fit(options.draws)
         means = model.predict(test.user, test.item)
         error = float(np.sqrt(np.mean((means - test.rating) ** 2)))
         return result | {"seconds": seconds, "RMSE": error, "RMSE of the exact means": NOISE}
-    whole = MatrixFactorization(options.rank, num_draws=options.draws)
-    few = {"thinning": whole.thinning, "num_burnin": 2 * whole.thinning}
-    short, _ = fit(num_draws=1, **few)
-    draws, _ = fit(num_draws=4, **few)
-    burnin, _ = fit(num_draws=1, **few | {"num_burnin": 4 * whole.thinning})
-    of_draw, of_burnin = (draws - short) / 3, (burnin - short) / (2 * whole.thinning)
-    left = (whole.num_draws - 1) * of_draw + (whole.num_burnin - few["num_burnin"]) * of_burnin
+    usual = Gaussian.schedule
+    few = {"thinning": usual.thinning, "num_burnin": 2 * usual.thinning}
+    first, _ = fit(1, **few)
+    short, _ = fit(1, **few)
+    draws, _ = fit(4, **few)
+    burnin, _ = fit(1, **few | {"num_burnin": 4 * usual.thinning})
+    of_draw, of_burnin = (draws - short) / 3, (burnin - short) / (2 * usual.thinning)
+    left = (options.draws - 1) * of_draw + (usual.num_burnin - few["num_burnin"]) * of_burnin
     return result | {
-        "seconds of a short fit": short,
+        "seconds of a first, short fit": first,
         "seconds of a draw": of_draw,
         "seconds of a step of burn-in": of_burnin,
-        "seconds, estimated": short + left,
+        "seconds, estimated": first + left,
     }
 
 

@@ -16,7 +16,8 @@ character and of all characters; entropy and mutual information, on the test tex
 other kinds; seconds and peak memory of the process that did it all, grid included.
 
 Each result is a line of `results/transformer/results.jsonl` as soon as it is there: a run that was
-stopped goes on. Every method of a seed has a process of its own.
+stopped goes on. Every method of a seed has a process of its own, `--jobs` of them at a time; this
+one leaves the device to them.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import resource
 import subprocess
 import sys
 import time
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -39,7 +41,10 @@ RESULTS = pathlib.Path(__file__).parents[1] / "results" / "transformer"
 
 
 class Size(NamedTuple):
-    """A configuration: the network, a batch, gradients of a method, characters to train on."""
+    """A configuration: the network, a batch, gradients of a method, characters to train on.
+
+    `rates` are those that are tried for AdamW; large networks want small ones.
+    """
 
     width: int
     depth: int
@@ -48,15 +53,17 @@ class Size(NamedTuple):
     batch: int
     num_gradients: int
     characters: int | None = None
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
 
 
+_LOW_RATES = (3e-4, 1e-3, 3e-3)
 SIZES = {
     "tiny": Size(16, 2, 2, 8, 16, 800, 5_000),
     "1e5": Size(64, 2, 2, 32, 16, 3_000, 50_000),
     "1e6": Size(128, 5, 4, 64, 16, 3_000, 200_000),
-    "1e7": Size(384, 6, 6, 256, 64, 3_000),
-    "1e8": Size(768, 14, 12, 256, 32, 3_000),
-    "1e9": Size(2048, 20, 16, 128, 1, 3_000),
+    "1e7": Size(384, 6, 6, 256, 64, 3_000, None, _LOW_RATES),
+    "1e8": Size(768, 14, 12, 256, 32, 3_000, None, _LOW_RATES),
+    "1e9": Size(2048, 20, 16, 128, 1, 3_000, None, _LOW_RATES),
 }
 DEFAULT_METHODS = ("AdamW", "SGD with momentum", "ensemble", "SWAG", "SGHMC")
 COLUMNS = {
@@ -99,6 +106,7 @@ def judged(options: argparse.Namespace, method: str, seed: int) -> list[dict[str
         options.gradients or size.num_gradients,
         options.draws,
         seed,
+        size.rates,
     )
     outcomes = text_methods.METHODS[method](setup)
     seconds, peak = time.perf_counter() - started, _peak()
@@ -112,6 +120,7 @@ def judged(options: argparse.Namespace, method: str, seed: int) -> list[dict[str
         lines.append(
             identity(options, _named(method, outcome), seed)
             | {
+                "device": jax.devices()[0].device_kind,
                 "validation_bits": outcome.bits,
                 "num_gradients": outcome.num_gradients,
                 "num_parameters": text_speed.num_parameters(model),
@@ -151,26 +160,35 @@ def identity(options: argparse.Namespace, method: str, seed: int) -> dict[str, A
         "context": options.context or size.context,
         "compute": options.compute,
         "draws": options.draws,
-        "device": jax.devices()[0].device_kind,
     }
 
 
 def compare(options: argparse.Namespace, file: pathlib.Path) -> None:
-    """Every method of every seed, each in a process of its own."""
+    """Every method of every seed that is not there yet, each in a process of its own."""
     known = {_name(line) for line in read(file)}
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for method in options.methods:
-            sought = {
-                _name(identity(options, name, seed))
-                for name in (method, f"{method}, temperature 1", f"{method}, temperature chosen")
-            }
-            if sought & known:
-                continue
-            lines = _in_process(["--worker", "judge", method, str(seed)])
+    missing = [
+        (method, seed)
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
+        for method in options.methods
+        if not known & _names(options, method, seed)
+    ]
+    with futures.ThreadPoolExecutor(options.jobs) as pool:
+        begun = [
+            pool.submit(_in_process, ["--worker", "judge", method, str(seed)])
+            for method, seed in missing
+        ]
+        for ended in futures.as_completed(begun):
+            lines = ended.result()
             with file.open("a", encoding="utf-8") as out:
                 out.writelines(json.dumps(line) + "\n" for line in lines)
             for line in lines:
-                print(f"{line['method']}, seed {seed}: {_shown(line)}", flush=True)
+                print(f"{line['method']}, seed {line['seed']}: {_shown(line)}", flush=True)
+
+
+def _names(options: argparse.Namespace, method: str, seed: int) -> set[tuple]:
+    """Those that lines of a method may have."""
+    names = (method, f"{method}, temperature 1", f"{method}, temperature chosen")
+    return {_name(identity(options, name, seed)) for name in names}
 
 
 def _name(line: dict[str, Any]) -> tuple:
@@ -192,7 +210,11 @@ def _number(name: str, value: float) -> str:
 def _in_process(worker: list[str]) -> Any:
     """What this script, called again with the same options, prints in its last line."""
     command = [sys.executable, __file__, *sys.argv[1:], *worker]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        # Else the first on a GPU takes three quarters of its memory from the others.
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(worker)} ended with {done.returncode}:\n{done.stdout}")
@@ -297,20 +319,22 @@ def _bars(by_method: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def time_steps(options: argparse.Namespace, out: pathlib.Path) -> None:
-    """Programs in turns, here; then the memory of each in a process of its own."""
+    """The memory of each program in a process of its own; then programs in turns, here."""
     case, num_chains = _case(options), options.adapters
+    names = (
+        {"AdamW": "one full fine-tune by AdamW", "adapters": f"{num_chains} chains"}
+        if num_chains
+        else {"AdamW": "AdamW", "SGHMC": "SGHMC"}
+    )
+    limit = 1.1 if num_chains else 1.0
+    peaks = {name: _in_process(["--worker", "memory", name, "0"]) for name in names}
     if num_chains:
         table = text_speed.adapter_speed(case, num_chains, options.repeats)
-        names = {"AdamW": "one full fine-tune by AdamW", "adapters": f"{num_chains} chains"}
-        limit = 1.1
     else:
         table = text_speed.speed(case, options.repeats)
-        names, limit = {"AdamW": "AdamW", "SGHMC": "SGHMC"}, 1.0
     count = text_speed.num_parameters(case.model)
     print(f"{count:,} parameters, batches of {case.batch} × {case.model.context}, "
           f"{options.compute}, {jax.devices()[0].device_kind}\n\n{table.markdown()}")  # fmt: skip
-    jax.clear_caches()
-    peaks = {name: _in_process(["--worker", "memory", name, "0"]) for name in names}
     base, other = (peaks[name]["bytes"] for name in names)
     judged_bars = table.judged()
     judged_bars.append({
@@ -358,10 +382,11 @@ def main() -> None:
     parser.add_argument("--remat", action="store_true")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--adapters", type=int, default=0, metavar="CHAINS")
-    parser.add_argument("--steps", type=int, default=40, help="Of a turn of --speed.")
+    parser.add_argument("--steps", type=int, default=200, help="Of a turn of --speed.")
     parser.add_argument("--repeats", type=int, default=_NUM_TIMED)
     parser.add_argument("--report", action="store_true", help="Only print what is there.")
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--jobs", type=int, default=1, help="Methods and seeds at a time.")
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="Folder of results.")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

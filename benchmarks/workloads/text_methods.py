@@ -22,7 +22,6 @@ from sghmc.tuning.network import NUM_PRODUCTS
 from sghmc.types import PyTree
 from workloads import text
 
-ADAMW_RATES = (1e-3, 3e-3, 1e-2)
 SGD_RATES = (0.03, 0.1, 0.3, 1.0)
 TEMPERATURES = (1.0, 0.3, 0.1, 0.03)
 NUM_MEMBERS = 4
@@ -50,6 +49,7 @@ class Setup(NamedTuple):
     num_gradients: int
     num_draws: int
     seed: int
+    rates: tuple[float, ...]
 
     def key(self, *numbers: int) -> jax.Array:
         key = jax.random.key(self.seed)
@@ -186,7 +186,7 @@ def _checkpoint(setup: Setup, optimizer, rates: tuple[float, ...]) -> Outcome:
 
 def best_adamw(setup: Setup) -> list[Outcome]:
     """AdamW's best checkpoint, of the best rate."""
-    return [_checkpoint(setup, adamw, ADAMW_RATES)]
+    return [_checkpoint(setup, adamw, setup.rates)]
 
 
 def best_momentum(setup: Setup) -> list[Outcome]:
@@ -197,7 +197,7 @@ def ensemble(setup: Setup, share: int = NUM_MEMBERS) -> list[Outcome]:
     """Members trained by AdamW from starts of their own, each with 1/`share` of the gradients."""
     judge, num_steps = Judge(setup), setup.num_gradients // share
     trainer, runs = Trainer(setup, adamw(num_steps)), {}
-    for rate in ADAMW_RATES:
+    for rate in setup.rates:
         members = [
             _best_of_run(
                 trainer, judge, setup.start(member), setup.key(1, member), rate, num_steps
@@ -226,7 +226,7 @@ def swag(setup: Setup) -> list[Outcome]:
     warm = int(WARM_SHARE * setup.num_gradients)
     every = max(1, (setup.num_gradients - warm) // (4 * _RANK))
     runs = {}
-    for rate in ADAMW_RATES:
+    for rate in setup.rates:
         mean, square, number, deviations = None, None, 0, []
         for step, params in trainer.run(
             setup.start(), setup.key(1), rate, setup.num_gradients, every
@@ -274,7 +274,7 @@ def sampled(setup: Setup) -> list[Outcome]:
     warm = int(WARM_SHARE * setup.num_gradients)
     trainer = Trainer(setup, adamw(None))
     starts: dict[float, tuple[float, PyTree]] = {}
-    for rate in ADAMW_RATES:
+    for rate in setup.rates:
         for _, params in trainer.run(setup.start(), setup.key(1), rate, warm, warm):
             starts[rate] = (judge([params]), _fetched(params))
     rate = min(starts, key=lambda rate: starts[rate][0])

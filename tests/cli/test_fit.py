@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from sghmc import estimators
-from sghmc.estimators import tabular
+from sghmc.estimators.table import tabular
 
 
 def houses(count: int = 120) -> pd.DataFrame:

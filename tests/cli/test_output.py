@@ -15,8 +15,9 @@ from sghmc import cli, estimators, experiments
 from sghmc.cli import session
 from sghmc.data import ratings
 from sghmc.data.tables import features
-from sghmc.estimators import recommender, tabular
+from sghmc.estimators import recommender
 from sghmc.estimators.recommender import ratings as fitted_ratings
+from sghmc.estimators.table import tabular
 from sghmc.experiments import demo
 
 LONG = "a name that is far too long for a column of a table, and " * 3

@@ -55,7 +55,7 @@ def test_every_number_of_steps_is_so_many_steps(backend, monkeypatch):
     with jax.enable_x64(True):
         settings = jnp.asarray([*DAMPED.values()], jnp.float64).T[:, :, None]
         counts = jnp.arange(40, dtype=jnp.int32)[None]
-        found = jax.jit(lambda k, *settings: steps_power(k, *settings, 6))(counts, *settings)
+        found = jax.jit(lambda k, d, s: steps_power(k, d, s, 6))(counts, *settings)
         found = jax.tree.map(np.asarray, found)
     for i, (decay, stiffness) in enumerate(DAMPED.values()):
         for k, expected in enumerate(one_by_one(39, decay, stiffness)):

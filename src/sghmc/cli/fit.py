@@ -40,7 +40,8 @@ def fit(
     """
     with session.work(debug), atomic_file.drafts(out) as stage:
         from sghmc.data.tables.features import read_table
-        from sghmc.estimators import pages, tabular
+        from sghmc.estimators import pages
+        from sghmc.estimators.table import tabular
 
         fitted = tabular.fit_table(
             read_table(table),
@@ -85,7 +86,7 @@ def predict(
             raise ValueError("--quiet without --out would predict for nobody: name a file.")
         from sghmc import estimators
         from sghmc.data.tables.features import read_table
-        from sghmc.estimators import tabular
+        from sghmc.estimators.table import tabular
 
         # Before the work: a place that cannot be written to is seen at once.
         with contextlib.nullcontext() if out is None else atomic_file.draft(out) as draft:

@@ -203,7 +203,7 @@ def _recommend_to_all(
     seed: int,
     as_json: bool,
 ) -> None:
-    from sghmc.estimators import tabular
+    from sghmc.estimators.table import tabular
 
     with contextlib.nullcontext() if out is None else atomic_file.draft(out) as draft:
         best = model.recommend_all(k, exclude_seen, by, random_state=seed)

@@ -13,8 +13,7 @@ require("sklearn", extra="sklearn")
 from sghmc.estimators import storage
 from sghmc.estimators.base import BayesianEstimator
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression
-from sghmc.estimators.mlp_classifier import BayesianMLPClassifier
-from sghmc.estimators.mlp_regressor import BayesianMLPRegressor
+from sghmc.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor
 from sghmc.estimators.recommender import MatrixFactorization
 from sghmc.estimators.storage import ModelFileError
 

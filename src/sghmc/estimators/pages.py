@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 from sghmc.display import page, pictures
-from sghmc.estimators import tabular
 from sghmc.estimators.recommender import ratings
+from sghmc.estimators.table import tabular
 
 _LARGEST_Z = 3.5
 """Ten comparisons of a calibrated model have a larger one in one of 200 cases."""

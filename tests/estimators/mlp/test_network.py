@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from sghmc.estimators.curvature import activate
-from sghmc.estimators.network import rescaled
+from sghmc.estimators.mlp.curvature import activate
+from sghmc.estimators.mlp.network import rescaled
 from sghmc.estimators.rows import Scaling
 
 

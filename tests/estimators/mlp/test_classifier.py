@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from estimator_data import NETWORK, blobs, by_hand
-from sghmc.estimators import BayesianMLPClassifier, mlp_classifier, network
-from sghmc.estimators.held_out import HeldOut
+from sghmc.estimators import BayesianMLPClassifier
+from sghmc.estimators.mlp import classifier as mlp_classifier
+from sghmc.estimators.mlp import network
+from sghmc.estimators.mlp.held_out import HeldOut
 from sghmc.estimators.rows import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

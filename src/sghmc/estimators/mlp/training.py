@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.estimators.number_network import Kind, NumberNetwork, Table
+from sghmc.estimators.mlp.number_network import Kind, NumberNetwork, Table
 
 _RATE = 0.005
 _MEMORY, _SQUARE_MEMORY, _TINY = 0.9, 0.999, 1e-8

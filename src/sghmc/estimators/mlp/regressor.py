@@ -7,18 +7,18 @@ import jax
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from sghmc.estimators import noise_choice
-from sghmc.estimators.convergence import Diagnostics, diagnose, judged_rows
-from sghmc.estimators.network_settings import BayesianNetwork
-from sghmc.estimators.number_batches import NumberBatches
-from sghmc.estimators.number_chains import NumberChains, Plan, Run
-from sghmc.estimators.number_network import KINDS, Kind, NumberNetwork, columns
+from sghmc.estimators.mlp import noise_choice
+from sghmc.estimators.mlp.convergence import Diagnostics, diagnose, judged_rows
+from sghmc.estimators.mlp.number_batches import NumberBatches
+from sghmc.estimators.mlp.number_chains import NumberChains, Plan, Run
+from sghmc.estimators.mlp.number_network import KINDS, Kind, NumberNetwork, columns
+from sghmc.estimators.mlp.settings import BayesianNetwork
 from sghmc.estimators.regressor import BayesianRegressor
 from sghmc.estimators.rows import Rows, Scaling, rounding
 
-_FULL_BATCH, _BATCH = 4096, 512
+_FULL_BATCH, _BATCH = 12_288, 512
 _SMALL, _LARGE = (16, 16), (50, 50)
-_WORK, _FEWEST_STEPS, _MOST_STEPS, _BATCH_STEPS = 8_000_000, 4000, 14_000, 3000
+_WORK, _FEWEST_STEPS, _MOST_STEPS, _BATCH_STEPS = 10_000_000, 4000, 17_500, 6000
 """Rows times steps, and the steps that it makes; more are better, and take their time."""
 _LARGEST_ERROR = 3.0
 """Mean squared, of fitted rows, in variances of the target: the mean alone would have 1."""
@@ -36,15 +36,15 @@ class BayesianMLPRegressor(BayesianNetwork, BayesianRegressor):
     | parameter | meaning |
     | --- | --- |
     | `hidden_layer_sizes` | units of each hidden layer; () is a linear model; "auto": (16, 16) up \
-to 4096 rows, else (50, 50) |
+to 12288 rows, else (50, 50) |
     | `activation` | "silu", "tanh" or "relu" |
     | `noise` | "constant": one σ, e Gaussian; "input": σ depends on x; "student": e ~ t besides |
     | | "auto": "student", unless "constant" makes held-out rows clearly likelier |
     | `num_draws` | posterior draws kept, of all chains together |
     | `num_chains` | independent chains |
     | `num_steps` | steps of each chain, two gradients each, a quarter of them for draws; "auto": \
-what takes some ten seconds on two cores, 14000 for few rows |
-    | `batch_size` | rows a step; None: all up to 4096, else 512 |
+what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
+    | `batch_size` | rows a step; None: all up to 12288, else 512 |
     | `random_state` | seed: an integer gives the same draws every time |
     | `progress` | show a progress bar |
 

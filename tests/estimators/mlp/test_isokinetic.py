@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sghmc.estimators import isokinetic
-from sghmc.estimators.isokinetic import Noise, Phase
+from sghmc.estimators.mlp import isokinetic
+from sghmc.estimators.mlp.isokinetic import Noise, Phase
 
 
 def phase(is_exact=True, is_adapting=False, error=1.0, num_steps=7):

@@ -4,11 +4,11 @@ import numpy as np
 
 from sghmc.estimators.base import BayesianEstimator
 from sghmc.estimators.classifier import BayesianClassifier
-from sghmc.estimators.modes import linear_mode, logistic_mode
+from sghmc.estimators.linear.modes import linear_mode, logistic_mode
+from sghmc.estimators.linear.whitened import Draws, Mode, draw, linear_posterior, logistic_posterior
 from sghmc.estimators.predictive import Predictive
 from sghmc.estimators.regressor import BayesianRegressor
 from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
-from sghmc.estimators.whitened import Draws, Mode, draw, linear_posterior, logistic_posterior
 
 _MOST_COEFFICIENTS = 4000
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.estimators import training
-from sghmc.estimators.number_network import Kind, NumberNetwork, Table
+from sghmc.estimators.mlp import training
+from sghmc.estimators.mlp.number_network import Kind, NumberNetwork, Table
 
 NETWORK = NumberNetwork(1, (), "silu")
 RNG = np.random.default_rng(0)

@@ -9,9 +9,10 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from estimator_data import NETWORK, line
-from sghmc.estimators import BayesianMLPRegressor, isokinetic, number_chains
-from sghmc.estimators.number_chains import NumberChains, Plan, Run, _together
-from sghmc.estimators.number_network import Kind, NumberNetwork, columns
+from sghmc.estimators import BayesianMLPRegressor
+from sghmc.estimators.mlp import isokinetic, number_chains
+from sghmc.estimators.mlp.number_chains import NumberChains, Plan, Run, _together
+from sghmc.estimators.mlp.number_network import Kind, NumberNetwork, columns
 from sghmc.estimators.rows import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.estimators import training
-from sghmc.estimators.number_chains import Run
-from sghmc.estimators.number_network import Kind, NumberNetwork, Table
+from sghmc.estimators.mlp import training
+from sghmc.estimators.mlp.number_chains import Run
+from sghmc.estimators.mlp.number_network import Kind, NumberNetwork, Table
 from sghmc.gradients.minibatch import Minibatch
 from sghmc.posterior.posterior import Posterior
 from sghmc.results.errors import DivergenceError

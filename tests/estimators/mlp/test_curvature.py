@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sghmc.estimators.curvature import activate, largest_curvatures
+from sghmc.estimators.mlp.curvature import activate, largest_curvatures
 from sghmc.estimators.rows import Rows
 
 

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from sghmc.estimators import noise_choice
-from sghmc.estimators.number_network import NumberNetwork
+from sghmc.estimators.mlp import noise_choice
+from sghmc.estimators.mlp.number_network import NumberNetwork
 from sghmc.estimators.rows import Rows
 
 NETWORK = NumberNetwork(1, (8,), "silu")

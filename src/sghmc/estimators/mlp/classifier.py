@@ -7,11 +7,11 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from sghmc.estimators.classifier import BayesianClassifier, softmax
-from sghmc.estimators.convergence import Diagnostics, diagnose, judged_rows
-from sghmc.estimators.curvature import activate
-from sghmc.estimators.held_out import HeldOut, clearly_likeliest, random_parts
-from sghmc.estimators.network import Network, Plan, rescaled
-from sghmc.estimators.network_settings import BayesianNetwork
+from sghmc.estimators.mlp.convergence import Diagnostics, diagnose, judged_rows
+from sghmc.estimators.mlp.curvature import activate
+from sghmc.estimators.mlp.held_out import HeldOut, clearly_likeliest, random_parts
+from sghmc.estimators.mlp.network import Network, Plan, rescaled
+from sghmc.estimators.mlp.settings import BayesianNetwork
 from sghmc.estimators.rows import Rows
 
 _FULL_BATCH, _BATCH = 2048, 1024

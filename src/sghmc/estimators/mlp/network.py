@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.estimators.curvature import largest_curvatures
+from sghmc.estimators.mlp.curvature import largest_curvatures
 from sghmc.estimators.rows import Rows, Scaling, padded, padded_size
 from sghmc.gradients.exact import FullBatch
 from sghmc.gradients.minibatch import Minibatch

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sghmc.estimators.encoding import Encoding
+from sghmc.estimators.table.encoding import Encoding
 
 TABLE = {
     "size": np.array([1.5, 2.0, -3.0]),

@@ -8,10 +8,9 @@ import numpy as np
 
 from sghmc.core.optional import require
 from sghmc.data.tables.features import Columns
-from sghmc.estimators.encoding import Encoding
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression
-from sghmc.estimators.mlp_classifier import BayesianMLPClassifier
-from sghmc.estimators.mlp_regressor import BayesianMLPRegressor
+from sghmc.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor
+from sghmc.estimators.table.encoding import Encoding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

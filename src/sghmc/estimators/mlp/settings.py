@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from sghmc.estimators.base import BayesianEstimator
-from sghmc.estimators.number_network import ACTIVATIONS
+from sghmc.estimators.mlp.number_network import ACTIVATIONS
 
 
 class BayesianNetwork(BayesianEstimator):

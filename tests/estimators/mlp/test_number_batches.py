@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sghmc.estimators import number_batches
-from sghmc.estimators.number_batches import NumberBatches
-from sghmc.estimators.number_chains import NumberChains, Plan, Run
-from sghmc.estimators.number_network import Kind, NumberNetwork, Table
+from sghmc.estimators.mlp import number_batches
+from sghmc.estimators.mlp.number_batches import NumberBatches
+from sghmc.estimators.mlp.number_chains import NumberChains, Plan, Run
+from sghmc.estimators.mlp.number_network import Kind, NumberNetwork, Table
 
 NETWORK = NumberNetwork(2, (), "silu")
 RNG = np.random.default_rng(0)

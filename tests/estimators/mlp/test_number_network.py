@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sghmc.estimators.number_network import ACTIVATIONS, KINDS, Kind, NumberNetwork, Table
+from sghmc.estimators.mlp.number_network import ACTIVATIONS, KINDS, Kind, NumberNetwork, Table
 from sghmc.estimators.rows import Scaling
 
 RNG = np.random.default_rng(0)

@@ -15,9 +15,9 @@ import numpy as np
 
 from sghmc.engine.program import NEVER
 from sghmc.engine.progress import Bar
-from sghmc.estimators import isokinetic, training
-from sghmc.estimators.isokinetic import Noise, Passed, Phase, Walkers
-from sghmc.estimators.number_network import Kind, NumberNetwork, Table, host_generator
+from sghmc.estimators.mlp import isokinetic, training
+from sghmc.estimators.mlp.isokinetic import Noise, Passed, Phase, Walkers
+from sghmc.estimators.mlp.number_network import Kind, NumberNetwork, Table, host_generator
 
 _BLOCK = 5
 """Trajectories of one call: between calls Ctrl-C is heard and the bar moves."""

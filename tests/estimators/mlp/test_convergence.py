@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from sghmc.estimators.convergence import Diagnostics, diagnose, effective_size, judged_rows, rhat
+from sghmc.estimators.mlp.convergence import (
+    Diagnostics,
+    diagnose,
+    effective_size,
+    judged_rows,
+    rhat,
+)
 
 RNG = np.random.default_rng(0)
 SOUND = RNG.normal(size=(4, 200, 10))

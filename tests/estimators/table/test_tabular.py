@@ -9,10 +9,11 @@ import pytest
 from scipy import stats
 
 from estimator_data import by_hand
-from sghmc.estimators import BayesianLinearRegression, BayesianLogisticRegression, tabular
+from sghmc.estimators import BayesianLinearRegression, BayesianLogisticRegression
 from sghmc.estimators.classifier import ClassUncertainty
 from sghmc.estimators.predictive import Uncertainty
 from sghmc.estimators.rows import Scaling
+from sghmc.estimators.table import tabular
 
 NUM_ROWS = 400
 

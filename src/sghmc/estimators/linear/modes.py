@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from sghmc.estimators.rows import Rows
-from sghmc.estimators.whitened import (
+from sghmc.estimators.linear.whitened import (
     INTERCEPT_PRECISION,
     NOISE_RATE,
     NOISE_SHAPE,
@@ -11,6 +10,7 @@ from sghmc.estimators.whitened import (
     PRECISION_SHAPE,
     Mode,
 )
+from sghmc.estimators.rows import Rows
 
 _NUM_ROUNDS = 30
 _NUM_NEWTON_STEPS = 50

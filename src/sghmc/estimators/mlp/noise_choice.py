@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 
-from sghmc.estimators.held_out import clearly_likeliest
-from sghmc.estimators.number_chains import NumberChains, Plan
-from sghmc.estimators.number_network import Kind, NumberNetwork, columns
+from sghmc.estimators.mlp.held_out import clearly_likeliest
+from sghmc.estimators.mlp.number_chains import NumberChains, Plan
+from sghmc.estimators.mlp.number_network import Kind, NumberNetwork, columns
 from sghmc.estimators.rows import Rows, rounding
 
 _SHARE = 0.15

@@ -1,0 +1,1 @@
+"""Tables of any columns: what the command line fits."""
