@@ -214,9 +214,7 @@ def known_numbers(count: int, num_inputs: int, seed: int) -> tuple[np.ndarray, .
 
 
 def measure_numbers(counts: list[int]) -> None:
-    print(
-        "| rows, inputs | first, s | again, s | GB | log-lik. of new rows | of the truth |"
-    )
+    print("| rows, inputs | first, s | again, s | GB | log-lik. of new rows | of the truth |")
     print("| --- |" + " ---: |" * 5)
     for count in counts:
         num_inputs = 10 if count <= 2_000 else 20

@@ -122,6 +122,7 @@ ELSEWHERE = {
     "interop/model.py": "interop/test_numpyro.py",
     "interop/sites.py": "interop/test_numpyro.py",
     "models/factor_model.py": "models/test_factorization.py",
+    "planning.py": "engine/test_memory.py",
     "posterior/potential.py": "posterior/test_posterior.py",
     "posterior/spread.py": "engine/test_placement.py",
     "posterior/target.py": "posterior/test_posterior.py",

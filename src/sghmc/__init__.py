@@ -24,6 +24,7 @@ from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import FullBatch, NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.gradients.minibatch import Minibatch
+from sghmc.planning import Plan, plan
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.parameter_rows import RowLikelihood, RowPrior
 from sghmc.posterior.posterior import Posterior
@@ -102,6 +103,7 @@ __all__ = [
     "Momentum",
     "NoisyGradient",
     "Oracle",
+    "Plan",
     "Posterior",
     "Potential",
     "ProcessError",
@@ -120,6 +122,7 @@ __all__ = [
     "kernel_stein_discrepancy",
     "llc",
     "models",
+    "plan",
     "sample",
     "theory",
     "transforms",

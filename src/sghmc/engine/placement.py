@@ -26,6 +26,10 @@ class Placement(abc.ABC):
         """How chains with parameters `like` lie in memory."""
         return Layout.of(like, num_chains)
 
+    def size(self, axis: str | None) -> int:
+        """Devices along an axis."""
+        return 1
+
     @abc.abstractmethod
     def place_program(self, program: Program) -> Program:
         """The program with its arrays where they belong."""

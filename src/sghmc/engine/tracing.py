@@ -43,7 +43,7 @@ def trace_run(program: Program) -> str:
         return each_chain(program, lambda chain, flat: _chain(chain, flat, t), None, flat)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    return traced(run, _with_batches(program), positions, step)
+    return traced(run, with_batches(program), positions, step)
 
 
 def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
@@ -62,7 +62,7 @@ def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
     return chain.observe(t, carry, True)
 
 
-def _with_batches(program: Program) -> Program:
+def with_batches(program: Program) -> Program:
     """The program with room for the rows of two steps, where these are read from a source."""
     source, estimator = program.target.source, program.estimator
     if source is None or not estimator.takes_rows:
