@@ -44,6 +44,7 @@ from sghmc.samplers.hmc import HMC
 from sghmc.samplers.lazy import Lazy
 from sghmc.samplers.psgld import PSGLD
 from sghmc.samplers.replicas import ReplicaExchange
+from sghmc.samplers.rounding import StochasticRounding
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.sgnht import SGNHT
@@ -114,6 +115,7 @@ __all__ = [
     "Samples",
     "StepInfo",
     "Stepper",
+    "StochasticRounding",
     "Target",
     "Tuned",
     "Whitened",

@@ -82,8 +82,8 @@ def check_memory(
 def _too_large(num_chains: int, what: str, need: int, where: str, limit: int) -> str:
     return (
         f"{what} of {num_chains} chains of this size need {shown(need)} of memory, but {where} has "
-        f"{shown(limit)}: run fewer chains at a time, take parameters of fewer digits, such as "
-        f"bfloat16, keep fewer draws, or spread the run, mesh= and sharding=."
+        f"{shown(limit)}: run fewer chains at a time, take parameters in bfloat16 with "
+        f"StochasticRounding, keep fewer draws, or spread the run, mesh= and sharding=."
     )
 
 
