@@ -16,6 +16,7 @@ from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.errors import CheckpointError, CheckpointWarning
 from sghmc.complexity.llc import llc
 from sghmc.complexity.report import LearningCoefficient
+from sghmc.core.cache_folder import cache
 from sghmc.core.processes import LostProcessError, ProcessError
 from sghmc.core.version import __version__
 from sghmc.engine.stepper import Stepper
@@ -120,6 +121,7 @@ __all__ = [
     "Tuned",
     "Whitened",
     "__version__",
+    "cache",
     "data",
     "kernel_stein_discrepancy",
     "llc",

@@ -1,6 +1,7 @@
 """A run says what it needs, and what cannot fit is refused at the border, not before."""
 
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,10 @@ import pytest
 
 import sghmc
 from sghmc.core import machine
+from sghmc.engine import memory
+from sghmc.engine.layout import Layout
 from sghmc.engine.memory import shown
+from sghmc.engine.options import RunOptions
 
 NUM, CHAINS, DRAWS = 50, 4, 20
 TARGET = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
@@ -20,13 +24,17 @@ STATE = 2 * 4 * NUM * CHAINS
 """Of positions and velocities."""
 
 
-def sample(sampler=SGHMC, **given):
-    options = {"num_chains": CHAINS, "num_samples": DRAWS, "progress": False} | given
+def sample(sampler: Any = SGHMC, **given: Any):
+    options: dict[str, Any] = {
+        "num_chains": CHAINS,
+        "num_samples": DRAWS,
+        "progress": False,
+    } | given
     return sghmc.sample(jax.random.key(0), TARGET, sampler, jnp.zeros(NUM), **options)
 
 
-def plan(sampler=SGHMC, target=TARGET, init=None, **given):
-    options = {"num_chains": CHAINS, "num_samples": DRAWS} | given
+def plan(sampler: Any = SGHMC, target: Any = TARGET, init: Any = None, **given: Any):
+    options: dict[str, Any] = {"num_chains": CHAINS, "num_samples": DRAWS} | given
     init = jnp.zeros(NUM) if init is None else init
     return sghmc.plan(jax.random.key(0), target, sampler, init, **options)
 
@@ -93,7 +101,7 @@ def test_what_is_not_known_is_not_refused(there_is):
 
 
 def test_what_is_kept_counts_as_it_is(there_is):
-    large = {"keep": lambda theta: jnp.outer(theta, theta).astype(jnp.bfloat16)}
+    large: dict[str, Any] = {"keep": lambda theta: jnp.outer(theta, theta).astype(jnp.bfloat16)}
     there_is(memory=2 * NUM * NUM * CHAINS * DRAWS + STATE)
     sample(**large)
     there_is(memory=2 * NUM * NUM * CHAINS * DRAWS - 1)
@@ -102,10 +110,6 @@ def test_what_is_kept_counts_as_it_is(there_is):
 
 
 def test_a_check_costs_less_than_a_millisecond():
-    from sghmc.engine import memory
-    from sghmc.engine.layout import Layout
-    from sghmc.engine.options import RunOptions
-
     kernel, like = SGHMC.prepare(jnp.zeros(NUM)), jax.ShapeDtypeStruct((NUM,), jnp.float32)
     layout, options = Layout.of(like, CHAINS), RunOptions(num_chains=CHAINS)
     memory.check_memory(kernel, layout, options, None, 1)
@@ -120,11 +124,17 @@ def test_a_check_costs_less_than_a_millisecond():
 # Plans
 
 
+def on_device(needed: sghmc.Plan, what: str) -> int:
+    size = needed.device[what]
+    assert size is not None
+    return size
+
+
 def test_a_plan_has_what_a_run_has():
     needed = plan(compiles=False)
     samples = sample()
     stored = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves((samples.positions,)))
-    assert needed.device["states of chains"] >= STATE
+    assert on_device(needed, "states of chains") >= STATE
     assert needed.device["temporary"] is None
     assert stored <= needed.host["draws"] <= stored * 1.2
     assert needed.fits
@@ -155,22 +165,22 @@ def test_data_and_buffers_are_counted():
     )
     needed = plan(target=target, gradient=sghmc.Minibatch(100))
     held = sum(leaf.nbytes for leaf in rows.values())
-    assert held <= needed.device["data and other arrays"] < 1.1 * held
-    assert needed.device["temporary"] > 100 * NUM * 4  # a batch
+    assert held <= on_device(needed, "data and other arrays") < 1.1 * held
+    assert on_device(needed, "temporary") > 100 * NUM * 4  # a batch
 
 
 def test_held_parameters_are_no_draws():
     init = {"base": jnp.zeros(1000), "new": jnp.zeros(10)}
     target = sghmc.Potential(lambda p: jnp.sum(p["base"] * 2) + jnp.sum(p["new"] ** 2))
     needed = plan(target=target, init=init, compiles=False, trainable={"base": False, "new": True})
-    assert needed.device["data and other arrays"] >= 4000
-    assert needed.device["states of chains"] < 1000
+    assert on_device(needed, "data and other arrays") >= 4000
+    assert on_device(needed, "states of chains") < 1000
     assert needed.host["draws"] < 2 * 40 * CHAINS * DRAWS
 
 
 def test_a_plan_for_a_mesh():
     needed = plan(mesh=jax.make_mesh((1,), ("chain",)))
-    assert needed.device["states of chains"] >= STATE
+    assert on_device(needed, "states of chains") >= STATE
     assert needed.device["temporary"] is None
 
 

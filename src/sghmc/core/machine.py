@@ -3,14 +3,13 @@
 import os
 import pathlib
 import shutil
-
-import jax
+from typing import Any
 
 _CGROUP = pathlib.Path("/sys/fs/cgroup/memory.max")
 _MEMINFO = pathlib.Path("/proc/meminfo")
 
 
-def device_bytes(device: jax.Device) -> int | None:
+def device_bytes(device: Any) -> int | None:
     """The memory of an accelerator that jax may use; None where that is the machine's own."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     return None if stats is None else stats.get("bytes_limit")

@@ -132,8 +132,9 @@ class OverMesh(Placement):
     def _own_spec(self, leaf: Any) -> P:
         """How an array lies that somebody has spread over this mesh; others are everywhere."""
         where = leaf.sharding if isinstance(leaf, jax.Array) else None
-        is_ours = isinstance(where, NamedSharding) and same_devices(where.mesh, self.mesh)
-        return where.spec if is_ours else P()
+        if isinstance(where, NamedSharding) and same_devices(where.mesh, self.mesh):
+            return where.spec
+        return P()
 
     def _carry_specs(self, layout: Layout, carry: PyTree) -> PyTree:
         """By chains; and what has the structure and shapes of parameters, as these lie."""

@@ -68,7 +68,7 @@ def rounding_heat(sampler: Sampler, temperature: float, draws: np.ndarray) -> fl
     step, friction, mass = settings.get("step_size"), dynamics.friction, settings.get("mass")
     if friction is None:
         return float(np.mean(added)) / move**2
-    if not _is_number(friction) or not friction:
+    if not (_is_number(friction) and _is_number(step) and _is_number(mass) and friction):
         return None
     rate, heat = friction / mass, temperature / mass
     return float(np.mean(added / step * (1 / (2 * rate * spread) + rate / (2 * heat))))

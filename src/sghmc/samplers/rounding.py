@@ -1,7 +1,7 @@
 """Parameters of few digits, whose steps are not lost in rounding."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from sghmc.types import PyTree
 
 _FIRST_SLOT = 1 << 31
 """Of the random bits: behind all normals of a step."""
-_LARGEST, _INFINITY, _NO_NUMBER = np.uint32([0x7F7F0000, 0x7F800000, 0x7FC00000])
+_LARGEST, _INFINITY, _NO_NUMBER = map(np.uint32, (0x7F7F0000, 0x7F800000, 0x7FC00000))
 """As bits of float32: the largest bfloat16, and what is above it."""
 
 
@@ -105,7 +105,7 @@ class RoundingKernel(KernelWrapper):
         return moved._replace(position=_rounded(moved.position, state.position, bits)), info
 
 
-def _wide(leaf):
+def _wide(leaf: Any) -> Any:
     if leaf.dtype != jnp.bfloat16:
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -144,12 +144,12 @@ def round_up_or_down(
     return lax.bitcast_convert_type((rounded >> np.uint32(16)).astype(jnp.uint16), jnp.bfloat16)
 
 
-def last_digit(x: np.ndarray) -> np.ndarray:
+def last_digit(x: np.ndarray | np.float64) -> np.ndarray:
     """u: the distance between neighbours in bfloat16 where x lies."""
     return np.ldexp(1.0, np.maximum(np.frexp(np.asarray(x, np.float64))[1], -125) - 8)
 
 
-def rounding_variance(move: float, digits: np.ndarray) -> np.ndarray:
+def rounding_variance(move: float, digits: np.ndarray | np.float64) -> np.ndarray:
     """u² E[f(1 − f)] of steps N(0, move²), for each last digit u.
 
     f(1 − f) = 1/6 − Σ cos(2πnf)/(πn)², and of a normal step of s digits E cos = exp(−2π²n²s²).
