@@ -50,7 +50,7 @@ GROUPS = {
     "sampling": Group(
         "Draw",
         "The one call, what it returns, and how it is stopped and resumed.",
-        _of(sghmc, "sample", "Samples", "Checkpoint", "Stepper")
+        _of(sghmc, "sample", "plan", "Plan", "cache", "Samples", "Checkpoint", "Stepper")
         | _of(
             sghmc, "DivergenceError", "GradientNoiseError", "CheckpointError", "CheckpointWarning"
         )

@@ -16,6 +16,7 @@ from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.errors import CheckpointError, CheckpointWarning
 from sghmc.complexity.llc import llc
 from sghmc.complexity.report import LearningCoefficient
+from sghmc.core.cache_folder import cache
 from sghmc.core.processes import LostProcessError, ProcessError
 from sghmc.core.version import __version__
 from sghmc.engine.stepper import Stepper
@@ -24,6 +25,7 @@ from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import FullBatch, NoisyGradient
 from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.gradients.minibatch import Minibatch
+from sghmc.planning import Plan, plan
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.parameter_rows import RowLikelihood, RowPrior
 from sghmc.posterior.posterior import Posterior
@@ -43,6 +45,7 @@ from sghmc.samplers.hmc import HMC
 from sghmc.samplers.lazy import Lazy
 from sghmc.samplers.psgld import PSGLD
 from sghmc.samplers.replicas import ReplicaExchange
+from sghmc.samplers.rounding import StochasticRounding
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.sgnht import SGNHT
@@ -102,6 +105,7 @@ __all__ = [
     "Momentum",
     "NoisyGradient",
     "Oracle",
+    "Plan",
     "Posterior",
     "Potential",
     "ProcessError",
@@ -112,14 +116,17 @@ __all__ = [
     "Samples",
     "StepInfo",
     "Stepper",
+    "StochasticRounding",
     "Target",
     "Tuned",
     "Whitened",
     "__version__",
+    "cache",
     "data",
     "kernel_stein_discrepancy",
     "llc",
     "models",
+    "plan",
     "sample",
     "theory",
     "transforms",

@@ -13,6 +13,7 @@ from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.core import processes
 from sghmc.engine import checks
 from sghmc.engine.options import RunOptions
+from sghmc.engine.partition import Rules
 from sghmc.engine.run import run
 from sghmc.engine.trainable import hold_fixed
 from sghmc.gradients.base import Gradient
@@ -60,6 +61,7 @@ def sample(
     progress: bool = True,
     checkpoint: Checkpoint | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    sharding: Rules | None = None,
     throw: bool = True,
 ) -> Samples:
     """Draw from a posterior or a potential.
@@ -85,6 +87,7 @@ def sample(
     | `progress` | show steps per second, time left and health |
     | `checkpoint` | `Checkpoint(path)`: save state and draws there, and go on from there |
     | `mesh` | devices to spread the run over: axes named among "chain", "data" and "model" |
+    | `sharding` | rules (pattern of a parameter's path, `PartitionSpec`): how a mesh cuts them |
     | `throw` | raise `DivergenceError` when a chain is not finite, instead of flagging its draws |
 
     `keep` and `averages` take (position, hyper) where the posterior has hyperparameters. Ctrl-C
@@ -111,7 +114,7 @@ def sample(
         thinning=1 if thinning is None else thinning,
         init_axis=init_axis, posterior_axis=posterior_axis,
         keep=keep, averages=averages, trace=trace, gibbs=gibbs, adapt=adapt, info=info,
-        progress=progress, checkpoint=checkpoint, mesh=mesh, throw=throw,
+        progress=progress, checkpoint=checkpoint, mesh=mesh, sharding=sharding, throw=throw,
     )  # fmt: skip
     if trainable is not None:
         target, init, options = hold_fixed(target, init, trainable, options)

@@ -1,9 +1,11 @@
+import os
 import pathlib
+import subprocess
 import sys
 
 import pytest
 
-from sghmc.core.cache_folder import cache_folder
+from sghmc.core.cache_folder import cache, cache_folder
 
 
 @pytest.mark.parametrize(
@@ -18,3 +20,46 @@ def test_where_the_platform_keeps_caches(monkeypatch, platform, expected):
     assert cache_folder() == pathlib.Path(expected) / "sghmc"
     monkeypatch.setenv("XDG_CACHE_HOME", "chosen")
     assert cache_folder() == pathlib.Path("chosen") / "sghmc"
+
+
+SCRIPT = """
+import sys
+import jax, jax.numpy as jnp
+from jax import monitoring
+import sghmc
+
+events = []
+monitoring.register_event_listener(lambda event, **_: events.append(event))
+jax.jit(lambda x: x + 1)(1.0)  # a process may have compiled before
+folder = sghmc.cache(sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+events.clear()
+target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+samples = sghmc.sample(
+    jax.random.key(0), target, sghmc.SGHMC(0.1, 1.0), jnp.zeros(3), num_samples=5, progress=False
+)
+kinds = [event.rsplit("/", 1)[1] for event in events]
+print(kinds.count("cache_hits"), kinds.count("cache_misses"), float(samples.positions.sum()))
+"""
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        cache(tmp_path / "file" / "below")
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_nothing(tmp_path):
+    def run():
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "programs")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        return done.stdout.split()
+
+    first, second = run(), run()
+    assert first[0] == "0"
+    assert int(first[1]) > 0
+    assert int(second[0]) > 0
+    assert second[1] == "0"
+    assert first[2] == second[2]

@@ -10,8 +10,8 @@ import scipy.stats
 
 import sghmc
 from cases import GRADIENTS, SAMPLERS, params, posterior
-from sghmc.core import random
-from sghmc.engine import loop
+from sghmc.core import random, tree
+from sghmc.engine import beginning
 from sghmc.engine.keys import GIBBS, INIT, NUM_STREAMS, chain_keys
 
 FALSE_ALARM = 1e-6
@@ -25,7 +25,6 @@ uniforms, normals = (
 integers = jax.jit(random.integers, static_argnums=(2, 3, 4))
 permuted = jax.jit(random.permuted, static_argnums=3)
 threefry = jax.jit(random.threefry)
-gammas = jax.jit(random.gammas)
 
 
 def words(seed):
@@ -163,36 +162,6 @@ def test_hundred_million_normals_are_standard_normal():
     assert tail.pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize(
-    ("shape", "is_double"),
-    [*((shape, False) for shape in (0.05, 0.7, 1.0, 2.5, 1e3, 5e6)), (0.7, True), (5e6, True)],
-)
-def test_gammas_follow_their_law(shape, is_double):
-    with jax.enable_x64(is_double):
-        shapes = jnp.full(200_000, shape, float)
-        drawn = gammas(words(11), shapes)
-        assert drawn.dtype == shapes.dtype
-    # In logarithms: at the smallest shape most variates are below any float's reach, but for those.
-    law, least = scipy.stats.gamma(float(shapes[0])), np.finfo(drawn.dtype).tiny
-    seen = np.asarray(drawn, float)
-    seen = seen[seen > least]
-    cut = law.cdf(least)
-    assert abs(len(seen) - len(drawn) * (1 - cut)) < 6 * np.sqrt(len(drawn) * cut * (1 - cut)) + 1
-    found = scipy.stats.kstest(seen, lambda x: (law.cdf(x) - cut) / (1 - cut))
-    assert found.pvalue > FALSE_ALARM
-
-
-def test_gammas_of_several_shapes_are_independent_and_each_its_own():
-    shapes = jnp.tile(jnp.array([0.5, 3.0, 200.0]), (2**16, 1))
-    ranks = scipy.stats.rankdata(gammas(words(12), shapes), axis=0)
-    correlations = np.corrcoef(ranks, rowvar=False)[np.triu_indices(3, 1)]
-    # Three tests, two-sided, of normal correlations with standard deviation 1/√n.
-    most = scipy.stats.norm.isf(FALSE_ALARM / 6) / 2**8
-    assert np.all(np.abs(correlations) < most)
-    means = np.asarray(gammas(words(12), shapes)).mean(0)
-    np.testing.assert_allclose(means, shapes[0], rtol=0.05)
-
-
 @pytest.mark.parametrize("draw", [uniforms, normals])
 def test_block_length_does_not_change_variates(draw):
     together = draw(words(12), 4, 6, 5, slot=3).reshape(6, 5)
@@ -226,6 +195,30 @@ def test_a_leaf_has_its_own_variates_and_copies():
     assert len(np.unique(everything)) == 33
 
 
+@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+def test_many_leaves_have_the_normals_that_each_would_draw_alone(num_steps, dtype):
+    """Bit for bit, for steps up to the last of 32 bits, one chain and several."""
+    with jax.enable_x64(dtype == jnp.float64):
+        like = [jax.ShapeDtypeStruct((1 + i % 2,), dtype) for i in range(17)]
+        keys = jnp.stack([random.words(jax.random.key(i)) for i in range(2)], axis=-1)
+
+        draw = jax.jit(lambda key, step: random.normals_like(key, step, num_steps, like))
+        for key in (keys[:, 0], keys):
+            for step in (0, 7, 2**32 - 4):
+                first, slot = jnp.asarray(step, jnp.uint32), 0
+                drawn = draw(key, first)
+                alone = normals(key, first, num_steps, tree.size(like), dtype=dtype)
+                alone = alone.reshape(num_steps, -1, *key.shape[1:])
+                for one, leaf in zip(drawn, like, strict=True):
+                    assert one.dtype == dtype
+                    own = alone[:, slot : slot + leaf.size].reshape(one.shape)
+                    np.testing.assert_array_equal(one, own)
+                    slot += leaf.size
+                last = normals(key, first, num_steps, 1, slot=slot - 1, dtype=dtype)
+                np.testing.assert_array_equal(drawn[-1], last)
+
+
 class Captured(Exception):
     """Carries a program out of a run that need not go on."""
 
@@ -233,10 +226,10 @@ class Captured(Exception):
 def program_of(sampler, gradient, monkeypatch):
     """The program that sample() makes for two chains."""
 
-    def capture(program, *_):
+    def capture(program, *_, **__):
         raise Captured(program)
 
-    monkeypatch.setattr(loop, "begin", capture)
+    monkeypatch.setattr(beginning, "begin", capture)
     with pytest.raises(Captured) as captured:
         sghmc.sample(
             jax.random.key(15), posterior(), sampler, params(), gradient=gradient, num_chains=2
@@ -266,7 +259,9 @@ def test_no_counter_is_used_twice(sampler, gradient, monkeypatch):
 
     def counters(keys):
         used.clear()
-        program.with_keys(keys).draw(0, 3)
+        chain = program.with_keys(keys)
+        chain.draw_motion(0, 3)
+        chain.draw_gradients(0, 3)
         random.normals_like(keys[INIT], 0, 1, program.layout.like)
         for t in range(3):
             random.fold(keys[GIBBS], t)

@@ -56,6 +56,23 @@ def test_finite_numbers_are_seen_to_be_though_their_sum_is_not(dtype):
     assert not jax.jit(tree.all_finite)(largest.at[-1].set(np.nan))
 
 
+MANY = [jnp.full(3 + i % 2, float(i)) for i in range(50)]
+"""More than fit into one group of equal shape."""
+
+
+def test_a_total_is_over_all_entries_of_few_and_of_many():
+    for terms in (MANY[:5], MANY):
+        assert tree.total(terms) == sum(float(jnp.sum(term)) for term in terms)
+    assert tree.total([]) == 0
+
+
+@pytest.mark.parametrize("place", [0, 1, 37, 49])
+def test_one_bad_number_among_many_leaves_is_seen(place):
+    assert tree.all_finite(MANY)
+    bad = [leaf.at[-1].set(jnp.inf) if i == place else leaf for i, leaf in enumerate(MANY)]
+    assert not jax.jit(tree.all_finite)(bad)
+
+
 def test_add_scaled_keeps_dtypes():
     total = tree.add_scaled(MIXED, jnp.asarray(2.0), jax.tree.map(jnp.ones_like, MIXED))
     for leaf, original in zip(jax.tree.leaves(total), jax.tree.leaves(MIXED), strict=True):

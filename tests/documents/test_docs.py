@@ -11,6 +11,7 @@ import re
 import runpy
 
 import pytest
+import yaml
 
 import outputs
 
@@ -55,6 +56,17 @@ def test_the_code_of_a_page_runs(page):
 def test_only_what_needs_several_machines_is_not_run():
     left_out = [path.name for path in DOCS.rglob("*.md") if "```py\n" in path.read_text("utf-8")]
     assert left_out == ["scaling.md"]
+
+
+def test_launch_files_can_be_read():
+    text = (DOCS / "scaling.md").read_text("utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    files = [file for block in blocks for file in yaml.safe_load_all(block)]
+    kinds = [file.get("kind", "a task of SkyPilot") for file in files]
+    assert kinds == ["Service", "Job", "JobSet", "TrainJob", "a task of SkyPilot"]
+    # All pods of a kind start, and as many as wait for each other.
+    for spec in (files[1]["spec"], files[2]["spec"]["replicatedJobs"][0]["template"]["spec"]):
+        assert spec["completions"] == spec["parallelism"]
 
 
 def test_a_posterior_is_right():

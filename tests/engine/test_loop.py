@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import loop, plan
+from sghmc.engine import beginning, loop, plan
 from sghmc.engine.layout import Layout
 from sghmc.engine.program import Program
 
@@ -44,9 +44,9 @@ def two_dimensional_program():
 def test_the_loop_of_a_small_model_is_one_kernel():
     """Ten times slower otherwise: XLA:CPU then hands out every operation of every step."""
     program = two_dimensional_program()
-    carry = loop.begin(program, jnp.zeros((1, 2))).carry
+    carry = beginning.begin(program, jnp.zeros((1, 2)), looks=False).carry
     one = np.int32(1)
-    compiled = loop.compiled_draws().lower(program, carry, one, one, capacity=100).compile()
+    compiled = loop.compiled_draws().lower(program, carry, one, one, one, capacity=100).compile()
     assert "xla_cpu_small_call" in compiled.compiled.as_text()
 
 
@@ -128,3 +128,80 @@ def test_whole_blocks_of_an_accelerator_give_the_same_draws_and_averages(monkeyp
     for one, other in ((usual.positions, padded.positions), (usual.averages, padded.averages)):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), one, other)
     np.testing.assert_allclose(usual.info.potential, padded.info.potential, rtol=1e-5, atol=1e-6)
+
+
+# Models of many arrays
+
+SHAPES = [(3,), (2, 2), ()] * 7
+"""Of more arrays than are compiled one by one."""
+
+
+def deep(vector):
+    leaves, start = [], 0
+    for shape in SHAPES:
+        size = int(np.prod(shape))
+        leaves.append(vector[start : start + size].reshape(shape))
+        start += size
+    return leaves
+
+
+def shallow(leaves):
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+
+
+CENTERS = np.random.default_rng(3).normal(size=(9, 56)).astype(np.float32)
+
+
+def distance(theta, row):
+    return -0.5 * jnp.sum(jnp.arange(1.0, 57.0) * (theta - row) ** 2)
+
+
+def nothing_known(theta):
+    return 0.0 * theta[0]
+
+
+DEEP_RUNS = {
+    "sghmc": (sghmc.SGHMC(0.02, 2.0, mass=1.7, gradient_noise=0.3), {}),
+    "sgld": (sghmc.SGLD(0.001, preconditioner=0.7), {}),
+    "estimated noise": (
+        sghmc.SGHMC(0.002, 200.0, gradient_noise=sghmc.EmpiricalFisher(every=2)),
+        {},
+    ),
+    "adapted": (
+        sghmc.SGHMC(0.02, 2.0),
+        {"adapt": sghmc.AdaptMass(until=4, first_window=2), "num_burnin": 4},
+    ),
+    "hmc": (sghmc.HMC(0.02, 2, mass=1.7), {"gradient": None}),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["sghmc", *(pytest.param(n, marks=pytest.mark.slow) for n in DEEP_RUNS if n != "sghmc")]
+)
+@pytest.mark.parametrize("num_chains", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_many_arrays_move_as_one_with_all_their_numbers(name, num_chains):
+    """Their normals are cut from one array, their sums gathered, their settings held once."""
+    sampler, settings = DEEP_RUNS[name]
+    settings = {
+        "num_samples": 5,
+        "num_chains": num_chains,
+        "gradient": sghmc.Minibatch(4),
+    } | settings
+    start = jnp.linspace(-1.0, 1.0, 56)
+
+    def run(through, init):
+        target = sghmc.Posterior(
+            lambda theta, row: distance(through(theta), row),
+            lambda theta: nothing_known(through(theta)),
+            CENTERS,
+        )
+        return sghmc.sample(jax.random.key(6), target, sampler, init, progress=False, **settings)
+
+    whole, parts = run(lambda theta: theta, start), run(shallow, deep(start))
+    drawn = np.concatenate([leaf.reshape(num_chains, 5, -1) for leaf in parts.positions], axis=-1)
+    np.testing.assert_allclose(drawn, whole.positions, rtol=1e-4, atol=1e-5)
+    for field in ("potential", "kinetic_temperature"):
+        one, other = getattr(whole.info, field), getattr(parts.info, field)
+        assert (one is None) == (other is None)
+        if one is not None:
+            np.testing.assert_allclose(other, one, rtol=1e-3)

@@ -57,4 +57,4 @@ def test_every_option_that_decides_draws_is_part_of_the_identity():
 
 def test_how_a_run_is_shown_saved_spread_or_ended_is_not():
     without_effect = set(NAMES) - set(CHANGED)
-    assert without_effect == {"progress", "checkpoint", "mesh", "throw"}
+    assert without_effect == {"progress", "checkpoint", "mesh", "sharding", "throw"}

@@ -1,4 +1,4 @@
-"""Runs over the devices of a mesh: the tests of on_four_devices.py, in a process that has four."""
+"""Runs over the devices of a mesh: tests of two other files, in a process that has four."""
 
 import ast
 import os
@@ -9,11 +9,14 @@ import sys
 
 import pytest
 
-FILE = pathlib.Path(__file__).parents[1] / "support" / "on_four_devices.py"
-TREE = ast.parse(FILE.read_text(encoding="utf-8"))
-NAMES = [each.name for each in TREE.body if isinstance(each, ast.FunctionDef)]
-NAMES = [name for name in NAMES if name.startswith("test_")]
-SLOW = [name for name in NAMES if name.startswith("test_slow_")]
+SUPPORT = pathlib.Path(__file__).parents[1] / "support"
+FILES = {
+    each.name: path
+    for path in (SUPPORT / "on_four_devices.py", SUPPORT / "rules_on_four_devices.py")
+    for each in ast.parse(path.read_text(encoding="utf-8")).body
+    if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")
+}
+SLOW = [name for name in FILES if name.startswith("test_slow_")]
 
 
 def run(names: list[str]) -> dict[str, str]:
@@ -30,10 +33,10 @@ def run(names: list[str]) -> dict[str, str]:
             "no:xdist",
             "-p",
             "no:benchmark",
-            *(f"{FILE}::{name}" for name in names),
+            *(f"{FILES[name]}::{name}" for name in names),
         ],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        cwd=FILE.parents[2],
+        cwd=SUPPORT.parents[1],
         capture_output=True,
         text=True,
         check=False,
@@ -47,7 +50,7 @@ def run(names: list[str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str]:
-    return run([name for name in NAMES if name not in SLOW])
+    return run([name for name in FILES if name not in SLOW])
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def slow_outcomes() -> dict[str, str]:
     return run(SLOW)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in FILES if name not in SLOW])
 def test_on_four_devices(name, outcomes):
     assert outcomes[name] == "PASSED", outcomes[name]
 

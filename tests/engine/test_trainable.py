@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import loop
+from sghmc.engine import beginning
 
 ROWS = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
 INIT = {
@@ -67,13 +67,13 @@ def test_what_is_fixed_exists_once(monkeypatch):
     """No array of the loop's carry is as large, and all functions hold the same array."""
     seen = []
 
-    def begin(program, positions):
-        begun = loop_begin(program, positions)
+    def begin(program, positions, **given):
+        begun = loop_begin(program, positions, **given)
         seen.append((program, begun.carry))
         return begun
 
-    loop_begin = loop.begin
-    monkeypatch.setattr(loop, "begin", begin)
+    loop_begin = beginning.begin
+    monkeypatch.setattr(beginning, "begin", begin)
     sample(keep=lambda params: params["head"]["bias"], info=False)
     if not seen:
         pytest.fail("the host begins a run elsewhere")

@@ -12,6 +12,7 @@ from cases import Elsewhere
 from sghmc.samplers.base import Kernel, Sampler
 from sghmc.samplers.lazy import LazyKernel
 from sghmc.samplers.replicas import ReplicaKernel
+from sghmc.samplers.rounding import RoundingKernel
 from sghmc.samplers.whitened import WhitenedKernel
 from sghmc.samplers.wrapper import KernelWrapper, SamplerWrapper
 
@@ -95,6 +96,7 @@ OVERRIDDEN = {
     sghmc.Cyclical: {"prepare", "dynamics", "is_affine", "is_kept"},
     sghmc.ReplicaExchange: {"prepare", "settings", "dynamics", "is_affine"},
     sghmc.Lazy: {"prepare", "eager"},
+    sghmc.StochasticRounding: {"prepare"},
     Elsewhere: {"prepare"},
     WhitenedKernel: {
         "init",
@@ -106,6 +108,7 @@ OVERRIDDEN = {
         "middle",
         "pull_back",
     },
+    RoundingKernel: {"init", "step", "draw"},
     LazyKernel: {"init", "step", "draw", "leaves_behind", "settle", "shaped", "with_mass"},
 }
 """What wrappers answer themselves, each for a reason that stands there."""

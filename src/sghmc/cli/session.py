@@ -2,14 +2,12 @@
 
 import contextlib
 import json
-import os
 import pathlib
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, TextIO
 
-import jax
 import typer
 from rich import box
 from rich.console import Console
@@ -17,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sghmc.checkpoint.errors import CheckpointError
-from sghmc.core.cache_folder import cache_folder
+from sghmc.core.cache_folder import cache
 from sghmc.core.version import __version__
 from sghmc.results.errors import DivergenceError
 
@@ -81,16 +79,8 @@ def work(debug: bool) -> Iterator[None]:
 
 def keep_compiled_programs() -> None:
     """Let jax keep what it compiled in the user's cache folder, where there can be one."""
-    if jax.config.values["jax_compilation_cache_dir"] is not None:
-        return
-    try:
-        folder = cache_folder() / f"jax-{jax.__version__}"
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
-        return
-    if os.access(folder, os.W_OK | os.X_OK):
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+        cache()
 
 
 def console() -> Console:

@@ -5,6 +5,7 @@ raveled parameters. `parse` turns any of them into a `Diagonal` or a `Dense`; wh
 of them is computed once, in double precision, before the loop: products, inverses, and `pencils`.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -24,9 +25,24 @@ carry errors of that size."""
 
 
 class Diagonal(eqx.Module):
-    """One array for each leaf of the parameters, raveled; a single number stays a scalar."""
+    """One array for each leaf of the parameters, raveled; a single number stays a scalar.
 
-    values: tuple[Float[Any, " n"] | Float[Any, ""], ...]
+    A number that many leaves have is held once: a network of a hundred arrays would else bring as
+    many arguments to the compiled loop, and to its compiler.
+    """
+
+    given: tuple[Float[Any, " n"] | Float[Any, ""], ...]
+    num_leaves: int = eqx.field(static=True)
+
+    def __init__(self, values: Sequence[Any], num_leaves: int | None = None):
+        """`values` has one for each leaf, or a number for `num_leaves`."""
+        self.given = tuple(values)
+        self.num_leaves = len(values) if num_leaves is None else num_leaves
+
+    @property
+    def values(self) -> tuple[Float[Any, " n"] | Float[Any, ""], ...]:
+        """Of each leaf."""
+        return self.given * self.num_leaves if len(self.given) == 1 else self.given
 
     def __matmul__(self, vector: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(vector)
@@ -37,7 +53,7 @@ class Diagonal(eqx.Module):
         return jax.tree.unflatten(treedef, products)
 
     def inverse(self) -> "Diagonal":
-        return Diagonal(tuple(1 / value for value in self.values))
+        return by_entries(lambda value: 1 / value, self)
 
     def vector(self, sizes: list[int]) -> Float[np.ndarray, " d"]:
         """The entries of all parameters, raveled."""
@@ -49,7 +65,7 @@ class Diagonal(eqx.Module):
 
     @property
     def is_zero(self) -> bool:
-        return all(not np.any(value) for value in self.values)
+        return all(not np.any(value) for value in self.given)
 
 
 class Dense(eqx.Module):
@@ -107,7 +123,7 @@ def parse(value: PyTree, like: PyTree, name: str, *, definite: bool) -> Matrix:
     if len(given) == 1 and jax.tree.structure(value) == jax.tree.structure(0.0):
         array = np.asarray(given[0], np.float64)
         if array.ndim == 0:
-            return _checked_diagonal([array] * len(leaves), name, definite)
+            return _checked(number_for_all(array, leaves), name, definite)
         fits_leaf = len(leaves) == 1 and array.shape == leaves[0].shape
         if array.shape == (total, total) and not fits_leaf:
             _check_size(total, name)
@@ -132,7 +148,7 @@ def parse(value: PyTree, like: PyTree, name: str, *, definite: bool) -> Matrix:
                 f"give a number or an array of the same shape."
             )
         values.append(array.reshape(-1) if array.ndim else array)
-    return _checked_diagonal(values, name, definite)
+    return _checked(Diagonal(values), name, definite)
 
 
 def parse_factor(value: PyTree, like: PyTree, name: str) -> Matrix:
@@ -169,12 +185,17 @@ def _check_size(total: int, name: str) -> None:
         )
 
 
-def _checked_diagonal(values: list[np.ndarray], name: str, definite: bool) -> Diagonal:
-    lowest = min((float(np.min(value)) for value in values if value.size), default=1.0)
+def number_for_all(number: np.ndarray, leaves: Sequence) -> Diagonal:
+    """The same number for each leaf."""
+    return Diagonal([number] if tree.are_many(leaves) else [number] * len(leaves), len(leaves))
+
+
+def _checked(diagonal: Diagonal, name: str, definite: bool) -> Diagonal:
+    lowest = min((float(np.min(value)) for value in diagonal.given if value.size), default=1.0)
     if lowest < 0 or (definite and lowest == 0):
         wanted = "positive" if definite else "not negative"
         raise ValueError(f"Every entry of {name} must be {wanted}, but the smallest is {lowest:g}.")
-    return Diagonal(tuple(values))
+    return diagonal
 
 
 def _checked_dense(array: Float[np.ndarray, "d d"], name: str, definite: bool) -> Dense:
@@ -204,7 +225,7 @@ def from_entries(entries: Float[Array, " d"] | Float[Array, "d d"], sizes: list[
     """The matrix of a vector (a diagonal over the raveled parameters) or of a (d, d) array."""
     if entries.ndim == 2:
         return Dense(entries)
-    return Diagonal(tuple(jnp.split(entries, np.cumsum(sizes)[:-1])))
+    return Diagonal(jnp.split(entries, np.cumsum(sizes)[:-1]))
 
 
 def entries(diagonal: Diagonal, like: PyTree) -> PyTree:
@@ -218,11 +239,20 @@ def entries(diagonal: Diagonal, like: PyTree) -> PyTree:
 
 def raveled(entries: PyTree) -> Diagonal:
     """The inverse of `entries`."""
-    return Diagonal(tuple(jnp.ravel(leaf) for leaf in jax.tree.leaves(entries)))
+    return Diagonal([jnp.ravel(leaf) for leaf in jax.tree.leaves(entries)])
 
 
 def times(left: Diagonal, right: Diagonal) -> Diagonal:
-    return Diagonal(tuple(a * b for a, b in zip(left.values, right.values, strict=True)))
+    return by_entries(lambda a, b: a * b, left, right)
+
+
+def by_entries(function: Callable, *diagonals: Diagonal) -> Diagonal:
+    """A function of the entries of diagonals; of numbers that all leaves have, such a number."""
+    if all(len(each.given) == 1 for each in diagonals):
+        given = function(*(each.given[0] for each in diagonals))
+        return Diagonal([given], diagonals[0].num_leaves)
+    values = zip(*(each.values for each in diagonals), strict=True)
+    return Diagonal([function(*of_leaf) for of_leaf in values])
 
 
 def between(outer: Matrix, inner: Matrix) -> Matrix:
@@ -250,3 +280,16 @@ def scaled(matrix: Matrix, factor: float) -> Matrix:
 def finish(matrix, dtype):
     """A matrix or pencil as jax arrays of the parameters' dtype, ready for the loop."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), matrix)
+
+
+def combine(arrays: PyTree, module: PyTree) -> PyTree:
+    """What has these arrays, and the rest of `module`.
+
+    `equinox.combine`, but that a number which all leaves had may now be an entry of each.
+    """
+    return jax.tree.map(
+        lambda own, fixed: fixed if own is None else own,
+        arrays,
+        module,
+        is_leaf=lambda node: node is None or isinstance(node, Diagonal),
+    )

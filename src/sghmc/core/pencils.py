@@ -15,7 +15,17 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sghmc.core import tree
-from sghmc.core.matrices import Dense, Diagonal, Matrix, are_diagonal, as_array, fit, times
+from sghmc.core.matrices import (
+    Dense,
+    Diagonal,
+    Matrix,
+    are_diagonal,
+    as_array,
+    by_entries,
+    fit,
+    number_for_all,
+    times,
+)
 from sghmc.types import PyTree
 
 
@@ -32,51 +42,40 @@ class DiagonalPencil(eqx.Module):
     second: Diagonal
     outer: Diagonal
 
-    def _combine(self, a, b, leaves):
-        triples = zip(self.first.values, self.second.values, leaves, strict=True)
-        return [a * fit(x, leaf) - b * fit(y, leaf) for x, y, leaf in triples]
+    def _combined(self, a, b) -> Diagonal:
+        """aA − bB."""
+        return by_entries(lambda x, y: a * x - b * y, self.first, self.second)
 
     def sqrt(self, a, b, normals: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(normals)
-        scaled = [
-            (fit(outer, leaf) * _root(c) * leaf).astype(leaf.dtype)
-            for outer, c, leaf in zip(
-                self.outer.values, self._combine(a, b, leaves), leaves, strict=True
-            )
-        ]
-        return jax.tree.unflatten(treedef, scaled)
+        roots = by_entries(_root, self._combined(a, b))
+        return times(self.outer, roots) @ normals
 
     def inverse_sqrt(self, a, b, normals: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(normals)
-        pairs = zip(self._combine(a, b, leaves), leaves, strict=True)
-        return jax.tree.unflatten(
-            treedef, [(leaf / jnp.sqrt(c)).astype(leaf.dtype) for c, leaf in pairs]
-        )
+        roots = by_entries(jnp.sqrt, self._combined(a, b)).values
+        divided = [
+            (leaf / fit(root, leaf)).astype(leaf.dtype)
+            for root, leaf in zip(roots, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, divided)
 
     def apply(self, function: Callable, vector: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(vector)
-        products = [
-            (function(rate) * leaf).astype(leaf.dtype)
-            for (_, rate), leaf in zip(self._rates(leaves), leaves, strict=True)
-        ]
-        return jax.tree.unflatten(treedef, products)
+        return by_entries(function, self._rates()) @ vector
 
     def spread(self, function: Callable, normals: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(normals)
-        scaled = [
-            (function(rate) / jnp.sqrt(first) * leaf).astype(leaf.dtype)
-            for (first, rate), leaf in zip(self._rates(leaves), leaves, strict=True)
-        ]
-        return jax.tree.unflatten(treedef, scaled)
+        scales = by_entries(
+            lambda rate, first: function(rate) / jnp.sqrt(first), self._rates(), self.first
+        )
+        return scales @ normals
 
-    def _rates(self, leaves):
-        pairs = zip(self.first.values, self.second.values, leaves, strict=True)
-        return [(fit(x, leaf), fit(y, leaf) / fit(x, leaf)) for x, y, leaf in pairs]
+    def _rates(self) -> Diagonal:
+        """A⁻¹B."""
+        return by_entries(lambda x, y: y / x, self.first, self.second)
 
     def quadratic(self, a, b, vector: PyTree) -> Float[Array, ""]:
         leaves = jax.tree.leaves(vector)
-        pairs = zip(self._combine(a, b, leaves), leaves, strict=True)
-        return sum((jnp.sum(c * leaf**2) for c, leaf in pairs), start=jnp.zeros(()))
+        pairs = zip(self._combined(a, b).values, leaves, strict=True)
+        return tree.total([fit(c, leaf) * leaf**2 for c, leaf in pairs])
 
     def with_second(self, second: Matrix) -> "DiagonalPencil":
         """The pencil of A and another B."""
@@ -85,10 +84,8 @@ class DiagonalPencil(eqx.Module):
 
     def raised(self, limit: jax.Array) -> "DiagonalPencil":
         """The pencil of A′ and B: A raised, along directions that need it, until B ⪯ limit·A′."""
-        pairs = zip(self.first.values, self.second.values, strict=True)
-        return dataclasses.replace(
-            self, first=Diagonal(tuple(jnp.maximum(a, b / limit) for a, b in pairs))
-        )
+        first = by_entries(lambda a, b: jnp.maximum(a, b / limit), self.first, self.second)
+        return dataclasses.replace(self, first=first)
 
     def outer_first(self) -> Diagonal:
         """`outer` times A."""
@@ -184,7 +181,7 @@ def pencil(
     first: Matrix, second: Matrix, sizes: list[int], name: str, outer: Matrix | None = None
 ) -> Pencil:
     """The pencil of A (`first`) and B (`second`); its `sqrt` has `outer` to the left."""
-    outer = Diagonal((np.ones(()),) * len(sizes)) if outer is None else outer
+    outer = number_for_all(np.ones(()), sizes) if outer is None else outer
     if are_diagonal(first, second, outer):
         return DiagonalPencil(first, second, outer)  # pyright: ignore[reportArgumentType]
     a, b = first.dense(sizes).array, second.dense(sizes).array

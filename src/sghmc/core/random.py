@@ -15,6 +15,7 @@ hundreds of operations once for a shape, not wherever they are used.
 """
 
 import functools
+import itertools
 import math
 from typing import Any, TypeAlias
 
@@ -31,7 +32,6 @@ __all__ = [
     "bits",
     "copy_of",
     "fold",
-    "gammas",
     "integers",
     "normals",
     "normals_at",
@@ -139,7 +139,7 @@ def bits(
 
 def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
     """Floats on [0, 1) from two words, as `jax.random.uniform` makes them."""
-    if jnp.dtype(dtype) == jnp.float64:
+    if _is_double(dtype):
         mantissa = (x.astype(jnp.uint64) << np.uint64(32) | y.astype(jnp.uint64)) >> np.uint64(12)
         one = np.float64(1.0).view(np.uint64)
         return lax.bitcast_convert_type(mantissa | one, jnp.float64) - 1.0
@@ -167,11 +167,15 @@ def normals_at(
 
 
 def _normal(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
-    wide = jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
+    wide = _wide(dtype)
     lowest = np.nextafter(np.array(-1.0, wide), np.array(0.0, wide))
     signed = jnp.maximum(lowest, _unit(x, y, wide) * (1 - lowest) + lowest)
     inverse = lax.erf_inv(signed) if wide == jnp.float64 else _erf_inv(signed)
     return (inverse * np.array(math.sqrt(2), wide)).astype(dtype)
+
+
+def _wide(dtype):
+    return jnp.float64 if _is_double(dtype) else jnp.float32
 
 
 def _erf_inv(x: jax.Array) -> jax.Array:
@@ -193,27 +197,88 @@ def _erf_inv(x: jax.Array) -> jax.Array:
 
 def normals_like(
     key: Key, first_step, num_steps: int, like: PyTree, *, copies: int = 1
-) -> list[Float[Array, " variate *chain"]]:
+) -> list[Float[Array, " variate *chain"] | Float[Array, "copy ..."]]:
     """Standard normals, `copies` for every parameter: an array for each leaf of `like`.
 
-    A parameter's slots follow from its number among the raveled parameters.
+    A parameter's slots follow from its number among the raveled parameters. Of a leaf that is known
+    to lie on several devices, by a sharding in `like`, those of a single step have its own shape
+    after the axis of copies, so that every device makes those of the parameters that it has.
     """
-    slot, drawn = 0, []
-    for leaf, size in zip(jax.tree.leaves(like), tree.sizes(like), strict=True):
-        width = copies * size
-        drawn.append(normals(key, first_step, num_steps, width, slot=slot, dtype=leaf.dtype))
-        slot += width
-    return drawn
+    leaves = jax.tree.leaves(like)
+    widths, dtypes = [copies * size for size in tree.sizes(like)], [leaf.dtype for leaf in leaves]
+    slots = list(itertools.accumulate(widths, initial=0))[:-1]
+    if num_steps == 1 and key.ndim == 1 and any(map(_is_spread, leaves)):
+        return [
+            _in_place(key, first_step, slot, leaf, copies)
+            for slot, leaf in zip(slots, leaves, strict=True)
+        ]
+    is_alike = len({_is_double(dtype) for dtype in dtypes}) == 1
+    if tree.are_many(widths) and is_alike and not xla.has_accelerator():
+        return _cut(key, first_step, num_steps, widths, dtypes)
+    return [
+        normals(key, first_step, num_steps, width, slot=slot, dtype=dtype)
+        for slot, width, dtype in zip(slots, widths, dtypes, strict=True)
+    ]
 
 
-def copy_of(noise: list[Float[Array, " variate"]], i, like: PyTree) -> PyTree:
+def _is_spread(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None
+
+
+def _in_place(key: Key, first_step, slot: int, leaf: Any, copies: int) -> jax.Array:
+    """The normals of one step, with axes (copy, …); a compiler can cut them along any of these."""
+    shape = (copies, *leaf.shape)
+    number = jnp.full(shape, slot, jnp.uint32)
+    for axis in range(len(shape)):
+        along = lax.broadcasted_iota(jnp.uint32, shape, axis)
+        number = number + along * np.uint32(math.prod(shape[axis + 1 :]))
+    return normals_at(key, first_step, number, dtype=leaf.dtype)
+
+
+def _cut(
+    key: Key, first_step, num_steps: int, widths: list[int], dtypes: list
+) -> list[Float[Array, " variate *chain"]]:
+    """The same normals, for all leaves at once: one generator to compile, not one for each.
+
+    XLA for CPUs compiles equal kernels once. So the places where leaves begin are numbers that it
+    does not know, and these and the normals come out of a branch, through which it does not fuse.
+    """
+    total, wide = sum(widths), _wide(dtypes[0])
+    *starts, _ = itertools.accumulate(widths, initial=0)
+    counter = jnp.asarray(first_step).astype(jnp.uint32)
+
+    def draw():
+        places = [jnp.asarray(start, jnp.uint32) for start in starts]
+        return normals(key, counter, num_steps, total, dtype=wide), places
+
+    def never():
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(draw))
+
+    is_always = (counter >> np.uint32(1)).astype(jnp.int32) >= 0
+    whole, places = lax.cond(is_always, draw, never)
+    rows = whole.reshape(num_steps, total, *key.shape[1:])
+    return [
+        lax.dynamic_slice_in_dim(rows, place, width, axis=1)
+        .reshape(num_steps * width, *key.shape[1:])
+        .astype(dtype)
+        for place, width, dtype in zip(places, widths, dtypes, strict=True)
+    ]
+
+
+def _is_double(dtype) -> bool:
+    return jnp.dtype(dtype) == jnp.float64
+
+
+def copy_of(noise: list[jax.Array], i, like: PyTree) -> PyTree:
     """The i-th copy of one step's `normals_like`, as a pytree like the parameters."""
     leaves, treedef = jax.tree.flatten(like)
-    parts = [
-        lax.dynamic_slice(drawn, (i * size,), (size,)).reshape(leaf.shape)
-        for drawn, leaf, size in zip(noise, leaves, tree.sizes(like), strict=True)
-    ]
-    return jax.tree.unflatten(treedef, parts)
+
+    def part(drawn, leaf):
+        if drawn.ndim > 1:
+            return lax.dynamic_index_in_dim(drawn, i, keepdims=False)
+        return lax.dynamic_slice(drawn, (i * leaf.size,), (leaf.size,)).reshape(leaf.shape)
+
+    return jax.tree.unflatten(treedef, list(map(part, noise, leaves)))
 
 
 def integers(
@@ -243,34 +308,6 @@ def _multiply(x: jax.Array, bound) -> tuple[jax.Array, jax.Array]:
     cross = x_low * high16 + (middle & np.uint32(0xFFFF))
     high = x_high * high16 + (middle >> np.uint32(16)) + (cross >> np.uint32(16))
     return high, x * bound
-
-
-def gammas(key: UInt32[Array, " word"], shape: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Gamma variates with rate 1, by Marsaglia & Tsang's rejection (2000).
-
-    Attempt i takes row i of the key's variates; below 1, a variate of shape + 1 is scaled down. In
-    place of `jax.random.gamma`, which takes XLA for CPUs several times as long to compile.
-    """
-    flat = shape.reshape(-1)
-    d = jnp.where(flat < 1, flat + 1, flat) - 1 / 3
-    width, dtype = flat.size, flat.dtype
-
-    def attempt(state):
-        i, accepted, is_done = state
-        r = normals(key, i, 1, width, dtype=dtype) / (3 * jnp.sqrt(d))
-        u = uniforms(key, i, 1, width, slot=width, dtype=dtype)
-        is_inside = r > -1
-        r = jnp.where(is_inside, r, 0)
-        # x²/2 + d − dv + d log v with v = (1 + r)³, put so that large shapes lose no digits.
-        log_ratio = 3 * d * (jnp.log1p(r) - r * (1 - r * (1 / 2 - r / 3)))
-        is_good = is_inside & (jnp.log(u) < log_ratio)
-        return i + 1, jnp.where(is_done, accepted, (1 + r) ** 3), is_done | is_good
-
-    first = jnp.int32(1), jnp.ones_like(d), jnp.zeros(width, bool)
-    v = lax.while_loop(lambda state: ~jnp.all(state[2]), attempt, first)[1]
-    # 1 − u is never 0, and so no variate is.
-    below = (1 - uniforms(key, 0, 1, width, dtype=dtype)) ** (1 / flat)
-    return (d * v * jnp.where(flat < 1, below, 1)).reshape(shape.shape)
 
 
 @jax.jit

@@ -1,6 +1,9 @@
 """Parameters are any pytree of float arrays: here they are seen leaf by leaf, or raveled."""
 
+import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,7 @@ from sghmc.types import PyTree
 __all__ = [
     "add_scaled",
     "all_finite",
+    "are_many",
     "entry_name",
     "flatten_leaves",
     "float_type",
@@ -19,8 +23,12 @@ __all__ = [
     "shape_leaves",
     "size",
     "sizes",
+    "total",
     "unravel",
 ]
+
+_FEW_LEAVES = 16
+"""Arrays of a model that is not deep."""
 
 
 def sizes(tree: PyTree) -> list[int]:
@@ -69,8 +77,32 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     """Whether no entry is infinite or NaN."""
     # 0 times a number is 0, unless that is infinite or NaN. A sum is a library's on CPUs; a
     # reduction by "and" would be compiled, in three parts.
-    zeros = [jnp.sum(leaf * 0) for leaf in jax.tree.leaves(tree)]
+    zeros = [jnp.sum(term) for term in _gathered([leaf * 0 for leaf in jax.tree.leaves(tree)])]
     return jnp.all(jnp.stack(zeros) == 0) if zeros else jnp.asarray(True)
+
+
+def total(terms: Sequence[Array]) -> Shaped[Array, ""]:
+    """The sum of all entries of all arrays."""
+    return sum((jnp.sum(term) for term in _gathered(terms)), start=jnp.zeros(()))
+
+
+def are_many(leaves: Sequence) -> bool:
+    """Whether so many that what is made for each of them is most of a compiler's work."""
+    return len(leaves) > _FEW_LEAVES
+
+
+def _gathered(terms: Sequence[Array]) -> Sequence[Array]:
+    """Where they are many, those of equal shape added up, some at a time: fewer to reduce."""
+    if not are_many(terms):
+        return terms
+    alike: dict[Any, list[Array]] = {}
+    for term in terms:
+        alike.setdefault((term.shape, term.dtype), []).append(term)
+    return [
+        functools.reduce(jnp.add, group[first : first + _FEW_LEAVES])
+        for group in alike.values()
+        for first in range(0, len(group), _FEW_LEAVES)
+    ]
 
 
 def add_scaled(tree: PyTree, factor, direction: PyTree) -> PyTree:

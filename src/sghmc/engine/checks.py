@@ -1,6 +1,5 @@
 """What sample() refuses: each error names the input, what came, and the remedy."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +12,11 @@ from jax.core import Tracer
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.core.checking import check_count
-from sghmc.engine.loop import Beginning
+from sghmc.engine.beginning import Beginning
+from sghmc.engine.layout import Layout
 from sghmc.engine.options import RunOptions
 from sghmc.engine.program import NEVER
+from sghmc.engine.starts import Start
 from sghmc.gradients.base import Gradient, GradientEstimator
 from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.posterior.base import AbstractPosterior
@@ -23,7 +24,7 @@ from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.potential import Potential
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.posterior.target import Target
-from sghmc.samplers.base import Sampler
+from sghmc.samplers.base import Kernel, Sampler
 from sghmc.types import PyTree
 
 
@@ -179,12 +180,11 @@ def check_gibbs(gibbs, target, like: PyTree) -> None:
         )
 
 
-def initial_positions(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
-    """Where all chains start, with a leading chain axis."""
+def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
+    """Refuse what chains cannot start from; one chain's parameters, by shapes and dtypes."""
     if init_axis not in (None, 0):
         raise ValueError(f"init_axis must be None or 0, but is {init_axis!r}.")
-    leaves = jax.tree.leaves(init)
-    if not leaves:
+    if not jax.tree.leaves(init):
         raise ValueError("init holds no parameters: give a pytree of float arrays.")
     for path, leaf in jax.tree.leaves_with_path(init):
         array = np.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf
@@ -201,13 +201,17 @@ def initial_positions(init: PyTree, init_axis: int | None, num_chains: int) -> P
             )
         if not np.all(np.isfinite(np.asarray(array, np.float64))):
             raise ValueError(f"{name} is not finite: chains must start at finite numbers.")
-    arrays = jax.tree.map(jnp.asarray, init)
-    return arrays if init_axis == 0 else _repeated(arrays, num_chains)
+    one = jax.eval_shape(lambda: Start(init, init_axis).of_chain(0))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _repeated(arrays: PyTree, count: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), arrays)
+def check_spread(sampler: Sampler, kernel: Kernel, layout: Layout) -> None:
+    """Rows of tables that move one by one must be on one device."""
+    if kernel.leaves_behind and layout.shardings is not None:
+        raise ValueError(
+            f"{sampler.name} moves single rows of parameters, but the mesh spreads these over "
+            f"several devices: leave the axis 'model' out, or give the sampler inside of it."
+        )
 
 
 def check_functions(target: Target, like: PyTree) -> None:
@@ -265,6 +269,9 @@ def _traced_once(function: Callable, *args) -> Any:
 
 
 def check_beginning(begun: Beginning) -> None:
+    """Refuse a start where the potential or its gradient is not finite, where it was looked at."""
+    if begun.is_finite is None or begun.potential is None:
+        return
     for chain in np.flatnonzero(~np.atleast_1d(begun.is_finite)):
         potential = np.atleast_1d(begun.potential)[chain]
         raise ValueError(

@@ -12,12 +12,14 @@ from jaxtyping import Bool, Float, Int
 from sghmc.checkpoint.folder import RunFolder, Save
 from sghmc.checkpoint.memory import Memory, Store
 from sghmc.core import processes, running_sum
-from sghmc.engine import checks, faults, loop
+from sghmc.engine import checks, faults, traced
+from sghmc.engine.layout import Layout
 from sghmc.engine.pace import Pace
 from sghmc.engine.placement import Placement
 from sghmc.engine.program import NEVER, Carry, DrawInfo, DrawRecord, Program
 from sghmc.engine.progress import Bar, Interruption
 from sghmc.engine.reading import Reader
+from sghmc.engine.starts import Start
 from sghmc.posterior.source import DataError
 from sghmc.results.errors import DivergenceError, GradientNoiseError
 from sghmc.results.info import Growth, Info
@@ -52,7 +54,7 @@ class Host:
     def __init__(
         self,
         program: Program,
-        positions: PyTree,
+        start: Start,
         is_kept: Bool[np.ndarray, " draw"],
         origin: Origin | None,
         folder: RunFolder | None,
@@ -60,7 +62,7 @@ class Host:
         place: Placement,
     ):
         self.origin, self.folder, self.reader = origin, folder, reader
-        self.place = place
+        self.place, self.start = place, start
         if reader is not None:
             if folder is not None and folder.has_saves:
                 reader.check_start()
@@ -69,50 +71,45 @@ class Host:
         self.is_kept, self.num_draws = is_kept, len(is_kept)
         self.changes = np.append(np.flatnonzero(np.diff(is_kept)) + 1, self.num_draws)
         """Draws before which keeping begins or ends, and the end."""
-        save = self._begun(positions) if folder is None else self._resumed(folder, positions)
+        save = self._begun() if folder is None else self._resumed(folder)
         self.done, self.carry, self.startup_seconds = save.done, save.carry, save.startup_seconds
         self.num_saved, self.began = save.done, time.perf_counter() - save.seconds
+        self.plan = place.plan(self.program, self.carry, self.capacity)
         self.has_warned = False
 
-    def _begun(self, positions: PyTree) -> Save:
-        carry = self._first_carry(positions)
+    def _begun(self) -> Save:
+        carry = self._first_carry()
         self.store = Memory(*self._room(self.place.fetched_like(self.program.layout, carry)))
         return Save(0, carry, 0.0, 0.0)
 
-    def _resumed(self, folder: RunFolder, positions: PyTree) -> Save:
+    def _resumed(self, folder: RunFolder) -> Save:
         """The newest save of the folder or, where there is none, the beginning."""
         layout, place = self.program.layout, self.place
-        like = place.fetched_like(layout, place.beginning_like(self.program, positions).carry)
+        like = place.fetched_like(layout, place.carry_like(self.program))
         self.store = folder.store(*self._room(like))
         save = folder.resume(like, self.is_kept)
         if save is None:
-            return Save(0, self._first_carry(positions), 0.0, 0.0)
+            return Save(0, self._first_carry(), 0.0, 0.0)
         if self.reader is not None and save.done:
             self.reader.resume(save.done, save.sizes)
         save.carry = place.place_carry(layout, save.carry)
         return save
 
-    def _first_carry(self, positions: PyTree) -> Carry:
-        begun = self.place.begin(self.program, positions)
+    def _first_carry(self, *, looks: bool = False) -> Carry:
+        begun = self.place.begin(self.program, self.start, looks=looks)
         checks.check_beginning(begun)
         return begun.carry
 
     def _room(self, carry: Carry) -> tuple[StoredDraws, int]:
         """What no draws look like, and how many there will be."""
-        num_samples = int(self.is_kept.sum())
-        record = loop.record_like(self.program, carry)
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
-        # Not of the number of draws: runs of any length share a program.
-        self.capacity = max(1, _BLOCK_BYTES // size)
-        """How many draws the compiled loop may hold at a time."""
-        record = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
-        record = self.program.layout.chains_first(record, leading=1)
-        return StoredDraws.of(record, np.empty((1, 0))), num_samples
+        record = traced.record_like(self.program, carry)
+        self.capacity = capacity_for(record)
+        return _no_draws(self.program.layout, record), int(self.is_kept.sum())
 
     def run(self, *, progress: bool, throw: bool) -> Samples:
         """Make the draws that are left, and return all."""
         thinning, startup = self.program.thinning, self.startup_seconds
-        pace = [Pace(loop.draws_at_once(self.program, self.carry)) for _ in range(2)]
+        pace = [Pace(self.plan.least) for _ in range(2)]
         is_shown = progress and processes.is_leader()
         bar = Bar(is_shown, self.num_draws * thinning, self.done * thinning)
         fault: DataError | None = None
@@ -127,6 +124,8 @@ class Host:
                     break
                 self.startup_seconds = startup + sum(p.first_seconds for p in pace)
                 bar.update(self.done * thinning, failed_at)
+                if failed_at.min() < 2 * thinning:  # a bad start shows in the first draws
+                    self._first_carry(looks=True)
                 if throw and (failed_at < NEVER).any():
                     raise DivergenceError(faults.divergence(failed_at), self._lasting())
                 self._judge_noise(throw)
@@ -177,7 +176,8 @@ class Host:
                     self.carry,
                     np.int32(self.done),
                     np.int32(count),
-                    capacity=self.capacity if is_kept else 0,
+                    np.int32(is_kept),
+                    capacity=self.capacity if is_kept or self.plan.burnin != "apart" else 0,
                 )
                 failed_at = np.atleast_1d(processes.fetch(self.carry.failed_at))
         except Exception as error:  # by what name a callback's error comes differs
@@ -241,6 +241,18 @@ class Host:
         if self.folder is None:
             return self._samples()
         return lasting(self._samples(), int(self.is_kept[: self.num_saved].sum()))
+
+
+def capacity_for(record: DrawRecord) -> int:
+    """How many draws the compiled loop may hold at a time."""
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
+    # Not of the number of draws: runs of any length share a program.
+    return max(1, _BLOCK_BYTES // size)
+
+
+def _no_draws(layout: Layout, record: DrawRecord) -> StoredDraws:
+    nothing = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
+    return StoredDraws.of(layout.chains_first(nothing, leading=1), np.empty((1, 0)))
 
 
 def _growth(reader: Reader | None, is_kept: np.ndarray) -> tuple[Growth, ...]:

@@ -1,8 +1,8 @@
 """How parameters and chains lie in memory inside the loop.
 
-Leaves are raveled to 1-D. A single chain has no chain axis. Many chains have it last where a chain
-has few parameters, so that XLA vectorizes over chains, and first where it has many, so that batched
-matrix products need no transpose.
+Leaves are raveled to 1-D, but where they lie on several devices. A single chain has no chain axis.
+Many chains have it last where a chain has few parameters, so that XLA vectorizes over chains, and
+first where it has many, so that batched matrix products need no transpose.
 
 | where | chain axis | made by |
 | --- | --- | --- |
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from sghmc.core import tree
 from sghmc.gradients.base import Oracle
@@ -33,12 +34,19 @@ class Layout:
     treedef: Any
     leaves: tuple[jax.ShapeDtypeStruct, ...]
     num_chains: int
+    shardings: tuple[NamedSharding, ...] | None = None
+    """Where the leaves of a chain lie, if on several devices: they then keep their shapes."""
 
     @classmethod
-    def of(cls, position: PyTree, num_chains: int) -> "Layout":
+    def of(
+        cls,
+        position: PyTree,
+        num_chains: int,
+        shardings: tuple[NamedSharding, ...] | None = None,
+    ) -> "Layout":
         leaves, treedef = jax.tree.flatten(position)
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-        return cls(treedef, shapes, num_chains)
+        return cls(treedef, shapes, num_chains, shardings)
 
     @property
     def like(self) -> PyTree:
@@ -46,9 +54,21 @@ class Layout:
         return jax.tree.unflatten(self.treedef, self.leaves)
 
     @property
+    def chains_like(self) -> PyTree:
+        """Positions of all chains, with a leading chain axis, by shapes alone."""
+        shapes = [
+            jax.ShapeDtypeStruct((self.num_chains, *leaf.shape), leaf.dtype) for leaf in self.leaves
+        ]
+        return jax.tree.unflatten(self.treedef, shapes)
+
+    @property
     def flat_like(self) -> PyTree:
-        """A position of one chain as the loop carries it, by shapes alone."""
-        return jax.eval_shape(tree.flatten_leaves, self.like)
+        """A position of one chain as the loop carries it, by shapes alone, and where it lies."""
+        if self.shardings is None:
+            return jax.eval_shape(tree.flatten_leaves, self.like)
+        pairs = zip(self.leaves, self.shardings, strict=True)
+        placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for x, where in pairs]
+        return jax.tree.unflatten(self.treedef, placed)
 
     @property
     def axis(self) -> int:
@@ -59,9 +79,13 @@ class Layout:
         """One chain's parameters in the user's shapes."""
         return tree.shape_leaves(flat, self.like)
 
+    def flatten(self, position: PyTree) -> PyTree:
+        """One chain's parameters as the loop carries them."""
+        return position if self.shardings is not None else tree.flatten_leaves(position)
+
     def flatten_oracle(self, oracle: Oracle) -> Oracle:
         """The same oracle for parameters as the loop carries them."""
-        return oracle.through(self.shape, tree.flatten_leaves, keeps_rows=True)
+        return oracle.through(self.shape, self.flatten, keeps_rows=True)
 
     def over_chains(self, function: Callable, *, leading: tuple[int, ...] = ()) -> Callable:
         """`function` of one chain as a function of all.

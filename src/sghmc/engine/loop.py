@@ -7,60 +7,28 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int32, Shaped
+from jaxtyping import Array, Int32, Shaped
 
 from sghmc.core import tree, xla
+from sghmc.engine import traced
+from sghmc.engine.chains import each_carry, each_chain
 from sghmc.engine.plan import LoopPlan
 from sghmc.engine.program import Carry, DrawRecord, Program, Variates
-from sghmc.samplers.base import Kernel
 from sghmc.types import PyTree, StepInfo
 
 
-class Beginning(NamedTuple):
-    """The carry before step 0, and what the first gradient evaluation of every chain sees."""
-
-    carry: Carry
-    potential: Float[Array, "*chain"]
-    is_finite: Bool[Array, "*chain"]
-
-
-def begin(program: Program, positions: PyTree) -> Beginning:
-    """All chains before step 0, from positions with a leading chain axis."""
-    return compiled_beginning()(program, positions, np.int32(0))
-
-
-@functools.cache
-def compiled_beginning() -> Any:
-    return eqx.filter_jit(beginning, **xla.once_options())
-
-
-def beginning(program: Program, positions: PyTree, t) -> Beginning:
-    """`begin`, not compiled, looking at the batches of step t."""
-
-    def of_chain(chain: Program, flat: PyTree) -> Beginning:
-        carry = chain.initial_carry(flat)
-        evaluation = chain.look(t, flat, carry)
-        # Without jax's weak types, which a saved number does not have: promotions are then the same
-        # before and after.
-        carry = jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carry)
-        return Beginning(carry, evaluation.potential, tree.all_finite(evaluation))
-
-    flat = program.layout.to_loop(jax.vmap(tree.flatten_leaves)(positions))
-    return each_chain(program, of_chain, None, flat)
-
-
 def advance(
-    program: Program, carry: Carry, first, count, *, capacity: int
+    program: Program, carry: Carry, first, count, num_kept, *, capacity: int
 ) -> tuple[Carry, DrawRecord | None]:
     """Make draws first, …, first + count − 1 and return the new carry and their records.
 
-    `capacity`, the length of the records, is compiled in and at least `count`; 0 keeps nothing, as
-    in burn-in. `first` and `count` are arguments, so that one program serves blocks of any length.
-    The memory of `carry` is taken over.
+    `capacity`, the length of the records, is compiled in; where draws are kept it is at least
+    `count`, and 0 where burn-in has a program of its own (`LoopPlan.burnin`). The other numbers
+    are arguments, so that one program serves blocks of any length; `num_kept` is 1, or 0 for draws
+    of burn-in. The memory of `carry` is taken over.
     """
-    return compiled_draws()(program, carry, first, count, capacity=capacity)
+    return compiled_draws()(program, carry, first, count, num_kept, capacity=capacity)
 
 
 @functools.cache
@@ -68,25 +36,21 @@ def compiled_draws() -> Any:
     return eqx.filter_jit(make_draws, donate="all-except-first", **xla.loop_options())
 
 
-def plan_of(program: Program, carry: Carry, *, is_burnin: bool) -> LoopPlan:
-    one = jax.eval_shape(lambda: _block(program, 0, 1, has_motion=True)).variates
+def plan_of(program: Program, carry: Carry, capacity: int) -> LoopPlan:
+    one = eqx.filter_eval_shape(_variates, program)
     must_watch = carry.info.acceptance is not None
     return LoopPlan.of(
-        program, tree.size(one.motion), tree.size(one.gradient), is_burnin, must_watch
+        program, tree.size(one.motion), tree.size(one.gradient), capacity, must_watch
     )
 
 
-def draws_at_once(program: Program, carry: Carry) -> int:
-    """Draws that the loop makes, however few it is asked for."""
-    return plan_of(program, carry, is_burnin=False).rows(1) if xla.has_accelerator() else 1
-
-
 def make_draws(
-    program: Program, carry: Carry, first, count, *, capacity: int
+    program: Program, carry: Carry, first, count, num_kept, *, capacity: int
 ) -> tuple[Carry, DrawRecord | None]:
     """`advance`, not compiled."""
-    is_burnin = capacity == 0
-    plan = plan_of(program, carry, is_burnin=is_burnin)
+    plan = plan_of(program, carry, capacity)
+    if plan.records_after:
+        return _make_one_record(program, plan, carry, first, count, num_kept)
     records = _empty_records(program, carry, plan.rows(capacity))
 
     def make_draw(k, block, offset, loop):
@@ -94,12 +58,17 @@ def make_draws(
         carry, records = loop
         t = (first + k) * program.thinning
         carry = _steps_of_draw(program, plan, carry, t, block, offset)
-        if not is_burnin:
-            carry, record = observe(program, t + program.thinning - 1, carry)
-            records = jax.tree.map(
-                lambda rows, row: lax.dynamic_update_index_in_dim(rows, row, k, 0), records, record
+        if records is None:
+            return carry, None
+
+        def keep(_, loop):
+            carry, record = traced.observe(program, t + program.thinning - 1, loop[0])
+            return carry, jax.tree.map(
+                lambda rows, row: lax.dynamic_update_index_in_dim(rows, row, k, 0), loop[1], record
             )
-        return carry, records
+
+        # A loop of one turn or none: of a branch, XLA would copy the records.
+        return _repeat(num_kept if plan.burnin == "skipped" else 1, keep, (carry, records))
 
     if plan.draws_per_block == 0:
         return lax.fori_loop(
@@ -122,23 +91,24 @@ def make_draws(
     return lax.fori_loop(0, num_blocks, make_block, (carry, records))
 
 
-def observe(program: Program, t, carry: Carry) -> tuple[Carry, DrawRecord]:
-    """What is kept of all chains after step t."""
-    return each_carry(program, carry, lambda chain, carry: chain.observe(t, carry))
+def _make_one_record(
+    program: Program, plan: LoopPlan, carry: Carry, first, count, num_kept
+) -> tuple[Carry, DrawRecord]:
+    """Of the last draw: the only one, where it is kept; of burn-in it is thrown away."""
 
+    def make_draw(k, carry):
+        return _steps_of_draw(program, plan, carry, (first + k) * program.thinning, None, None)
 
-def record_like(program: Program, carry: Carry) -> DrawRecord:
-    """Shapes of what `observe` records; traced once for all runs that share a program."""
-    return eqx.filter_eval_shape(_traced_once, program, np.int32(0), carry)[1]
-
-
-_traced_once = eqx.filter_jit(observe)
+    carry = lax.fori_loop(0, count, make_draw, carry)
+    last = (first + count) * program.thinning - 1
+    carry, record = traced.observe(program, last, carry, is_counted=num_kept > 0)
+    return carry, jax.tree.map(lambda leaf: leaf[None], record)
 
 
 def _empty_records(program: Program, carry: Carry, capacity: int) -> DrawRecord | None:
     if capacity == 0:
         return None
-    _, record = jax.eval_shape(lambda: observe(program, 0, carry))
+    record = traced.record_like(program, carry)
     return jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), record)
 
 
@@ -181,6 +151,12 @@ def _block(program: Program, t, num_steps: int, *, has_motion: bool) -> Block:
     return Block(variates, num_steps)
 
 
+@eqx.filter_jit
+def _variates(program: Program) -> Variates:
+    """Of one step, for their shapes."""
+    return _block(program, 0, 1, has_motion=True).variates
+
+
 # Steps
 
 
@@ -193,7 +169,7 @@ def _steps_of_draw(program: Program, plan: LoopPlan, carry: Carry, t, block, off
             carry = _steps_in_blocks(program, plan, carry, t + done)
         else:
             carry = _steps(program, plan, carry, t + done, block, offset + done, plan.period)
-        return make_updates(program, t + done + plan.period - 1, carry, is_burnin=plan.is_burnin)
+        return make_updates(program, t + done + plan.period - 1, carry, adapts=plan.adapts)
 
     carry = _repeat(program.thinning // plan.period, one_period, carry)
     return carry if plan.is_watched else _watch(program, t + program.thinning - 1, carry)
@@ -224,7 +200,7 @@ def _steps(program: Program, plan: LoopPlan, carry: Carry, t, block: Block, offs
         def of_chain(chain: Program, own: Variates, carry: Carry) -> Carry:
             variates = own if shared is None else own._replace(gradient=shared)
             variates = jax.tree.map(lambda leaf: _part(leaf, offset + i, block.num_steps), variates)
-            state, info = chain.step(t + i, variates, carry)
+            state, info = traced.step(chain, t + i, variates, carry)
             if not plan.is_watched:
                 return carry._replace(state=state)
             seen = info.potential if program.has_info else state
@@ -244,7 +220,7 @@ def _part(variates: Shaped[Array, "n ..."], j, num_steps: int) -> Shaped[Array, 
     return lax.dynamic_slice(variates, (j * width,), (width,))
 
 
-def _repeat(count: int | jax.Array, body: Callable, carry: Carry) -> Carry:
+def _repeat(count: int | jax.Array, body: Callable, carry: Any) -> Any:
     is_once = isinstance(count, int) and count == 1
     return body(0, carry) if is_once else lax.fori_loop(0, count, body, carry)
 
@@ -269,7 +245,7 @@ def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array,
 # Between steps
 
 
-def make_updates(program: Program, t, carry: Carry, *, is_burnin: bool) -> Carry:
+def make_updates(program: Program, t, carry: Carry, *, adapts: bool) -> Carry:
     """What may be due after step t: Gibbs, the estimator's memory, adaptation, V̂, lazy steps."""
     gibbs, adapt, fisher = program.gibbs, program.adapt, program.kernel.fisher
     renew_every = program.estimator.renew_every
@@ -279,7 +255,7 @@ def make_updates(program: Program, t, carry: Carry, *, is_burnin: bool) -> Carry
         due.append((is_due, lambda chain, carry: chain.update_hyper(t, carry)))
     if renew_every is not None:
         due.append(((t + 1) % renew_every == 0, Program.follow))
-    if adapt is not None and is_burnin:
+    if adapt is not None and adapts:
         due.append((adapt.is_due(t), lambda chain, carry: chain.update_kernel(t, carry)))
     if fisher is not None:
         is_due = (t + 1) % fisher.every == 0
@@ -297,38 +273,3 @@ def make_updates(program: Program, t, carry: Carry, *, is_burnin: bool) -> Carry
             carry,
         )
     return carry
-
-
-# Chains
-
-
-def each_chain(program: Program, function: Callable, kernel: Kernel | None, *args: PyTree):
-    """`function(chain, *args)` for every chain, `chain` being the program as that chain sees it.
-
-    `kernel` has the chains' own, or is None where they share the program's. It and the other
-    arguments have the chain axis where the loop has it; what chains share, `function` closes over.
-    """
-    layout = program.layout
-    own, rest = eqx.partition(_own_parts(program), eqx.is_array)
-
-    def of_chain(own, keys, kernel, *args):
-        chain = eqx.tree_at(_own_parts, program, eqx.combine(own, rest)) if own else program
-        chain = chain if kernel is None else chain.with_kernel(kernel)
-        return function(chain.with_keys(keys), *args)
-
-    keys = layout.to_loop(program.keys)
-    return layout.over_chains(of_chain, leading=(0,))(own, keys, kernel, *args)
-
-
-def each_carry(program: Program, carry: Carry, function: Callable[[Program, Carry], Any]) -> Any:
-    """`function(chain, carry)` for every chain, with its own kernel where it has one."""
-    return each_chain(program, function, carry.kernel, carry)
-
-
-def _own_parts(program: Program) -> tuple:
-    """The parts of a program, besides its keys, that have a leading chain axis."""
-    if program.is_stacked:
-        return program.target, program.estimator
-    if program.batches is not None and not program.estimator.is_shared:
-        return (program.batches.places,)
-    return ()

@@ -4,10 +4,12 @@
 | --- | --- | --- |
 | `chain` | chains: each device runs the loop on its own | nothing |
 | `data` | rows: each device sums over its own (`shard.Shard`) | the sums, and their gradients |
-| `model` | parameters, leaf by leaf along their first axis | what the model's own products need |
+| `model` | parameters, by rules or along their first axis | what the model's own products need |
 
 The loop runs inside `jax.shard_map` over chains and rows; along `model` the compiler spreads what
-is still one program. Between calls, arrays have the chain axis first.
+is still one program. Where rules spread parameters over `data`, the compiler has that axis, too:
+each device looks at its part of a batch, and parameters come together where they are needed.
+Between calls, arrays have the chain axis first.
 """
 
 import dataclasses
@@ -17,27 +19,25 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Int32
 
 from sghmc.core import processes, xla
-from sghmc.engine import loop
+from sghmc.engine import beginning, carries, loop
+from sghmc.engine.beginning import Beginning
+from sghmc.engine.device_batches import device_batches
 from sghmc.engine.layout import Layout
-from sghmc.engine.loop import Beginning
-from sghmc.engine.placement import OneDevice, Placement
+from sghmc.engine.partition import CHAIN, DATA, put, same_devices, shardings, used_axes
+from sghmc.engine.placement import Placement
 from sghmc.engine.program import Batches, Carry, Program
-from sghmc.gradients.base import Gradient
+from sghmc.engine.starts import Start, repeated
 from sghmc.posterior.base import AbstractPosterior
+from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.shard import Shard
-from sghmc.posterior.source import increasing, inverse
-from sghmc.posterior.stacked import StackedPosterior, pad_rows
-from sghmc.posterior.target import Target
+from sghmc.posterior.spread import Spread
+from sghmc.posterior.stacked import pad_rows
 from sghmc.types import PyTree
-
-CHAIN, DATA, MODEL = AXES = ("chain", "data", "model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +45,22 @@ class OverMesh(Placement):
     """Arrays have the chain axis first, of one chain too."""
 
     mesh: Mesh
+    rules: tuple[tuple[str, P], ...] | None = None
+
+    @property
+    def has_spread_rows(self) -> bool:
+        """Whether the compiler spreads batches, since parameters lie along their axis."""
+        specs = [spec for _, spec in self.rules or ()]
+        return self.size(DATA) > 1 and DATA in used_axes(specs)
 
     @property
     def manual(self) -> frozenset[str]:
         """The axes that `shard_map` spreads over; the compiler has the others."""
-        return frozenset(axis for axis in (CHAIN, DATA) if self.size(axis) > 1)
+        axes = (CHAIN,) if self.has_spread_rows else (CHAIN, DATA)
+        return frozenset(axis for axis in axes if self.size(axis) > 1)
+
+    def layout(self, like, num_chains):
+        return Layout.of(like, num_chains, shardings(self.rules, like, self.mesh))
 
     def size(self, axis: str | None) -> int:
         return 1 if axis is None else self.mesh.shape.get(axis, 1)
@@ -65,62 +76,42 @@ class OverMesh(Placement):
             whole = table.num_rows + -table.num_rows % self.size(DATA)
             program = eqx.tree_at(lambda p: p.target, program, pad_rows(table, whole))
         arrays, rest = eqx.partition(program, eqx.is_array)
-        return eqx.combine(self._put(arrays, self._specs(program)), rest)
+        return eqx.combine(self._put(arrays, self._specs(program, self._own_spec)), rest)
 
     def fetch_carry(self, layout, carry):
-        return layout.to_loop(processes.fetch(carry))
+        return layout.to_loop(carries.raveled(layout, processes.fetch(carry)))
 
     def fetched_like(self, layout, carry):
-        return jax.eval_shape(layout.to_loop, carry)
+        return jax.eval_shape(lambda carry: layout.to_loop(carries.raveled(layout, carry)), carry)
 
     def place_carry(self, layout, saved):
-        turned = layout.chains_first(jax.tree.map(np.asarray, saved))
+        turned = carries.in_shape(layout, layout.chains_first(jax.tree.map(np.asarray, saved)))
         return self._put(turned, self._carry_specs(layout, turned))
 
     def fetch_records(self, layout, records):
         return processes.fetch(records)
 
-    def batches(
-        self,
-        numbers: Int32[np.ndarray, "*chain step gradient row"],
-        first: int,
-        take: Callable[[np.ndarray], PyTree],
-    ) -> Batches:
-        """Rows by their numbers, for steps from `first` on.
-
-        Each process takes those that its devices want, and each device has its own.
-        """
+    def batches(self, numbers, first, take):
         lead = [CHAIN] * (numbers.ndim - 3)
         by_number = NamedSharding(self.mesh, self.spec(*lead, None, None, DATA))
         by_device = NamedSharding(self.mesh, self.spec(*lead, DATA))
-        wanted = by_number.addressable_devices_indices_map(numbers.shape)
-        parts = {
-            name: _taken(numbers[index], take)
-            for name, index in {str(index): index for index in wanted.values()}.items()
-        }
-        own = [parts[str(index)] for index in wanted.values()]
-
-        def whole(sharding, shape, leaves):
-            arrays = [jax.device_put(x, device) for x, device in zip(leaves, wanted, strict=True)]
-            return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
-
-        def rows(*leaves):
-            sizes = [self.size(axis) for axis in (*lead, DATA)]
-            alone = [leaf.reshape(*[1] * len(sizes), *leaf.shape) for leaf in leaves]
-            return whole(by_device, (*sizes, *leaves[0].shape), alone)
-
-        places = whole(by_number, numbers.shape, [places for _, places in own])
-        return Batches(
-            jax.tree.map(rows, *(rows for rows, _ in own)), places, jnp.asarray(first, jnp.int32)
-        )
+        sizes = [self.size(axis) for axis in (*lead, DATA)]
+        return device_batches(numbers, first, take, by_number, by_device, sizes)
 
     def _put(self, arrays: PyTree, specs: PyTree) -> PyTree:
-        return jax.tree.map(
-            lambda leaf, spec: _put(leaf, NamedSharding(self.mesh, spec)), arrays, specs
-        )
+        """Arrays at their places; one that several functions hold, once."""
+        placed: dict[tuple[int, P], jax.Array] = {}
 
-    def _specs(self, program: Program) -> PyTree:
-        """How the arrays of a program lie; those not named here are the same everywhere."""
+        def put_once(leaf, spec):
+            known = placed.get((id(leaf), spec))
+            where = NamedSharding(self.mesh, spec)
+            placed[id(leaf), spec] = put(leaf, where) if known is None else known
+            return placed[id(leaf), spec]
+
+        return jax.tree.map(put_once, arrays, specs)
+
+    def _specs(self, program: Program, other: Callable[[Any], P]) -> PyTree:
+        """How the arrays of a program lie; of those not named here `other` says it."""
         arrays = eqx.filter(program, eqx.is_array)
         named: list[tuple[Callable, P]] = [(lambda p: p.keys, self.spec(CHAIN))]
         if program.is_stacked:
@@ -132,40 +123,57 @@ class OverMesh(Placement):
             chains = [] if program.estimator.is_shared else [CHAIN]
             named += [(lambda p: p.batches.rows, self.spec(*chains, DATA))]
             named += [(lambda p: p.batches.places, self.spec(*chains, None, None, DATA))]
-        specs = jax.tree.map(lambda _: P(), arrays)
+        specs = jax.tree.map(other, arrays)
         for part, spec in named:
             alike = jax.tree.map(lambda _, spec=spec: spec, part(arrays))
             specs = eqx.tree_at(part, specs, alike)
         return specs
 
+    def _own_spec(self, leaf: Any) -> P:
+        """How an array lies that somebody has spread over this mesh; others are everywhere."""
+        where = leaf.sharding if isinstance(leaf, jax.Array) else None
+        if isinstance(where, NamedSharding) and same_devices(where.mesh, self.mesh):
+            return where.spec
+        return P()
+
     def _carry_specs(self, layout: Layout, carry: PyTree) -> PyTree:
-        """By chains, and what has the shape of parameters that can be cut, by these."""
-        can_be_cut: dict[tuple[int, ...], bool] = {}
-        for leaf in layout.leaves:
-            is_cut = len(leaf.shape) > 0 and leaf.shape[0] % self.size(MODEL) == 0
-            for shape in (leaf.shape, (leaf.size,)):
-                can_be_cut[shape] = can_be_cut.get(shape, True) and is_cut
+        """By chains; and what has the structure and shapes of parameters, as these lie."""
+        (chain,) = self.spec(CHAIN)
+        specs = [P(chain, *where.spec) for where in layout.shardings or ()]
 
-        def of_leaf(leaf):
-            is_cut = can_be_cut.get(leaf.shape[1:], False)
-            return self.spec(CHAIN, MODEL) if is_cut else self.spec(CHAIN)
+        def of_part(part, is_like):
+            return jax.tree.unflatten(layout.treedef, specs) if is_like else P(chain)
 
-        return jax.tree.map(of_leaf, carry)
+        return carries.by_parts(layout, carry, of_part)
 
     # The loop, on each device for the chains that it has
 
-    def begin(self, program, positions):
-        begun = _compiled_beginning()(self, program, self._by_chains(positions), np.int32(0))
+    def begin(self, program, start, *, looks):
+        positions = self._positions(program.layout, start)
+        begun = _compiled_beginning()(self, program, positions, np.int32(0), looks=looks)
         return Beginning(begun.carry, *processes.fetch(begun[1:]))
 
-    def beginning_like(self, program, positions):
-        return eqx.filter_eval_shape(_beginning, self, program, positions, 0)
+    def carry_like(self, program):
+        start = program.layout.chains_like
+        return eqx.filter_eval_shape(_beginning, self, program, start, 0, looks=False).carry
 
-    def advance(self, program, carry, first, count, *, capacity):
-        return compiled_draws()((self, program), carry, first, count, capacity=capacity)
+    def advance(self, program, carry, first, count, num_kept, *, capacity):
+        fixed = self, program
+        return compiled_draws()(fixed, carry, first, count, num_kept, capacity=capacity)
 
-    def _by_chains(self, positions: PyTree) -> PyTree:
-        return self._put(positions, jax.tree.map(lambda _: self.spec(CHAIN), positions))
+    def plan(self, program, carry, capacity):
+        own = dataclasses.replace(program, layout=self._own_layout(program))
+        return super().plan(own, carry, capacity)
+
+    def _positions(self, layout: Layout, start: Start) -> PyTree:
+        """Where all chains start; no device has more of it than it will need."""
+        specs = self._carry_specs(layout, layout.chains_like)
+        if start.init_axis == 0:
+            return self._put(start.init, specs)
+        of_chain = jax.tree.map(lambda spec: P(*spec[1:]), specs)
+        where = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+        repeat = jax.jit(lambda init: repeated(init, layout.num_chains), out_shardings=where)
+        return repeat(self._put(start.init, of_chain))
 
     def on_devices(self, function: Callable, program: Program, chains: PyTree, *others: Any):
         """`function(program, chains, *others)` on every device; chains are the first axis."""
@@ -180,24 +188,39 @@ class OverMesh(Placement):
             on_device,
             mesh=self.mesh,
             axis_names=self.manual,
-            in_specs=(self._specs(program), self.spec(CHAIN), P()),
+            in_specs=(self._manual_specs(program), self.spec(CHAIN), P()),
             out_specs=self.spec(CHAIN),
             check_vma=False,  # what is the same on all devices of an axis is so by construction
         )(arrays, chains, others)
 
+    def _manual_specs(self, program: Program) -> PyTree:
+        """How `shard_map` cuts a program: what the compiler has is whole to it."""
+        specs = self._specs(program, lambda _: P())
+        return jax.tree.map(
+            lambda spec: P(*(name if name in self.manual else None for name in spec)), specs
+        )
+
     def _own(self, program: Program) -> Program:
         """A device's own program, from its part of the arrays."""
-        layout, target, batches = program.layout, program.target, program.batches
-        if self.size(DATA) > 1:
+        target, batches = program.target, program.batches
+        if DATA in self.manual:
             assert isinstance(target, AbstractPosterior)
             target = Shard(target, DATA, self.size(DATA))
+        elif self.has_spread_rows and isinstance(target, RowPosterior):
+            rows = self.spec(DATA)  # inside of shard_map the devices are known
+            where = rows if self.manual else NamedSharding(self.mesh, rows)
+            target = Spread.of(target, where, self.size(DATA))
         if batches is not None:
             *lead, _, _ = batches.places.shape
             num_axes = len(lead)  # the mesh's own of the rows, too: one for chains, one for data
             rows = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[num_axes:]), batches.rows)
             batches = Batches(rows, batches.places.reshape(*lead, -1), batches.first)
-        layout = dataclasses.replace(layout, num_chains=layout.num_chains // self.size(CHAIN))
+        layout = self._own_layout(program)
         return dataclasses.replace(program, layout=layout, target=target, batches=batches)
+
+    def _own_layout(self, program: Program) -> Layout:
+        num_chains = program.layout.num_chains // self.size(CHAIN)
+        return dataclasses.replace(program.layout, num_chains=num_chains)
 
     def kept_there(self, layout: Layout, carry: PyTree) -> PyTree:
         """The carry, with the compiler told that it stays where it lies."""
@@ -207,9 +230,9 @@ class OverMesh(Placement):
         return jax.lax.with_sharding_constraint(carry, shardings)
 
 
-def _beginning(over: OverMesh, program: Program, positions: PyTree, t) -> Beginning:
+def _beginning(over: OverMesh, program: Program, positions: PyTree, t, *, looks: bool) -> Beginning:
     def of_device(program, positions, t):
-        return program.layout.chains_first(loop.beginning(program, positions, t))
+        return program.layout.chains_first(beginning.beginning(program, positions, t, looks=looks))
 
     begun = over.on_devices(of_device, program, positions, t)
     return begun._replace(carry=over.kept_there(program.layout, begun.carry))
@@ -220,16 +243,18 @@ def _compiled_beginning() -> Any:
     return eqx.filter_jit(_beginning, **xla.once_options())
 
 
-def _make_draws(fixed: tuple[OverMesh, Program], carry: Carry, first, count, *, capacity: int):
+def _make_draws(
+    fixed: tuple[OverMesh, Program], carry: Carry, first, count, num_kept, *, capacity: int
+):
     over, program = fixed
 
-    def of_device(program, carry, first, count):
+    def of_device(program, carry, *numbers):
         layout = program.layout
         carry = layout.to_loop(carry)
-        carry, records = loop.make_draws(program, carry, first, count, capacity=capacity)
+        carry, records = loop.make_draws(program, carry, *numbers, capacity=capacity)
         return layout.chains_first(carry), layout.chains_first(records, leading=1)
 
-    carry, records = over.on_devices(of_device, program, carry, first, count)
+    carry, records = over.on_devices(of_device, program, carry, first, count, num_kept)
     return over.kept_there(program.layout, carry), records
 
 
@@ -238,91 +263,9 @@ def compiled_draws() -> Any:
     return eqx.filter_jit(_make_draws, donate="all-except-first", **xla.loop_options())
 
 
-def _taken(numbers: np.ndarray, take: Callable[[np.ndarray], PyTree]) -> tuple[PyTree, np.ndarray]:
-    """Rows in the order of their numbers, and where among them each number's is."""
-    order = increasing(numbers.reshape(-1))
-    rows = take(numbers.reshape(-1)[order])
-    return rows, inverse(order).reshape(numbers.shape).astype(np.int32)
-
-
 def _table(program: Program) -> AbstractPosterior | None:
     """The posterior whose rows can be spread: arrays, of which all chains have the same."""
     target = program.target
     if program.is_stacked or target.source is not None:
         return None
     return target if isinstance(target, AbstractPosterior) else None
-
-
-def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    is_everywhere = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-    if is_everywhere or not processes.are_many():
-        return jax.device_put(leaf, sharding)
-    whole = np.asarray(leaf)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-
-def placement_for(
-    mesh: Mesh | None, num_chains: int, target: Target | StackedPosterior, gradient: Gradient
-) -> Placement:
-    """Where a run with this mesh has its arrays; refuses what a mesh cannot spread."""
-    if mesh is None:
-        if processes.are_many():
-            raise ValueError(
-                f"jax.distributed runs {jax.process_count()} processes, but sample was given no "
-                f"mesh: give mesh=jax.make_mesh(({jax.device_count()},), ('chain',)) or the like, "
-                f"the same in every process."
-            )
-        return OneDevice()
-    if not isinstance(mesh, Mesh):
-        raise TypeError(
-            f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((4,), ('chain',)), not "
-            f"{mesh!r}."
-        )
-    unknown = [name for name in mesh.axis_names if name not in AXES]
-    if unknown:
-        raise ValueError(
-            f"The mesh has an axis {unknown[0]!r}, but a run is spread over axes among "
-            f"{', '.join(map(repr, AXES))}: name its axes by what they should spread."
-        )
-    left_out = jax.process_count() - len({device.process_index for device in mesh.devices.flat})
-    if left_out:
-        raise ValueError(
-            f"The mesh leaves out the devices of {left_out} of {jax.process_count()} processes: "
-            f"make it of all jax.devices()."
-        )
-    over = OverMesh(
-        Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
-    )
-    if num_chains % over.size(CHAIN):
-        raise ValueError(
-            f"num_chains is {num_chains}, which the mesh cannot spread evenly over {CHAIN!r}: "
-            f"{over.size(CHAIN)} devices. Take a multiple of that, or a smaller axis."
-        )
-    _check_data(target, gradient, over.size(DATA))
-    return over
-
-
-def _check_data(target: Target | StackedPosterior, gradient: Gradient, num_shards: int) -> None:
-    source = target.source
-    if source is not None and source.is_sequential and processes.are_many():
-        raise ValueError(
-            f"A stream is read by one process, but the run has {jax.process_count()}: give each "
-            f"process a source with random access, such as MemoryMapped."
-        )
-    if num_shards == 1:
-        return
-    remedy = f"leave the axis {DATA!r}, of {num_shards} devices, out of the mesh"
-    if not isinstance(target, AbstractPosterior):
-        is_stack = isinstance(target, StackedPosterior)
-        what = "posteriors with data of their own" if is_stack else "a Potential"
-        raise ValueError(f"A mesh spreads the rows of one Posterior, not {what}: {remedy}.")
-    if source is None:
-        return
-    if source.is_sequential:
-        raise ValueError(f"The rows of a stream come in one order, to one reader: {remedy}.")
-    size = gradient.batch_rows
-    if size is not None and size % num_shards:
-        raise ValueError(
-            f"batch_size is {size}, but the rows of a source are read in {num_shards} equal parts, "
-            f"one for each device along {DATA!r}: take a multiple of {num_shards}, or {remedy}."
-        )

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
+from sghmc.engine.partition import Rules
 from sghmc.engine.tracing import trace_target
 from sghmc.gradients.base import Gradient
 from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.types import PyTree
 
-_WITHOUT_EFFECT = ("progress", "checkpoint", "mesh", "throw")
+_WITHOUT_EFFECT = ("progress", "checkpoint", "mesh", "sharding", "throw")
 """Options on which draws do not depend."""
 
 
@@ -39,6 +40,7 @@ class RunOptions:
     progress: bool = True
     checkpoint: Checkpoint | None = None
     mesh: jax.sharding.Mesh | None = None
+    sharding: Rules | None = None
     throw: bool = True
 
     def identity(self, key: Any, target: Any, sampler: Any, init: PyTree) -> dict[str, Any]:

@@ -7,10 +7,12 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from sghmc.engine import loop
+from sghmc.engine import beginning, loop
+from sghmc.engine.beginning import Beginning
 from sghmc.engine.layout import Layout
-from sghmc.engine.loop import Beginning
+from sghmc.engine.plan import LoopPlan
 from sghmc.engine.program import Carry, DrawRecord, Program
+from sghmc.engine.starts import Start
 from sghmc.types import PyTree
 
 
@@ -20,23 +22,35 @@ class Placement(abc.ABC):
     A carry is saved as the loop has it, whatever devices it was on: a run may go on elsewhere.
     """
 
+    def layout(self, like: PyTree, num_chains: int) -> Layout:
+        """How chains with parameters `like` lie in memory."""
+        return Layout.of(like, num_chains)
+
+    def size(self, axis: str | None) -> int:
+        """Devices along an axis."""
+        return 1
+
     @abc.abstractmethod
     def place_program(self, program: Program) -> Program:
         """The program with its arrays where they belong."""
 
     @abc.abstractmethod
-    def begin(self, program: Program, positions: PyTree) -> Beginning:
-        """All chains before step 0, from positions with a leading chain axis."""
+    def begin(self, program: Program, start: Start, *, looks: bool) -> Beginning:
+        """`beginning.begin`, where the arrays lie."""
 
     @abc.abstractmethod
-    def beginning_like(self, program: Program, positions: PyTree) -> Beginning:
-        """What `begin` returns, by shapes and dtypes."""
+    def carry_like(self, program: Program) -> Carry:
+        """The carry that `begin` returns, by shapes and dtypes."""
 
     @abc.abstractmethod
     def advance(
-        self, program: Program, carry: Carry, first, count, *, capacity: int
+        self, program: Program, carry: Carry, first, count, num_kept, *, capacity: int
     ) -> tuple[Carry, Any]:
         """`loop.advance`, where the arrays lie."""
+
+    def plan(self, program: Program, carry: Carry, capacity: int) -> LoopPlan:
+        """How the loop is cut on each device."""
+        return loop.plan_of(program, carry, capacity)
 
     @abc.abstractmethod
     def fetch_carry(self, layout: Layout, carry: PyTree) -> PyTree:
@@ -61,14 +75,15 @@ class OneDevice(Placement):
     def place_program(self, program):
         return program
 
-    def begin(self, program, positions):
-        return loop.begin(program, positions)
+    def begin(self, program, start, *, looks):
+        return beginning.begin(program, start.of_chains(program.layout.num_chains), looks=looks)
 
-    def beginning_like(self, program, positions):
-        return eqx.filter_eval_shape(loop.beginning, program, positions, 0)
+    def carry_like(self, program):
+        start = program.layout.chains_like
+        return eqx.filter_eval_shape(beginning.beginning, program, start, 0, looks=False).carry
 
-    def advance(self, program, carry, first, count, *, capacity):
-        return loop.advance(program, carry, first, count, capacity=capacity)
+    def advance(self, program, carry, first, count, num_kept, *, capacity):
+        return loop.advance(program, carry, first, count, num_kept, capacity=capacity)
 
     def fetch_carry(self, layout, carry):
         return carry

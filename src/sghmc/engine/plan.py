@@ -1,7 +1,7 @@
 """How many steps, draws and variates go into the loops of a run."""
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sghmc.core import tree, xla
 from sghmc.engine.program import Program
@@ -31,6 +31,15 @@ class LoopPlan(NamedTuple):
     (`block_has_motion` is False), and is looked at once a draw (`is_watched` is False), since the
     potential of every step would cost a pass over them; so is one whose potentials nobody wants,
     and one whose steps leave parts of the state behind.
+
+    Where there is room for one record at a time, it is made after the loop (`records_after`).
+
+    | `burnin` | its draws | where |
+    | --- | --- | --- |
+    | "kept" | are recorded as others are, and the host drops them | small models, as they are |
+    | "skipped" | are not recorded, or not counted: a number says so | larger models |
+    | "apart" | have a program of their own | small models whose draws functions look at, or that \
+adapt; accelerators, which would ask the host for that number |
     """
 
     period: int
@@ -38,8 +47,15 @@ class LoopPlan(NamedTuple):
     block_length: int
     block_has_motion: bool
     is_watched: bool
-    is_burnin: bool
+    adapts: bool
     is_padded: bool
+    burnin: Literal["kept", "skipped", "apart"]
+    records_after: bool
+
+    @property
+    def least(self) -> int:
+        """Draws that the loop makes, however few it is asked for."""
+        return self.rows(1)
 
     def rows(self, capacity: int) -> int:
         """How many draws a record of `capacity` must have room for."""
@@ -48,15 +64,12 @@ class LoopPlan(NamedTuple):
 
     @classmethod
     def of(
-        cls, program: Program, num_normals: int, num_rows: int, is_burnin: bool, must_watch: bool
+        cls, program: Program, num_normals: int, num_rows: int, capacity: int, must_watch: bool
     ) -> "LoopPlan":
-        """For a step of all chains that takes so many variates for its motion and for its rows."""
-        intervals = [program.thinning]
-        intervals += [program.gibbs.every] if program.gibbs else []
-        intervals += [program.estimator.renew_every] if program.estimator.renew_every else []
-        intervals += [program.kernel.fisher.every] if program.kernel.fisher else []
-        intervals += [program.adapt.every] if program.adapt and is_burnin else []
-        period = math.gcd(*intervals)
+        """For a step of all chains that takes so many variates for its motion and for its rows.
+
+        There is room for `capacity` records; for none in a program of burn-in alone.
+        """
         is_lazy = program.kernel.leaves_behind
         # It draws less than a step of all parameters would, but its draws are as large.
         num_normals = tree.size(program.layout.like) if is_lazy else num_normals
@@ -68,6 +81,15 @@ class LoopPlan(NamedTuple):
         is_wide = is_many and not is_small and not is_padded
         together = max(_FEW, together) if is_wide else together
         draws = together // program.thinning if is_small or is_wide else 0
+        records_after = draws == 0 and capacity == 1
+        burnin = _burnin(program, draws > 0, records_after)
+        adapts = program.adapt is not None and (capacity == 0 or burnin == "skipped")
+        intervals = [program.thinning]
+        intervals += [program.gibbs.every] if program.gibbs else []
+        intervals += [program.estimator.renew_every] if program.estimator.renew_every else []
+        intervals += [program.kernel.fisher.every] if program.kernel.fisher else []
+        intervals += [program.adapt.every] if program.adapt and adapts else []
+        period = math.gcd(*intervals)
         most = together if is_small or is_wide else max(1, _BLOCK_ROWS // max(1, num_rows))
         most = min(most, period)
         # A divisor of the period: a count known at compile time spares an accelerator a question
@@ -82,6 +104,17 @@ class LoopPlan(NamedTuple):
             block_has_motion=is_small or (is_wide and length > 1),
             is_watched=must_watch
             or (program.has_info and (is_small or program.thinning == 1) and not is_lazy),
-            is_burnin=is_burnin,
+            adapts=adapts,
             is_padded=is_padded,
+            burnin=burnin,
+            records_after=records_after,
         )
+
+
+def _burnin(
+    program: Program, is_in_blocks: bool, records_after: bool
+) -> Literal["kept", "skipped", "apart"]:
+    if not is_in_blocks:
+        return "skipped" if records_after or not xla.has_accelerator() else "apart"
+    has_functions = program.keep or program.averages or program.trace or program.adapt
+    return "apart" if has_functions else "kept"

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from sghmc.adapt import Adaptation, Moment
-from sghmc.core import random, running_sum, tree
+from sghmc.core import matrices, random, running_sum, tree
 from sghmc.engine.keys import GIBBS, GRADIENT, INIT, MOTION
 from sghmc.engine.layout import Layout
 from sghmc.gradients.base import GradientEstimator, Oracle
@@ -99,7 +99,7 @@ class Program(eqx.Module):
     source, `batches` has the rows of some steps, put in by the host.
 
     What the loop does to a single chain is a method here. It is called on the program as that chain
-    sees it, with keys, kernel, target and rows of its own: `loop.each_chain` makes it.
+    sees it, with keys, kernel, target and rows of its own: `chains.each_chain` makes it.
     """
 
     target: Target
@@ -123,12 +123,13 @@ class Program(eqx.Module):
 
     def with_kernel(self, arrays: Kernel) -> "Program":
         """This program with a chain's own kernel, of which the carry has the arrays."""
-        return dataclasses.replace(self, kernel=eqx.combine(arrays, self.kernel))
+        return dataclasses.replace(self, kernel=matrices.combine(arrays, self.kernel))
 
-    def initial_carry(self, flat: PyTree) -> Carry:
-        """The carry before step 0, from a position."""
+    def initial_carry(self, flat: PyTree, t) -> Carry:
+        """The carry before step t, which is 0, from a position; it knows nothing of a step yet."""
         hyper = self.target.hyper
-        state = self.kernel.init(random.normals_like(self.keys[INIT], 0, 1, flat), flat)
+        normals = random.normals_like(self.keys[INIT], t, 1, self.layout.flat_like)
+        state = self.kernel.init(normals, flat)
         kernel, adaptation = None, None
         if self.adapt is not None:
             kernel = eqx.filter(self.kernel.adaptable(state), eqx.is_array)
@@ -149,11 +150,8 @@ class Program(eqx.Module):
             noise = no_noise(tree.size(flat), self.kernel.fisher, tree.float_type(flat), NEVER)
             chain = self if kernel is None else self.with_kernel(kernel)
             carry = chain.update_noise(-1, carry._replace(noise=noise))
-        _, info = jax.eval_shape(lambda: self.step(0, self.draw(0, 1), carry))
-        info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
         terms = jax.eval_shape(lambda: self._averaged(flat, hyper))
-        sums = running_sum.empty(terms) if self.averages else None
-        return carry._replace(info=info, sums=sums)
+        return carry._replace(sums=running_sum.empty(terms) if self.averages else None)
 
     def look(self, t, flat: PyTree, carry: Carry) -> Evaluation:
         """What the first gradient evaluation of step t sees, at a position."""
@@ -167,10 +165,12 @@ class Program(eqx.Module):
         )
         return self._oracle(noise, carry)(0, flat)
 
-    def draw(self, first_step, num_steps: int) -> Variates:
-        """The raw variates of `num_steps` steps."""
+    def draw(self, t, known: Variates | None = None) -> Variates:
+        """The raw variates of step t, where they are not known."""
+        motion, gradient = known or (None, None)
         return Variates(
-            self.draw_motion(first_step, num_steps), self.draw_gradients(first_step, num_steps)
+            self.draw_motion(t, 1) if motion is None else motion,
+            self.draw_gradients(t, 1) if gradient is None else gradient,
         )
 
     def draw_motion(self, first_step, num_steps: int) -> PyTree:
@@ -183,11 +183,9 @@ class Program(eqx.Module):
         return self.estimator.draw(self.keys[GRADIENT], first_step, num_steps, num_gradients, like)
 
     def step(self, t, variates: Variates, carry: Carry) -> tuple[Any, StepInfo]:
-        """The state after step t, from that step's variates; those that are None are drawn here."""
-        motion, gradient = variates
-        motion = self.draw_motion(t, 1) if motion is None else motion
-        gradient = self.draw_gradients(t, 1) if gradient is None else gradient
-        state, info = self.kernel.step(t, motion, carry.state, self._oracle(gradient, carry))
+        """The state after step t, from that step's variates."""
+        oracle = self._oracle(variates.gradient, carry)
+        state, info = self.kernel.step(t, variates.motion, carry.state, oracle)
         # What nobody asks for is not computed: the compiler sees to it.
         return state, info if self.has_info else info._replace(potential=None)
 
@@ -202,8 +200,8 @@ class Program(eqx.Module):
         state = self.kernel.settle(t, self.draw_motion(t, 1), carry.state, oracle)
         return carry._replace(state=state)
 
-    def observe(self, t, carry: Carry) -> tuple[Carry, DrawRecord]:
-        """What is kept after step t, and the averages with that draw in them."""
+    def observe(self, t, carry: Carry, is_counted) -> tuple[Carry, DrawRecord]:
+        """What is kept after step t, and the averages with that draw in them, if it counts."""
         flat = self.kernel.observed(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
         keep = self.keep or (lambda position, *hyper: position)
@@ -215,7 +213,7 @@ class Program(eqx.Module):
             info = DrawInfo(potential, heat, acceptance, data_share, is_finite)
         if carry.sums is not None:
             terms = self._averaged(flat, carry.hyper)
-            carry = carry._replace(sums=running_sum.add(carry.sums, terms, is_finite))
+            carry = carry._replace(sums=running_sum.add(carry.sums, terms, is_finite & is_counted))
         trace = None
         if self.trace is not None and carry.sums is not None:
             trace = self.trace(running_sum.mean(carry.sums))
@@ -276,7 +274,7 @@ class Program(eqx.Module):
         kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
         return carry._replace(
             kernel=eqx.filter(kernel, eqx.is_array),
-            state=self.kernel.shaped(state, tree.flatten_leaves),
+            state=self.kernel.shaped(state, self.layout.flatten),
             adaptation=adaptation,
         )
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,23 +18,37 @@ from sghmc.core import processes
 from sghmc.engine import checks, keys
 from sghmc.engine.host import Host
 from sghmc.engine.layout import Layout
-from sghmc.engine.mesh import placement_for
+from sghmc.engine.memory import check_memory
 from sghmc.engine.options import RunOptions
+from sghmc.engine.partition import CHAIN
 from sghmc.engine.placement import Placement
+from sghmc.engine.placing import placement_for
 from sghmc.engine.program import Program
 from sghmc.engine.reading import Reader
+from sghmc.engine.starts import Start
 from sghmc.engine.tracing import trace_run
-from sghmc.gradients.base import Gradient, GradientEstimator
+from sghmc.gradients.base import GradientEstimator
 from sghmc.posterior.stacked import StackedPosterior
 from sghmc.posterior.target import Target
 from sghmc.results.origin import Origin
 from sghmc.results.samples import Samples
-from sghmc.samplers.base import Sampler
+from sghmc.samplers.base import Kernel, Sampler
 from sghmc.samplers.settings import value_at
 from sghmc.types import PyTree
 
 _CHUNK = 65_536
 """Draws whose step numbers are looked at at once: those of all draws would be a large array."""
+
+
+class Parts(NamedTuple):
+    """What a run is made of, apart from its estimator, whose making may take a while."""
+
+    one: Target
+    place: Placement
+    start: Start
+    layout: Layout
+    is_kept: Bool[np.ndarray, " draw"]
+    kernel: Kernel
 
 
 def run(
@@ -45,45 +59,67 @@ def run(
     options: RunOptions,
 ) -> Samples:
     """Draw from a target with a sampler: `sample` without "auto"."""
+    parts = checked(key, target, sampler, init, options)
+    place, is_kept = parts.place, parts.is_kept
+    check_memory(parts.kernel, parts.layout, options, parts.one.hyper, place.size(CHAIN))
+    identity = functools.partial(options.identity, key, target, sampler, init)
+    with _opened(options.checkpoint, identity) as folder:
+        program = program_of(parts, key, target, options)
+        if folder is not None:
+            folder.identify({"steps": trace_run(program), "draws": is_kept})
+        num_steps = len(is_kept) * options.thinning
+        origin = _origin(target, sampler, program.estimator, options, num_steps)
+        with _reading(program, sampler, len(is_kept), place) as reader:
+            host = Host(program, parts.start, is_kept, origin, folder, reader, place)
+            return host.run(progress=options.progress, throw=options.throw)
+
+
+def checked(
+    key: jax.Array,
+    target: Target | StackedPosterior,
+    sampler: Sampler,
+    init: PyTree,
+    options: RunOptions,
+) -> Parts:
+    """The parts of a run, after all that can be refused by looking at them."""
     checks.check_outside(key, init)
     checks.check_key(key)
     checks.check_options(options, target)
     checks.check_sampler(sampler, options, target)
-    place = placement_for(options.mesh, options.num_chains, target, options.gradient)
+    place = placement_for(options, target)
     processes.avoid_preemption()
-    positions = checks.initial_positions(init, options.init_axis, options.num_chains)
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), positions)
+    like = checks.check_init(init, options.init_axis, options.num_chains)
+    start, layout = Start(init, options.init_axis), place.layout(like, options.num_chains)
     one = target[0] if isinstance(target, StackedPosterior) else target
     checks.check_functions(one, like)
     checks.check_gibbs(options.gibbs, one, like)
-    identity = functools.partial(options.identity, key, target, sampler, init)
-    with _opened(options.checkpoint, identity) as folder:
-        estimator = _prepare(options.gradient, target, positions)
-        is_kept = _kept_draws(sampler, options)
-        num_steps = len(is_kept) * options.thinning
-        kernel = sampler.prepare(like, num_steps)
-        checks.check_fisher(kernel.fisher, options.gradient, one)
-        program = Program(
-            target=target.chains if isinstance(target, StackedPosterior) else target,
-            kernel=kernel,
-            estimator=estimator,
-            gibbs=options.gibbs,
-            adapt=options.adapt,
-            keep=options.keep,
-            averages=dict(options.averages or {}),
-            trace=options.trace,
-            keys=_keys(key, options.num_chains, estimator),
-            layout=Layout.of(like, options.num_chains),
-            thinning=options.thinning,
-            has_info=options.info,
-            is_stacked=isinstance(target, StackedPosterior),
-        )
-        if folder is not None:
-            folder.identify({"steps": trace_run(program, positions), "draws": is_kept})
-        origin = _origin(target, sampler, estimator, options, num_steps)
-        with _reading(program, sampler, len(is_kept), place) as reader:
-            host = Host(program, positions, is_kept, origin, folder, reader, place)
-            return host.run(progress=options.progress, throw=options.throw)
+    is_kept = _kept_draws(sampler, options)
+    kernel = sampler.prepare(like, len(is_kept) * options.thinning)
+    checks.check_fisher(kernel.fisher, options.gradient, one)
+    checks.check_spread(sampler, kernel, layout)
+    return Parts(one, place, start, layout, is_kept, kernel)
+
+
+def program_of(
+    parts: Parts, key: jax.Array, target: Target | StackedPosterior, options: RunOptions
+) -> Program:
+    """The program of a run, with its estimator."""
+    estimator = _prepare(options, target, parts.start)
+    return Program(
+        target=target.chains if isinstance(target, StackedPosterior) else target,
+        kernel=parts.kernel,
+        estimator=estimator,
+        gibbs=options.gibbs,
+        adapt=options.adapt,
+        keep=options.keep,
+        averages=dict(options.averages or {}),
+        trace=options.trace,
+        keys=_keys(key, options.num_chains, estimator),
+        layout=parts.layout,
+        thinning=options.thinning,
+        has_info=options.info,
+        is_stacked=isinstance(target, StackedPosterior),
+    )
 
 
 @contextlib.contextmanager
@@ -114,22 +150,19 @@ def _reading(
 
 
 def _prepare(
-    gradient: Gradient, target: Target | StackedPosterior, positions: PyTree
+    options: RunOptions, target: Target | StackedPosterior, start: Start
 ) -> GradientEstimator:
     """The estimator of all chains; with a chain axis where each has a posterior of its own."""
+
+    def of_chain(target: Target, chain: int) -> GradientEstimator:
+        return options.gradient.prepare(target, start.of_chain(chain))
+
     if not isinstance(target, StackedPosterior):
-        return gradient.prepare(target, _of_chain(positions, 0))
-    chains = [
-        gradient.prepare(target[i], _of_chain(positions, i)) for i in range(target.num_chains)
-    ]
+        return of_chain(target, 0)
+    chains = [of_chain(target[i], i) for i in range(target.num_chains)]
     checks.check_shared(chains[0])
     arrays, rest = zip(*(eqx.partition(each, eqx.is_array) for each in chains), strict=True)
     return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
-
-
-@jax.jit
-def _of_chain(positions: PyTree, chain) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[chain], positions)
 
 
 def _keys(

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, UInt32
 
 from sghmc.core import tree
-from sghmc.engine import checks, keys, loop
+from sghmc.engine import beginning, checks, keys, loop, traced
+from sghmc.engine.chains import each_carry
 from sghmc.engine.layout import Layout
 from sghmc.engine.program import Carry, Program
 from sghmc.gradients.base import Gradient
@@ -112,7 +113,7 @@ class Stepper(eqx.Module):
         checks.check_key(key)
         chain = keys.chain_keys(key, 1)
         one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], position)
-        begun = loop.beginning(self.program.with_keys(chain), one, 0)
+        begun = beginning.beginning(self.program.with_keys(chain), one, 0, looks=False)
         return StepperState(jnp.zeros((), jnp.int32), chain, begun.carry)
 
     def step(self, state: StepperState) -> tuple[StepperState, Draw]:
@@ -120,12 +121,12 @@ class Stepper(eqx.Module):
         program = self.program.with_keys(state.keys)
 
         def of_chain(chain: Program, carry: Carry) -> Carry:
-            moved, info = chain.step(state.t, chain.draw(state.t, 1), carry)
+            moved, info = chain.step(state.t, chain.draw(state.t), carry)
             return carry._replace(state=moved, info=info)
 
-        carry = loop.each_carry(program, state.carry, of_chain)
-        carry = loop.make_updates(program, state.t, carry, is_burnin=False)
-        carry, record = loop.observe(program, state.t, carry)
+        carry = each_carry(program, state.carry, of_chain)
+        carry = loop.make_updates(program, state.t, carry, adapts=False)
+        carry, record = traced.observe(program, state.t, carry)
         draw = Draw(record.kept, record.hyper, record.info.potential, record.info.acceptance)
         return StepperState(state.t + 1, state.keys, carry), draw
 

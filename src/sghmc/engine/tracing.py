@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.checkpoint.fingerprint import traced
-from sghmc.core import tree
-from sghmc.engine import loop
+from sghmc.engine.chains import each_chain
 from sghmc.engine.program import Batches, Carry, DrawRecord, Program
 from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.potential import Potential
@@ -32,21 +31,25 @@ def trace_target(target: Target | StackedPosterior, like: PyTree) -> dict[str, s
     }
 
 
-def trace_run(program: Program, positions: PyTree) -> str:
+def trace_run(program: Program) -> str:
     """All that a run does to its chains: begin, step, keep, and what is due between steps."""
+    # As on one device: a run may go on where parameters lie otherwise.
+    layout = dataclasses.replace(program.layout, shardings=None)
+    program = dataclasses.replace(program, layout=layout)
+    positions = layout.chains_like
 
     def run(program: Program, positions: PyTree, t) -> tuple[Carry, DrawRecord]:
-        flat = program.layout.to_loop(jax.vmap(tree.flatten_leaves)(positions))
-        return loop.each_chain(program, lambda chain, flat: _chain(chain, flat, t), None, flat)
+        flat = program.layout.to_loop(jax.vmap(program.layout.flatten)(positions))
+        return each_chain(program, lambda chain, flat: _chain(chain, flat, t), None, flat)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    return traced(run, _with_batches(program), positions, step)
+    return traced(run, with_batches(program), positions, step)
 
 
 def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
-    carry = chain.initial_carry(flat)
+    carry = chain.initial_carry(flat, t)
     chain = chain if carry.kernel is None else chain.with_kernel(carry.kernel)
-    state, info = chain.step(t, chain.draw(t, 1), carry)
+    state, info = chain.step(t, chain.draw(t), carry)
     carry = chain.settle(t, carry._replace(state=state, info=info))
     if chain.gibbs is not None:
         carry = chain.update_hyper(t, carry)
@@ -56,10 +59,10 @@ def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
         carry = chain.update_kernel(t, carry)
     if chain.kernel.fisher is not None:
         carry = chain.update_noise(t, carry)
-    return chain.observe(t, carry)
+    return chain.observe(t, carry, True)
 
 
-def _with_batches(program: Program) -> Program:
+def with_batches(program: Program) -> Program:
     """The program with room for the rows of two steps, where these are read from a source."""
     source, estimator = program.target.source, program.estimator
     if source is None or not estimator.takes_rows:

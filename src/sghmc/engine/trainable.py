@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.engine.options import RunOptions
+from sghmc.engine.partition import check_mesh, placed
 from sghmc.posterior.potential import Potential
 from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.stacked import StackedPosterior
@@ -42,6 +43,8 @@ def hold_fixed(
 ) -> tuple[Target, PyTree, RunOptions]:
     """Target, start and options of a run in which the leaves that `trainable` names move."""
     moving, fixed = _split(init, trainable)
+    if options.sharding is not None:
+        fixed = _placed(fixed, options)
     # Once, and not in every function that holds it.
     fixed = jax.tree.map(lambda leaf: jnp.asarray(leaf) if _is_array(leaf) else leaf, fixed)
     averages, gibbs, keep = options.averages, options.gibbs, options.keep
@@ -71,6 +74,15 @@ def _split(init: PyTree, trainable: PyTree) -> tuple[PyTree, PyTree]:
             f"trainable names no leaf of init, so that nothing would move: it is {trainable!r}."
         )
     return moving, fixed
+
+
+def _placed(fixed: PyTree, options: RunOptions) -> PyTree:
+    """What is held, over the devices of a mesh as its rules say."""
+    check_mesh(options.mesh, options.sharding)
+    assert options.mesh is not None
+    assert options.sharding is not None
+    arrays, rest = eqx.partition(fixed, _is_array)
+    return eqx.combine(placed(options.sharding, arrays, options.mesh), rest)
 
 
 def _held(target: Target | StackedPosterior, fixed: PyTree) -> Target:

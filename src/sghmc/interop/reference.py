@@ -11,6 +11,7 @@ import numpy as np
 
 from sghmc.core.optional import require
 from sghmc.engine import checks
+from sghmc.engine.starts import Start
 from sghmc.posterior.potential import Potential
 from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.stacked import StackedPosterior
@@ -58,7 +59,8 @@ def nuts(
         )
     if backend not in _BACKENDS:
         raise ValueError(f'backend must be "numpyro" or "blackjax", but is {backend!r}.')
-    positions = checks.initial_positions(init, init_axis, num_chains)
+    checks.check_init(init, init_axis, num_chains)
+    positions = Start(init, init_axis).of_chains(num_chains)
     started = time.perf_counter()
     # Other libraries were not written for jax's strict modes, which a user may have switched on.
     with jax.debug_key_reuse(False), jax.numpy_rank_promotion("allow"):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import random
+from sghmc.core.gammas import gammas
 from sghmc.models.codes import take_rows
 from sghmc.models.factor_conditional import Blocks, moments, rows_given_noise
 from sghmc.models.factor_gibbs import NOISE_SHAPE
@@ -48,7 +49,7 @@ def sweep_users(
     squares = jax.ops.segment_sum(
         jnp.sum(blocks.is_real * error**2, axis=1), blocks.owner, len(rows)
     )
-    gamma = random.gammas(random.words(of_noise), NOISE_SHAPE + found.count / 2)
+    gamma = gammas(random.words(of_noise), NOISE_SHAPE + found.count / 2)
     return Rows(rows, gamma / (noise_rate + squares / 2))
 
 

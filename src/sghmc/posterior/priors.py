@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import random
+from sghmc.core.gammas import gammas
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.types import PyTree
 
@@ -93,4 +94,4 @@ def draw_precision(key, shape, rate, count, sum_of_squares, *, temperature=1.0) 
     a = 1 + (shape - 1 + count / 2) / temperature
     b = (rate + sum_of_squares / 2) / temperature
     a = jnp.broadcast_to(a, jnp.shape(b)).astype(jnp.result_type(sum_of_squares))
-    return random.gammas(random.words(key), a) / b
+    return gammas(random.words(key), a) / b

@@ -179,7 +179,7 @@ def _average(origin: Origin, noise: np.ndarray, like: PyTree) -> Prediction:
         return Prediction(0.0, 0.0)
     ends = np.cumsum(sizes)[:-1]
     over_params = np.split(np.broadcast_to(noise, tree.size(like)), ends)
-    own = origin.sampler.pull_back_covariance(matrices.Diagonal(tuple(over_params)), like)
+    own = origin.sampler.pull_back_covariance(matrices.Diagonal(over_params), like)
     damping = _damping(dynamics, like)
     if damping is None or dynamics.step_size is None or callable(dynamics.step_size):
         return Prediction(

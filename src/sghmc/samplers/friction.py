@@ -228,7 +228,7 @@ class FrictionKernel(Kernel):
             ),
             **heavier(noise, drag),
         )
-        rescaling = matrices.Diagonal(tuple(value**-0.5 for value in ratio.values))
+        rescaling = matrices.by_entries(lambda value: value**-0.5, ratio)
         return kernel, SGHMCState(state.position, rescaling @ state.velocity)
 
     def _diagonals(self):

@@ -16,6 +16,7 @@ from sghmc.samplers.hmc import HMC
 from sghmc.samplers.lazy import Lazy
 from sghmc.samplers.psgld import PSGLD
 from sghmc.samplers.replicas import ReplicaExchange
+from sghmc.samplers.rounding import StochasticRounding
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.sgld import SGLD
 from sghmc.samplers.sgnht import SGNHT
@@ -43,6 +44,7 @@ EXAMPLES = {
     "`ReplicaExchange`, 3 temperatures": ReplicaExchange(SGHMC(0.1, friction=1.0), [1, 3, 9]),
     "`Whitened`": Whitened(SGHMC(0.1, friction=1.0), jnp.zeros(_SIZE), 1.0),
     "`Lazy`, d rows of one entry": Lazy(SGHMC(0.1, friction=1.0)),
+    "`StochasticRounding`": StochasticRounding(SGHMC(0.1, friction=1.0)),
     "`SGD`": SGD(0.1),
     "`Momentum`": Momentum(0.1, 0.1),
 }

@@ -6,6 +6,7 @@ import numpy as np
 from sghmc.core import tree
 from sghmc.core.checking import check_count
 from sghmc.engine import checks
+from sghmc.engine.starts import Start
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.stacked import StackedPosterior
@@ -67,9 +68,8 @@ def tune(
     _check(target, batch_size, tolerance, engine, budget)
     _check_modeless(mode, num_gradients, num_chains, engine)
     checks.check_counts(num_samples, 0, 1, num_chains)
-    positions = checks.initial_positions(init, None, 1)
-    start = jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions)
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start)
+    like = checks.check_init(init, None, 1)
+    start = jax.tree.map(np.asarray, Start(init, None).of_chain(0))
     checks.check_functions(target, like)
     _check_size(tree.size(like))
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))

@@ -1,0 +1,61 @@
+"""The state of all chains before their first step."""
+
+import functools
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from sghmc.core import tree, xla
+from sghmc.engine import traced
+from sghmc.engine.chains import each_chain
+from sghmc.engine.program import Carry, Program
+from sghmc.types import PyTree
+
+
+class Beginning(NamedTuple):
+    """The carry before step 0 and, if asked for, what a gradient sees where each chain starts."""
+
+    carry: Carry
+    potential: Float[Array, "*chain"] | None
+    is_finite: Bool[Array, "*chain"] | None
+
+
+def begin(program: Program, positions: PyTree, *, looks: bool) -> Beginning:
+    """All chains before step 0, from positions with a leading chain axis."""
+    return compiled_beginning()(program, positions, np.int32(0), looks=looks)
+
+
+@functools.cache
+def compiled_beginning() -> Any:
+    return eqx.filter_jit(beginning, **xla.once_options())
+
+
+def beginning(program: Program, positions: PyTree, t, *, looks: bool) -> Beginning:
+    """`begin`, not compiled, before step t, which is 0.
+
+    A step that begins with a gradient looks by itself: to compile another look at the model would
+    take as long as the loop does. So it `looks` when a chain has failed, or else when a sampler
+    goes elsewhere first, or may stay where it starts.
+    """
+
+    def of_chain(chain: Program, flat: PyTree) -> Beginning:
+        carry = chain.initial_carry(flat, t)
+        # Without jax's weak types, which a saved number does not have: promotions are then the same
+        # before and after.
+        carry = jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carry)
+        _, info = jax.eval_shape(lambda: traced.step(chain, t, chain.draw(t), carry))
+        info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
+        carry = carry._replace(info=info)
+        begins_elsewhere = chain.kernel.moves_before_gradients or carry.info.acceptance is not None
+        if not (looks or begins_elsewhere):
+            return Beginning(carry, None, None)
+        evaluation = chain.look(t, flat, carry)
+        return Beginning(carry, evaluation.potential, tree.all_finite(evaluation))
+
+    flat = program.layout.to_loop(jax.vmap(program.layout.flatten)(positions))
+    return each_chain(program, of_chain, None, flat)

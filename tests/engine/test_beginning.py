@@ -1,0 +1,84 @@
+"""A start where the potential cannot be computed is refused, however its sampler looks at it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sghmc
+from sghmc.engine import beginning
+
+SAMPLERS = {
+    "sghmc": sghmc.SGHMC(0.01, 1.0),
+    "sgld": sghmc.SGLD(0.001),
+    "ubu": sghmc.UBU(0.01, 1.0),  # moves before it looks
+    "hmc": sghmc.HMC(0.01, 2),  # may stay where it is
+}
+KINK = {
+    "a bad potential": (lambda theta: jnp.sum(jnp.where(theta == 1.0, jnp.nan, theta**2)), 1.0),
+    # Finite at 0, and its gradient is not.
+    "a bad gradient": (lambda theta: jnp.sum(jnp.sqrt(theta)) + 1.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", KINK)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("sghmc", {"num_burnin": 5}),
+        ("sghmc", {"thinning": 3, "throw": False}),
+        ("sgld", {}),
+        ("ubu", {}),
+        ("hmc", {}),
+    ],
+)
+def test_a_bad_start_is_refused(name, kind, settings):
+    potential, start = KINK[kind]
+    starts = jnp.array([[2.0], [start]])
+    with pytest.raises(ValueError, match="not finite where chain 1 starts"):
+        sghmc.sample(
+            jax.random.key(0),
+            sghmc.Potential(potential),
+            SAMPLERS[name],
+            starts,
+            init_axis=0,
+            num_chains=2,
+            num_samples=4,
+            progress=False,
+            **settings,
+        )
+
+
+def test_a_chain_that_fails_later_started_well():
+    """It is looked at again, and found sound: what is said is that it diverged."""
+    with pytest.raises(sghmc.DivergenceError, match="at step 1"):
+        sghmc.sample(
+            jax.random.key(0),
+            sghmc.Potential(lambda theta: jnp.sum(jnp.where(theta == 0, theta, jnp.nan))),
+            sghmc.SGD(1.0),
+            jnp.zeros(1),
+            num_samples=4,
+            progress=False,
+        )
+
+
+@pytest.mark.parametrize(("name", "looks"), [("sghmc", False), ("ubu", True), ("hmc", True)])
+def test_a_step_that_begins_with_a_gradient_looks_for_itself(name, looks, monkeypatch):
+    """The model is compiled once, not twice."""
+    seen, begin = [], beginning.begin
+
+    def watched(*args, **given):
+        seen.append(begin(*args, **given))
+        return seen[-1]
+
+    monkeypatch.setattr(beginning, "begin", watched)
+    target = sghmc.Potential(functools.partial(lambda theta: jnp.sum(theta**2)))
+    sghmc.sample(
+        jax.random.key(0), target, SAMPLERS[name], jnp.ones(2), num_samples=2, progress=False
+    )
+    (begun,) = seen
+    assert (begun.potential is not None) == looks
+    if looks:
+        np.testing.assert_allclose(begun.potential, 2.0)
