@@ -92,7 +92,7 @@ with tempfile.TemporaryDirectory() as folder:
         checkpoint=sghmc.Checkpoint(pathlib.Path(folder) / "run"),
     )
     draws = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), samples.positions)
-heat = samples.info.kinetic_temperature.mean()
+heat = np.mean(np.asarray(samples.info.kinetic_temperature))
 print(f"step size {sampler.step_size:.4f}, kinetic temperature {heat:.2f} (1 is right)")
 
 # %% [markdown]

@@ -68,5 +68,5 @@ def scan(
 
         return lax.scan(step, carry.state, jnp.arange(num_steps))[0]
 
-    carry = program.with_keys(program.keys[0]).initial_carry(tree.flatten_leaves(start))
+    carry = program.with_keys(program.keys[0]).initial_carry(tree.flatten_leaves(start), 0)
     return timing.clocked(lambda: jax.block_until_ready(run(program, carry)), num_steps)

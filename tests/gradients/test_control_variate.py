@@ -12,7 +12,7 @@ import laws
 import sghmc
 from cases import params, posterior
 from sghmc.core import random
-from sghmc.engine import loop
+from sghmc.engine import beginning, loop
 from sghmc.gradients import control_variate
 from sghmc.gradients.fisher import scatter
 from sghmc.gradients.minibatch import Minibatch
@@ -245,13 +245,13 @@ def posteriors():
 @pytest.mark.slow
 def test_every_stacked_posterior_has_its_own_mode(monkeypatch):
     estimators = []
-    start = loop.begin
+    start = beginning.begin
 
-    def recorded(program, positions):
+    def recorded(program, positions, *, looks):
         estimators.append(program.estimator)
-        return start(program, positions)
+        return start(program, positions, looks=looks)
 
-    monkeypatch.setattr(loop, "begin", recorded)
+    monkeypatch.setattr(beginning, "begin", recorded)
 
     def run(target, **settings):
         return sghmc.sample(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import loop
+from sghmc.engine import beginning, loop
 from sghmc.models import Adapters, LowRank, Transformer, merged
 
 MODEL = Transformer(num_symbols=11, context=8, width=128, depth=3, num_heads=2, remat=True)
@@ -138,18 +138,21 @@ class BegunError(Exception):
 
 
 def compiled(num_chains, monkeypatch):
-    """The compiled loop of a run of so many chains."""
+    """The program of a run of so many chains, and its compiled loop."""
 
-    def begin(program, positions):
-        begun = eqx.filter_eval_shape(loop.beginning, program, positions, np.int32(0))
+    def begin(program, positions, *, looks):
+        begun = eqx.filter_eval_shape(
+            beginning.beginning, program, positions, np.int32(0), looks=looks
+        )
         raise BegunError(program, jax.tree.map(jnp.zeros_like, begun.carry))
 
-    monkeypatch.setattr(loop, "begin", begin)
+    monkeypatch.setattr(beginning, "begin", begin)
     with pytest.raises(BegunError) as stopped:
         sample(num_chains)
     program, carry = stopped.value.args
     advance: Any = eqx.filter_jit(loop.make_draws)
-    return advance.lower(program, carry, np.int32(0), np.int32(1), capacity=1).compile().compiled
+    one = np.int32(1)
+    return program, advance.lower(program, carry, one, one, one, capacity=1).compile().compiled
 
 
 def num_bytes(tree):
@@ -162,11 +165,11 @@ def test_the_network_exists_once_whatever_the_number_of_chains(monkeypatch):
     base, adapters = num_bytes(BASE), num_bytes(eqx.filter(ADAPTED, TRAINABLE))
     arguments, temporary = [], []
     for num_chains in (2, 6):
-        program = compiled(num_chains, monkeypatch)
-        memory = program.memory_analysis()
+        program, loop_of_it = compiled(num_chains, monkeypatch)
+        memory = loop_of_it.memory_analysis()
         arguments.append(memory.argument_size_in_bytes)
         temporary.append(memory.temp_size_in_bytes)
-        text = program.as_text()
+        text = loop_of_it.as_text()
         # Products with a layer's weight: over the inputs of all chains at once, none for each.
         rows = num_chains * 2 * 8
         assert re.search(rf"f32\[(512,{rows}|{rows},512)\]\S* (dot|custom-call)\(", text)
@@ -174,7 +177,11 @@ def test_the_network_exists_once_whatever_the_number_of_chains(monkeypatch):
     # Positions and velocities are a chain's own, and so is a little more: keys, info.
     of_chain = (arguments[1] - arguments[0]) / 4
     assert 2 * adapters <= of_chain < 2.1 * adapters
-    assert base <= arguments[0] - 2 * of_chain < 1.02 * base
+    # The likelihood and the prior have one network between them, which is an argument of both.
+    arrays = jax.tree.leaves(eqx.filter(program, eqx.is_array))
+    buffers = {leaf.unsafe_buffer_pointer(): leaf.nbytes for leaf in arrays}
+    assert base <= sum(buffers.values()) < 1.02 * base
+    assert arguments[0] - 2 * of_chain < 2.02 * base
     # What is needed on the way grows with the chains, by activations and gradients; what does not
     # grow is less than a second copy of the network.
     of_chain = (temporary[1] - temporary[0]) / 4

@@ -21,7 +21,7 @@ import sghmc
 from laws import sghmc_covariance
 from sghmc import theory
 from sghmc.core import tree, xla
-from sghmc.engine import host, loop, pace
+from sghmc.engine import beginning, host, loop, pace
 from sghmc.engine.layout import Layout
 from sghmc.engine.program import Program
 from sghmc.engine.progress import Bar
@@ -395,9 +395,9 @@ def test_no_step_touches_a_whole_table():
     the velocity, of its kicks, of the position and of the number of steps. No copy, no sum."""
     num_rows = 5003
     program = large_program(num_rows, num_steps=16)
-    carry = loop.begin(program, jnp.zeros((1, num_rows, 3))).carry
+    carry = beginning.begin(program, jnp.zeros((1, num_rows, 3)), looks=False).carry
     one = np.int32(1)
-    lowered = loop.compiled_draws().lower(program, carry, one, one, capacity=4)
+    lowered = loop.compiled_draws().lower(program, carry, one, one, one, capacity=4)
     text = lowered.compile().compiled.as_text()
     parts = {part.split(" ")[0]: part for part in re.split(r"\n(?=%|ENTRY)", text)}
     loops = [parts[name] for name in re.findall(r"body=(%[\w.-]+)", text)]

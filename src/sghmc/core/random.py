@@ -127,7 +127,8 @@ def uniforms(
 
 def uniforms_at(key: UInt32[Array, " word"], slots: jax.Array) -> Float[Array, "*slots"]:
     """Uniform variates on [0, 1) of step 0, of any slots."""
-    return _unit(*_threefry(key, jnp.uint32(0), slots.astype(jnp.uint32)), jnp.float32)
+    x, y = _threefry(key, jnp.uint32(0), slots.astype(jnp.uint32))
+    return _unit(x, y, jnp.float32)
 
 
 def bits(
