@@ -40,6 +40,7 @@ ORDER = (
     "equinox_network",
     "flax_training_loop",
     "pytorch_network",
+    "transformer",
     "streaming",
     "resume",
     "cyclical",

@@ -59,7 +59,7 @@ GROUPS = {
     "targets": Group(
         "Targets",
         "What is sampled, with priors and hyperparameters.",
-        _of(sghmc, "Posterior", "Potential", "GaussianPrior", "Gibbs"),
+        _of(sghmc, "Posterior", "Potential", "GaussianPrior", "Gibbs", "RowLikelihood", "RowPrior"),
     ),
     "transforms": Group(
         "Constraints",
@@ -81,7 +81,7 @@ GROUPS = {
     "tuning": Group(
         "Tune and trust",
         "Settings without hand work, and whether the draws can be trusted.",
-        _of(sghmc, "tune", "Tuned", "BudgetError")
+        _of(sghmc, "tune", "tune_network", "Tuned", "BudgetError")
         | _of(sghmc.results.health, "Health")
         | _of(sghmc, "HealthWarning", "kernel_stein_discrepancy"),
     ),
@@ -121,7 +121,7 @@ GROUPS = {
     "models": Group(
         "Models",
         "Networks and matrix factorization: each makes its posterior and its Gibbs updates.",
-        _of(models, "MLP", "MatrixFactorization"),
+        _of(models, "MLP", "Transformer", "Adapters", "LowRank", "merged", "MatrixFactorization"),
     ),
     "estimators": Group(
         "Estimators",

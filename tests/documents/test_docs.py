@@ -35,7 +35,7 @@ def run(page: str) -> tuple[dict, str]:
 
 
 SPECIAL = {"trust.md", "extend.md", "get-started/posterior.md"}
-SLOW = {"get-started/ratings.md", "get-started/table.md"}
+SLOW = {"data.md", "get-started/ratings.md", "get-started/table.md", "large-networks.md"}
 """What takes longest to compile, and is run by a docstring's example, too."""
 
 

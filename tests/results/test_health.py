@@ -301,6 +301,11 @@ def test_a_run_of_no_draws_has_a_verdict():
     assert np.isnan(samples.summary()["mean"].to_numpy()).all()
 
 
+@pytest.mark.parametrize(("size", "count"), [(100, 512), (1 << 20, 32), (1 << 24, 8)])
+def test_rows_are_as_many_as_fit(size, count):
+    assert prediction._share(512, 8, size) == count
+
+
 def test_networks_are_judged_by_fewer_rows(monkeypatch):
     """Gradient noise known exactly, in 400 directions; no more than 8 gradients at once."""
     monkeypatch.setattr(prediction, "_MOST_NUMBERS", 3_000)

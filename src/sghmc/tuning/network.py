@@ -52,7 +52,7 @@ def tune_network(
     | `num_rows` | | rows of a Hessian product: few make h too large, and ε small |
 
     Scales differ between the leaves of a network far more than inside one. With one mass a leaf the
-    sampler needs no more memory than SGD with momentum does.
+    sampler's state is that of SGD with momentum, parameters and velocities.
 
     These settings make a run stable, and its momenta nearly as warm as they should be. They promise
     nothing of how long it takes, nor of gradient noise: see `samples.health()`.
