@@ -252,11 +252,7 @@ def _cut(
         places = [jnp.asarray(start, jnp.uint32) for start in starts]
         return normals(key, counter, num_steps, total, dtype=wide), places
 
-    def never():
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(draw))
-
-    is_always = (counter >> np.uint32(1)).astype(jnp.int32) >= 0
-    whole, places = lax.cond(is_always, draw, never)
+    whole, places = xla.apart(counter, draw)
     rows = whole.reshape(num_steps, total, *key.shape[1:])
     return [
         lax.dynamic_slice_in_dim(rows, place, width, axis=1)

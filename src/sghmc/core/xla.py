@@ -1,9 +1,15 @@
 """What programs are compiled for, and by which options of XLA for CPUs."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sghmc.types import PyTree
 
 
 def has_accelerator() -> bool:
@@ -31,3 +37,20 @@ def _understood(options: dict[str, Any]) -> dict[str, Any]:
     except jax.errors.JaxRuntimeError:
         return {}
     return {"compiler_options": options}
+
+
+def apart(number, make: Callable[[], PyTree]) -> PyTree:
+    """`make()`, through which XLA for CPUs does not fuse: it would compile it for every use again.
+
+    It is a branch that is always taken, by a number below 2³² that the compiler does not know. An
+    accelerator would ask the host which branch it is, and does without.
+    """
+    if has_accelerator():
+        return make()
+    shapes = jax.eval_shape(make)
+    is_always = (jnp.asarray(number).astype(jnp.uint32) >> np.uint32(1)).astype(jnp.int32) >= 0
+
+    def never():
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    return lax.cond(is_always, make, never) if jax.tree.leaves(shapes) else make()

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from sghmc.adapt import Adaptation, Moment
-from sghmc.core import matrices, random, running_sum, tree
+from sghmc.core import matrices, random, running_sum, tree, xla
 from sghmc.engine.keys import GIBBS, GRADIENT, INIT, MOTION
 from sghmc.engine.layout import Layout
 from sghmc.gradients.base import GradientEstimator, Oracle
@@ -155,15 +155,7 @@ class Program(eqx.Module):
 
     def look(self, t, flat: PyTree, carry: Carry) -> Evaluation:
         """What the first gradient evaluation of step t sees, at a position."""
-        shapes = jax.eval_shape(lambda: self.draw_gradients(t, 1))
-        # In a branch, though it is always taken: XLA for CPUs would compile the generator again for
-        # every array that rows are taken from.
-        noise = lax.cond(
-            jnp.asarray(t) >= 0,
-            lambda: self.draw_gradients(t, 1),
-            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
-        )
-        return self._oracle(noise, carry)(0, flat)
+        return self._oracle(self.draw_gradients(t, 1), carry)(0, flat)
 
     def draw(self, t, known: Variates | None = None) -> Variates:
         """The raw variates of step t, where they are not known."""
@@ -180,7 +172,12 @@ class Program(eqx.Module):
         if self.batches is not None:
             return self.batches.of_steps(first_step, num_steps)
         num_gradients, like = self.kernel.num_gradients, self.layout.flat_like
-        return self.estimator.draw(self.keys[GRADIENT], first_step, num_steps, num_gradients, like)
+        key = self.keys[GRADIENT]
+        # Apart from every array that rows are taken from by these numbers.
+        return xla.apart(
+            first_step,
+            lambda: self.estimator.draw(key, first_step, num_steps, num_gradients, like),
+        )
 
     def step(self, t, variates: Variates, carry: Carry) -> tuple[Any, StepInfo]:
         """The state after step t, from that step's variates."""
