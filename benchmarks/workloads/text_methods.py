@@ -266,17 +266,19 @@ def _swag_draws(setup: Setup, mean, square, deviations) -> list[PyTree]:
 
 
 def sampled(setup: Setup) -> list[Outcome]:
-    """SGHMC from where AdamW stands after the first part: at temperature 1, and at the best one.
+    """SGHMC from AdamW's best checkpoint of the first part: at temperature 1, and at the best one.
 
-    Mass, friction and step size are `tune_network`'s. Draws stream to disk by a checkpoint.
+    The best, since a chain of so few steps stays near its start: one that had learned the training
+    text by heart is not forgotten. Mass, friction and step size are `tune_network`'s. Draws stream
+    to disk by a checkpoint.
     """
     judge = Judge(setup)
     warm = int(WARM_SHARE * setup.num_gradients)
     trainer = Trainer(setup, adamw(None))
-    starts: dict[float, tuple[float, PyTree]] = {}
-    for rate in setup.rates:
-        for _, params in trainer.run(setup.start(), setup.key(1), rate, warm, warm):
-            starts[rate] = (judge([params]), _fetched(params))
+    starts = {
+        rate: _best_of_run(trainer, judge, setup.start(), setup.key(1), rate, warm)
+        for rate in setup.rates
+    }
     rate = min(starts, key=lambda rate: starts[rate][0])
     runs = {t: _drawn(setup, judge, starts[rate][1], t) for t in TEMPERATURES}
     best = min(runs, key=lambda t: runs[t].bits)
