@@ -27,7 +27,7 @@ from sghmc import sampling
 from sghmc.checkpoint import manifest, zarr_format
 from sghmc.checkpoint.errors import DamagedError
 from sghmc.checkpoint.folder import open_folder
-from sghmc.engine import host, loop, pace, run
+from sghmc.engine import beginning, host, loop, pace, run
 from sghmc.engine.progress import Bar
 from sghmc.tuning.report import TuneReport
 
@@ -294,8 +294,8 @@ def newest_state(path):
 
 
 def test_a_finished_run_is_returned_without_running(folder, whole, monkeypatch):
-    for name in ("begin", "advance"):
-        monkeypatch.setattr(loop, name, None)
+    monkeypatch.setattr(beginning, "begin", None)
+    monkeypatch.setattr(loop, "advance", None)
     before = contents(folder)
     same(sample(folder), whole)
     assert contents(folder) == before
