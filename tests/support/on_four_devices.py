@@ -4,6 +4,7 @@
 """
 
 import functools
+import math
 import re
 from typing import Any
 
@@ -165,7 +166,7 @@ def test_parameters_spread_over_devices_are_drawn_where_they_lie(monkeypatch):
         return programs[0](*args, **options)
 
     monkeypatch.setattr(meshes, "compiled_draws", lambda: watched)
-    given = {"num_samples": 3, "num_chains": 2, "gradient": sghmc.Minibatch(6)}
+    given = {"num_samples": 3, "num_chains": 3, "gradient": sghmc.Minibatch(6)}
     alone = sample(network.posterior, init=network.init, **given)
     spread = sample(network.posterior, init=network.init, mesh=mesh(data=2, model=2), **given)
     same(spread, alone, ROUNDING)
@@ -173,9 +174,10 @@ def test_parameters_spread_over_devices_are_drawn_where_they_lie(monkeypatch):
     size, text = network.num_inputs * network.num_hidden, programs[0].compiled.as_text()
     gathered = re.findall(r"= \w+\[([\d,]*)\]\S* all-gather", text)
     assert all(np.prod([int(n) for n in shape.split(",")]) < size for shape in gathered)
-    drawn = {int(n) for n in re.findall(r"= u32\[(?:2,)?(\d+)\]", text)}
-    assert size // 2 in drawn
-    assert size not in drawn
+    shapes = re.findall(r"= u32\[([\d,]+)\]", text)
+    drawn = {math.prod(int(n) for n in shape.split(",")) for shape in shapes}
+    assert {size // 2, 3 * size // 2} & drawn
+    assert not {size, 3 * size} & drawn
 
 
 def test_sums_over_the_rows_of_all_devices():
