@@ -30,8 +30,9 @@ import sghmc
 
 events = []
 monitoring.register_event_listener(lambda event, **_: events.append(event))
-jax.jit(lambda x: x + 1)(1.0)  # a process may have compiled before
-folder = sghmc.cache(sys.argv[1])
+jax.config.update("jax_compilation_cache_dir", sys.argv[2])
+jax.jit(lambda x: x + 1)(1.0)  # a process may have compiled before, and for a folder of its own
+sghmc.cache(sys.argv[1])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 events.clear()
 target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
@@ -51,13 +52,13 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_process_compiles_nothing(tmp_path):
-    def run():
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "programs")]
+    def run(before):
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "programs"), str(tmp_path / before)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
         return done.stdout.split()
 
-    first, second = run(), run()
+    first, second = run("one"), run("another")
     assert first[0] == "0"
     assert int(first[1]) > 0
     assert int(second[0]) > 0

@@ -43,12 +43,13 @@ def test_a_state_that_was_informed_moves_as_one_that_was_not(name):
     plain = kernel.init([jnp.ones(2)], like)
     informed = kernel.informed(plain, oracle)
     key = sghmc.core.random.words(jax.random.key(3))
+    step = jax.jit(lambda t, noise, state: kernel.step(t, noise, state, oracle))
     accepted = []
     for t in range(30):
         noise = kernel.draw(key, t, 1, like)
-        plain, _ = kernel.step(t, noise, plain, oracle)
+        plain, _ = step(t, noise, plain)
         before = informed.position
-        informed, info = kernel.step(t, noise, informed, oracle)
+        informed, info = step(t, noise, informed)
         assert plain.seen is None
         np.testing.assert_allclose(informed.position, plain.position, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(info.potential, informed.seen.potential)
@@ -118,11 +119,16 @@ def test_what_was_seen_does_not_outlive_a_change_of_hyperparameters():
         sghmc.core.random.normals_like(words[sghmc.engine.keys.INIT], 0, 1, jnp.ones(2)),
         jnp.ones(2),
     )
+
+    @jax.jit
+    def step(t, noise, state, precision):
+        target = posterior.with_hyper({"precision": precision})
+        oracle = Oracle(lambda i, theta: target.evaluate(theta), None, True)
+        return kernel.step(t, noise, state, oracle)[0]
+
     precision = 1.0
     for t in range(12):
-        target = posterior.with_hyper({"precision": jnp.array(precision)})
-        oracle = Oracle(lambda i, theta, target=target: target.evaluate(theta), None, True)
         noise = kernel.draw(words[sghmc.engine.keys.MOTION], t, 1, jnp.ones(2))
-        state, _ = kernel.step(t, noise, state, oracle)
+        state = step(t, noise, state, precision)
         np.testing.assert_allclose(samples.positions[0, t], state.position, rtol=1e-4, atol=1e-5)
         precision = 41.0 - precision
