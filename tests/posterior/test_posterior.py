@@ -65,6 +65,25 @@ def test_a_pass_in_chunks_is_a_pass_over_all(chunk, monkeypatch):
     np.testing.assert_allclose(target.potential(THETA), whole.potential, rtol=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 6])
+def test_an_estimate_in_chunks_is_that_of_the_whole_batch(chunk, monkeypatch):
+    """Also second derivatives, forwards over backwards, and by chains."""
+    target = regression()
+    batch, direction = target.data, jnp.array([0.3, -0.7])
+
+    def seen(theta):
+        slope = jax.grad(target.estimate)
+        return target.estimate(theta, batch), *jax.jvp(
+            lambda t: slope(t, batch), [theta], [direction]
+        )
+
+    thetas = jnp.stack([THETA, 2 * THETA])
+    whole = jax.vmap(seen)(thetas)
+    monkeypatch.setattr(passes, "_BATCH_CHUNK", chunk)
+    for one, other in zip(jax.vmap(seen)(thetas), whole, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
 def test_an_impossible_row_makes_the_potential_infinite_wherever_it_lies(monkeypatch):
     """Also where the last chunk sees it again, and does not count it."""
     monkeypatch.setattr(passes, "_CHUNK", 4)

@@ -20,6 +20,9 @@ _CHUNK = 65_536
 _CHUNK_BYTES = 1 << 28
 """On an accelerator, where a loop over chunks costs more than their memory, at least so many."""
 
+_BATCH_CHUNK = 131_072
+"""Rows of a batch that a processor looks at at once: what is made of them stays in its cache."""
+
 OfRows: TypeAlias = Callable[[PyTree, jax.Array], PyTree]
 """A function of rows and of which of them count.
 
@@ -38,18 +41,46 @@ def sum_over_table(
     size = min(_chunk_rows(table), num_rows)
 
     def of_chunk(i):
-        # By number: chunks of a reshaped array would be a copy of the data. The last reaches back
-        # into the one before, whose rows do not count again: so all are compiled as one.
-        start = jnp.minimum(i * size, num_rows - size)
-        rows = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size), table)
-        numbers = start + lax.iota(jnp.int32, size)
-        return of_rows(rows, (numbers >= i * size) & (first + numbers < num_examples))
+        rows, numbers, is_new = _chunk(table, i, size)
+        return of_rows(rows, is_new & (first + numbers < num_examples))
 
     num_chunks = -(-num_rows // size)
     if num_chunks == 1:
         return of_chunk(0)
     parts = lax.map(of_chunk, jnp.arange(num_chunks))
     return jax.tree.map(lambda part: jnp.sum(part, 0), parts)
+
+
+def sum_over_batch(batch: PyTree, terms: Callable[[PyTree], jax.Array]) -> jax.Array:
+    """The sum of what `terms` gives for each row; a processor takes a large batch in chunks.
+
+    Nothing that is made of a chunk is kept for the gradient: it is made again.
+    """
+    num_rows = jax.tree.leaves(batch)[0].shape[0]
+    if num_rows <= 2 * _BATCH_CHUNK or xla.has_accelerator():
+        return jnp.sum(terms(batch))
+
+    @jax.checkpoint
+    def of_chunk(i):
+        rows, _, is_new = _chunk(batch, i, _BATCH_CHUNK)
+        return jnp.sum(jnp.where(is_new, terms(rows), 0))
+
+    def add(total, i):
+        return total + of_chunk(i), None
+
+    nothing = jnp.zeros((), jax.eval_shape(of_chunk, 0).dtype)
+    return lax.scan(add, nothing, jnp.arange(-(-num_rows // _BATCH_CHUNK)))[0]
+
+
+def _chunk(table: PyTree, i, size: int) -> tuple[PyTree, jax.Array, jax.Array]:
+    """The rows of the i-th chunk, their numbers, and which were in no chunk before."""
+    num_rows = jax.tree.leaves(table)[0].shape[0]
+    # By number: chunks of a reshaped array would be a copy of the data. The last reaches back
+    # into the one before, whose rows do not count again: so all are compiled as one.
+    start = jnp.minimum(i * size, num_rows - size)
+    rows = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size), table)
+    numbers = start + lax.iota(jnp.int32, size)
+    return rows, numbers, numbers >= i * size
 
 
 def sum_over_source(

@@ -63,7 +63,7 @@ class RowPosterior(AbstractPosterior):
         return jax.tree.leaves(batch)[0].shape[0]
 
     def log_likelihood_sum(self, params, batch):
-        return jnp.sum(self.log_likelihoods(params, batch))
+        return passes.sum_over_batch(batch, lambda rows: self.log_likelihoods(params, rows))
 
     def _over_rows(self, of_rows):
         if self.source is not None:
