@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
+import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,29 @@ import numpy as np
 
 import sghmc
 from sghmc.posterior.mode import find_mode
+from sghmc.results import convergence
 
-NUM_REFERENCE = 500
+NUM_REFERENCE = 2_000
 """Draws of each of 16 chains of what has no formula: HMC on all data, with an accept step."""
+
+
+class Folders(NamedTuple):
+    """Where data are, and where what took long to compute is remembered."""
+
+    data: pathlib.Path | None = None
+    cache: pathlib.Path | None = None
+
+    def remembered(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, np.ndarray]:
+        file = None if self.cache is None else self.cache / f"{name}.npz"
+        if file is None or not file.exists():
+            made = {key: np.asarray(value) for key, value in make().items()}
+            if file is None:
+                return made
+            partial = file.with_name(f"{file.stem}-{os.getpid()}.npz")
+            np.savez(partial, allow_pickle=False, **made)
+            partial.rename(file)  # other processes see all of it or nothing
+        with np.load(file) as found:
+            return dict(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +67,7 @@ def _posterior(log_likelihood, log_prior, **columns) -> sghmc.Posterior:
     return sghmc.Posterior(log_likelihood, log_prior, table)
 
 
-def gaussian(data: pathlib.Path | None = None) -> Case:
+def gaussian(folders: Folders) -> Case:
     """Linear regression, 2,000 rows, ten inputs, condition number 10⁴: exact."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2_000, 10)) @ np.linalg.qr(rng.normal(size=(10, 10)))[0]
@@ -63,11 +84,11 @@ def gaussian(data: pathlib.Path | None = None) -> Case:
     )  # fmt: skip
     return Case(
         target, jnp.asarray(mean, jnp.float32), mean, np.sqrt(np.diag(covariance)),
-        values[-1], values[0], 10_000, 100,
+        values[-1], values[0], 50_000, 100,
     )  # fmt: skip
 
 
-def funnel(data: pathlib.Path | None = None) -> Case:
+def funnel(folders: Folders) -> Case:
     """Neal's: v ~ N(0, 1.5²), nine x ~ N(0, e^v). Asked about v."""
 
     def potential(theta):
@@ -76,11 +97,11 @@ def funnel(data: pathlib.Path | None = None) -> Case:
 
     return Case(
         sghmc.Potential(potential), jnp.zeros(10), np.zeros(1), np.array([1.5]),
-        math.exp(1.5), 1 / 1.5**2, 40_000, keep=lambda theta: theta[:1],
+        math.exp(1.5), 1 / 1.5**2, 400_000, keep=lambda theta: theta[:1],
     )  # fmt: skip
 
 
-def banana(data: pathlib.Path | None = None) -> Case:
+def banana(folders: Folders) -> Case:
     """x ~ N(0, 1), y | x ~ N(x², 0.3²)."""
 
     def potential(theta):
@@ -88,29 +109,41 @@ def banana(data: pathlib.Path | None = None) -> Case:
 
     return Case(
         sghmc.Potential(potential), jnp.zeros(2), np.array([0.0, 1.0]),
-        np.array([1.0, math.sqrt(2.09)]), (1 + 4) / 0.09, 1.0, 40_000,
+        np.array([1.0, math.sqrt(2.09)]), (1 + 4) / 0.09, 1.0, 400_000,
     )  # fmt: skip
 
 
-def double_well(data: pathlib.Path | None = None) -> Case:
+def double_well(folders: Folders) -> Case:
     """U = θ⁴ − 2θ²."""
     theta = np.linspace(-4, 4, 4_001)
     weight = np.exp(2 * theta**2 - theta**4)
     deviation = math.sqrt(np.sum(weight * theta**2) / np.sum(weight))
     return Case(
         sghmc.Potential(lambda x: jnp.sum(x**4 - 2 * x**2)), jnp.ones(1), np.zeros(1),
-        np.array([deviation]), 8.0, 1.0, 40_000,
+        np.array([deviation]), 8.0, 1.0, 400_000,
     )  # fmt: skip
 
 
-def logistic(data: pathlib.Path | None = None) -> Case:
+def logistic(folders: Folders) -> Case:
     """100,000 rows, ten inputs. By importance sampling around the mode, where it is Gaussian."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(100_000, 10)).astype(np.float32)
     x[:, 1] = 0.8 * x[:, 0] + 0.6 * x[:, 1]
     y = rng.random(100_000) < 1 / (1 + np.exp(-x @ (rng.normal(size=10) / 2)))
-    wide = x.astype(np.float64)
+    known = folders.remembered("logistic", lambda: _logistic_truth(rng, x.astype(np.float64), y))
+    target = _posterior(
+        lambda w, row: row["y"] * (row["x"] @ w) - jax.nn.softplus(row["x"] @ w),
+        lambda w: -0.5 * jnp.sum(w**2),
+        x=x, y=y,
+    )  # fmt: skip
+    values = known["curvatures"]
+    return Case(
+        target, jnp.asarray(known["mode"], jnp.float32), known["mean"], known["deviation"],
+        values[-1], values[0], 2_000, 500,
+    )  # fmt: skip
 
+
+def _logistic_truth(rng, wide, y) -> dict[str, Any]:
     def value(w):
         score = w @ wide.T
         return np.sum(np.logaddexp(0, score) - y * score, -1) + np.sum(w**2, -1) / 2
@@ -130,25 +163,13 @@ def logistic(data: pathlib.Path | None = None) -> Case:
     # The Gaussian's moments, corrected by what weights change: their noise is that of the change.
     mean = w + (weight - 1 / len(z)) @ (draws - w)
     square = np.sum(factor**2, 1) + (weight - 1 / len(z)) @ (draws - w) ** 2 - (mean - w) ** 2
-    values = np.linalg.eigvalsh(precision)
-    target = _posterior(
-        lambda w, row: row["y"] * (row["x"] @ w) - jax.nn.softplus(row["x"] @ w),
-        lambda w: -0.5 * jnp.sum(w**2),
-        x=x, y=y,
-    )  # fmt: skip
-    return Case(
-        target,
-        jnp.asarray(w, jnp.float32),
-        mean,
-        np.sqrt(square),
-        values[-1],
-        values[0],
-        2_000,
-        500,
-    )
+    return {
+        "mode": w, "mean": mean, "deviation": np.sqrt(square),
+        "curvatures": np.linalg.eigvalsh(precision),
+    }  # fmt: skip
 
 
-def hierarchical(data: pathlib.Path | None = None) -> Case:
+def hierarchical(folders: Folders) -> Case:
     """20 groups of 50 rows: y ~ N(μ + τzⱼ, 1). Given τ all is Gaussian: quadrature over log τ."""
     rng = np.random.default_rng(2)
     group = np.repeat(np.arange(20), 50)
@@ -186,10 +207,10 @@ def hierarchical(data: pathlib.Path | None = None) -> Case:
     target = _posterior(log_likelihood, log_prior, y=y, group=group)
     start = jnp.asarray(mean, jnp.float32)
     values = np.linalg.eigvalsh(_hessian(target, start))
-    return Case(target, start, mean, deviation, values[-1], 1.0, 10_000, 100)
+    return Case(target, start, mean, deviation, values[-1], 1.0, 40_000, 100)
 
 
-def mixture(data: pathlib.Path | None = None) -> Case:
+def mixture(folders: Folders) -> Case:
     """Two means of which only the sum is well known (Welling & Teh): two modes, by quadrature."""
     rng = np.random.default_rng(3)
     x = np.where(rng.random(100) < 0.5, 0.0, 1.0) + math.sqrt(2) * rng.normal(size=100)
@@ -211,13 +232,13 @@ def mixture(data: pathlib.Path | None = None) -> Case:
     target = _posterior(
         log_likelihood, lambda theta: -(theta[0] ** 2) / 20 - theta[1] ** 2 / 2, x=x
     )
-    return Case(target, jnp.array([0.0, 1.0]), mean, deviation, 60.0, 2.0, 20_000, 10)
+    return Case(target, jnp.array([0.0, 1.0]), mean, deviation, 60.0, 2.0, 80_000, 10)
 
 
-def network(data: pathlib.Path | None) -> Case:
-    """Six inputs, ten tanh units, the set "yacht", noise of sd 0.1; asked about predictions."""
-    assert data is not None
-    with np.load(data / "yacht.npz") as file:
+def network(folders: Folders) -> Case:
+    """Six inputs, ten tanh units, the set "yacht", noise of sd 0.3; asked about predictions."""
+    assert folders.data is not None
+    with np.load(folders.data / "yacht.npz") as file:
         x, y = file["x"], file["y"].ravel()
         held = np.unpackbits(file["is_test"], axis=1, count=int(file["num_rows"])).astype(bool)[0]
     x, y = (x - x[~held].mean(0)) / x[~held].std(0), (y - y[~held].mean()) / y[~held].std()
@@ -228,24 +249,31 @@ def network(data: pathlib.Path | None) -> Case:
         return jnp.tanh(x @ first + bias) @ theta[10 * size + 10 : -1] + theta[-1]
 
     target = _posterior(
-        lambda theta, row: -0.5 * ((row["y"] - outputs(theta, row["x"])) / 0.1) ** 2,
+        lambda theta, row: -0.5 * ((row["y"] - outputs(theta, row["x"])) / 0.3) ** 2,
         lambda theta: -0.5 * jnp.sum(theta**2),
         x=x[~held], y=y[~held],
     )  # fmt: skip
     points = jnp.asarray(x[held], jnp.float32)
     keep = jax.jit(lambda theta: outputs(theta, points))
-    start = jax.random.normal(jax.random.key(0), (10 * size + 21,))
-    start = find_mode(target, 0.3 * start).position
-    values = np.linalg.eigvalsh(_hessian(target, start))
-    unit = 1 / math.sqrt(values[-1])
-    run = sghmc.sample(
-        jax.random.key(1), target, sghmc.HMC(0.5 * unit, 64), start, keep=keep,
-        num_samples=NUM_REFERENCE, num_burnin=100, num_chains=16, progress=False,
-    )  # fmt: skip
-    looked = np.asarray(run.positions, np.float64).reshape(-1, len(points))
+
+    def truth() -> dict[str, Any]:
+        guess = jax.random.normal(jax.random.key(0), (10 * size + 21,))
+        start = find_mode(target, 0.3 * guess).position
+        values = np.linalg.eigvalsh(_hessian(target, start))
+        sampler = sghmc.HMC(0.5 / math.sqrt(values[-1]), 128, jitter=0.2)
+        run = sghmc.sample(
+            jax.random.key(1), target, sampler, start, keep=keep, num_samples=NUM_REFERENCE,
+            num_burnin=200, num_chains=16, progress=False,
+        )  # fmt: skip
+        looked = np.moveaxis(np.asarray(run.positions, np.float64), -1, 0)
+        found = convergence.summarize(list(looked))
+        return {"start": start, "stiffest": values[-1], **found}
+
+    known = folders.remembered("network", truth)
     return Case(
-        target, start, looked.mean(0), looked.std(0), values[-1], 1.0, 20_000, 50, keep=keep
-    )
+        target, jnp.asarray(known["start"]), known["mean"], known["sd"], float(known["stiffest"]),
+        1.0, 40_000, 50, keep=keep,
+    )  # fmt: skip
 
 
 def _hessian(target, start) -> np.ndarray:
