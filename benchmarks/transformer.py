@@ -106,7 +106,8 @@ def judged(options: argparse.Namespace, method: str, seed: int) -> list[dict[str
         options.gradients or size.num_gradients,
         options.draws,
         seed,
-        size.rates,
+        tuple(options.rates or size.rates),
+        tuple(options.temperatures),
     )
     outcomes = text_methods.METHODS[method](setup)
     seconds, peak = time.perf_counter() - started, _peak()
@@ -378,6 +379,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="Windows of a batch.")
     parser.add_argument("--context", type=int)
     parser.add_argument("--draws", type=int, default=24)
+    parser.add_argument("--rates", type=float, nargs="+", help="That AdamW tries.")
+    parser.add_argument("--temperatures", type=float, nargs="+",
+                        default=list(text_methods.TEMPERATURES))  # fmt: skip
     parser.add_argument("--compute", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--remat", action="store_true")
     parser.add_argument("--speed", action="store_true")

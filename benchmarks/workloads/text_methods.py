@@ -50,6 +50,7 @@ class Setup(NamedTuple):
     num_draws: int
     seed: int
     rates: tuple[float, ...]
+    temperatures: tuple[float, ...] = TEMPERATURES
 
     def key(self, *numbers: int) -> jax.Array:
         key = jax.random.key(self.seed)
@@ -280,7 +281,7 @@ def sampled(setup: Setup) -> list[Outcome]:
         for rate in setup.rates
     }
     rate = min(starts, key=lambda rate: starts[rate][0])
-    runs = {t: _drawn(setup, judge, starts[rate][1], t) for t in TEMPERATURES}
+    runs = {t: _drawn(setup, judge, starts[rate][1], t) for t in setup.temperatures}
     best = min(runs, key=lambda t: runs[t].bits)
     tried = {"tried": {str(t): run.bits for t, run in runs.items()}, "rate": rate}
     chosen = [best] if best == 1 else [best, 1.0]
