@@ -118,7 +118,7 @@ def plan(
     place, program = parts.place, with_batches(program_of(parts, key, target, given))
     carry = place.carry_like(program)
     record = traced.record_like(program, place.fetched_like(parts.layout, carry))
-    capacity, num_parts = capacity_for(record), place.size(CHAIN)
+    capacity, num_parts = capacity_for(record, parts.layout), place.size(CHAIN)
     num_chains = given.num_chains // num_parts
     rest = num_bytes(carry._replace(state=None)) // num_parts
     own = isinstance(place, OverMesh)

@@ -82,3 +82,22 @@ def test_a_step_that_begins_with_a_gradient_looks_for_itself(name, looks, monkey
     assert (begun.potential is not None) == looks
     if looks:
         np.testing.assert_allclose(begun.potential, 2.0)
+
+
+def test_one_start_for_all_chains_is_given_once(monkeypatch):
+    """It is repeated where chains begin: before that, it would be there twice."""
+    given = []
+    compiled = beginning.compiled_beginning()
+
+    def begin(program, init, *args, **options):
+        given.append(init.shape)
+        return compiled(program, init, *args, **options)
+
+    monkeypatch.setattr(beginning, "compiled_beginning", lambda: begin)
+    target = sghmc.Potential(lambda theta: jnp.sum(theta**2))
+    samples = sghmc.sample(
+        jax.random.key(0), target, SAMPLERS["sghmc"], np.ones(3), num_chains=4, num_samples=2,
+        progress=False,
+    )  # fmt: skip
+    assert given == [(3,)]
+    assert samples.positions.shape == (4, 2, 3)

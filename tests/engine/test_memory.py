@@ -196,3 +196,23 @@ def test_options_are_those_of_sample():
 )  # fmt: skip
 def test_bytes_as_people_say_them(size, said):
     assert shown(size) == said
+
+
+# Large models
+
+
+def test_a_large_model_needs_no_more_than_its_state_and_a_gradient():
+    """Nothing of its normals is held, and no room for draws that it could not make in days."""
+    num, weights = 400_000, jnp.ones(5)
+    target = sghmc.Potential(lambda theta: jnp.sum(jnp.sin(theta.reshape(5, -1).T @ weights)))
+    needed = plan(
+        target=target, init=jnp.zeros(num), num_chains=1, thinning=3, keep=lambda theta: ()
+    )
+    assert on_device(needed, "temporary") < 1.5 * 4 * num
+    assert on_device(needed, "draws on their way") < 0.1 * 4 * num
+
+
+def test_a_small_model_has_room_for_many_draws():
+    """Else it would ask the host after every few of them."""
+    needed = plan(init=jnp.zeros(1), num_chains=1, keep=lambda theta: ())
+    assert on_device(needed, "draws on their way") > 2**22

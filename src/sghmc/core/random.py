@@ -113,7 +113,9 @@ def _counters(
     first = jnp.asarray(first_step).astype(jnp.uint32)
     number = lax.iota(jnp.uint32, num_steps * width)
     if num_steps == 1:  # what the general case says, without a division for every variate
-        return first, number + np.uint32(slot)
+        # A zero that it takes for the step's: else what the step does not change of the rounds
+        # would be made before the loop, and held throughout, two words for every variate.
+        return first, number + (np.uint32(slot) + xla.never(first).astype(jnp.uint32))
     return first + number // np.uint32(width), number % np.uint32(width) + np.uint32(slot)
 
 

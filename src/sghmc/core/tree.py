@@ -75,9 +75,9 @@ def shape_leaves(flat: PyTree, like: PyTree) -> PyTree:
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
     """Whether no entry is infinite or NaN."""
-    # 0 times a number is 0, unless that is infinite or NaN. A sum is a library's on CPUs; a
+    # A number less itself is 0, unless it is infinite or NaN. A sum is a library's on CPUs; a
     # reduction by "and" would be compiled, in three parts.
-    zeros = [jnp.sum(term) for term in _gathered([leaf * 0 for leaf in jax.tree.leaves(tree)])]
+    zeros = [jnp.sum(term) for term in _gathered([leaf - leaf for leaf in jax.tree.leaves(tree)])]
     return jnp.all(jnp.stack(zeros) == 0) if zeros else jnp.asarray(True)
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool
 
 from sghmc.types import PyTree
 
@@ -48,9 +49,13 @@ def apart(number, make: Callable[[], PyTree]) -> PyTree:
     if has_accelerator():
         return make()
     shapes = jax.eval_shape(make)
-    is_always = (jnp.asarray(number).astype(jnp.uint32) >> np.uint32(1)).astype(jnp.int32) >= 0
 
-    def never():
+    def zeros():
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    return lax.cond(is_always, make, never) if jax.tree.leaves(shapes) else make()
+    return lax.cond(never(number), zeros, make) if jax.tree.leaves(shapes) else make()
+
+
+def never(number) -> Bool[Array, ""]:
+    """False, which the compiler takes for a property of a number below 2³²."""
+    return (jnp.asarray(number).astype(jnp.uint32) >> np.uint32(1)).astype(jnp.int32) < 0

@@ -14,6 +14,7 @@ from sghmc.core import tree, xla
 from sghmc.engine import traced
 from sghmc.engine.chains import each_chain
 from sghmc.engine.program import Carry, Program
+from sghmc.engine.starts import Start, repeated
 from sghmc.types import PyTree
 
 
@@ -25,14 +26,21 @@ class Beginning(NamedTuple):
     is_finite: Bool[Array, "*chain"] | None
 
 
-def begin(program: Program, positions: PyTree, *, looks: bool) -> Beginning:
-    """All chains before step 0, from positions with a leading chain axis."""
-    return compiled_beginning()(program, positions, np.int32(0), looks=looks)
+def begin(program: Program, start: Start, *, looks: bool) -> Beginning:
+    """All chains before step 0."""
+    is_shared = start.init_axis is None
+    return compiled_beginning()(program, start.arrays, np.int32(0), looks=looks, shared=is_shared)
 
 
 @functools.cache
 def compiled_beginning() -> Any:
-    return eqx.filter_jit(beginning, **xla.once_options())
+    return eqx.filter_jit(_begin, **xla.once_options())
+
+
+def _begin(program: Program, init: PyTree, t, *, looks: bool, shared: bool) -> Beginning:
+    """From one start for all chains, which is repeated here: outside, it would be a copy more."""
+    positions = repeated(init, program.layout.num_chains) if shared else init
+    return beginning(program, positions, t, looks=looks)
 
 
 def beginning(program: Program, positions: PyTree, t, *, looks: bool) -> Beginning:

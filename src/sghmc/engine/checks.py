@@ -199,7 +199,7 @@ def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
                 f"With init_axis=0 the leading axis of init counts chains, but {name} has shape "
                 f"{array.shape} and num_chains is {num_chains}."
             )
-        if not np.all(np.isfinite(np.asarray(array, np.float64))):
+        if not np.all(np.isfinite(np.asarray(array))):
             raise ValueError(f"{name} is not finite: chains must start at finite numbers.")
     one = jax.eval_shape(lambda: Start(init, init_axis).of_chain(0))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one)

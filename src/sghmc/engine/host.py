@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from sghmc.checkpoint.folder import RunFolder, Save
 from sghmc.checkpoint.memory import Memory, Store
-from sghmc.core import processes, running_sum
+from sghmc.core import processes, running_sum, tree
 from sghmc.engine import checks, faults, traced
 from sghmc.engine.layout import Layout
 from sghmc.engine.pace import Pace
@@ -30,6 +30,9 @@ from sghmc.types import PyTree
 
 _BLOCK_BYTES = 1 << 23
 """Records that the compiled loop holds before they go to the host."""
+_BLOCK_WORK, _BLOCK_DRAWS = 1 << 30, 1 << 10
+"""Parameters of all draws of a block, and how many draws it may have in any case: of a large model
+that keeps little, room for as many as bytes allow would be room for days."""
 
 
 class StoredDraws(NamedTuple):
@@ -103,7 +106,7 @@ class Host:
     def _room(self, carry: Carry) -> tuple[StoredDraws, int]:
         """What no draws look like, and how many there will be."""
         record = traced.record_like(self.program, carry)
-        self.capacity = capacity_for(record)
+        self.capacity = capacity_for(record, self.program.layout)
         return _no_draws(self.program.layout, record), int(self.is_kept.sum())
 
     def run(self, *, progress: bool, throw: bool) -> Samples:
@@ -243,11 +246,12 @@ class Host:
         return lasting(self._samples(), int(self.is_kept[: self.num_saved].sum()))
 
 
-def capacity_for(record: DrawRecord) -> int:
+def capacity_for(record: DrawRecord, layout: Layout) -> int:
     """How many draws the compiled loop may hold at a time."""
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
     # Not of the number of draws: runs of any length share a program.
-    return max(1, _BLOCK_BYTES // size)
+    enough = max(_BLOCK_DRAWS, _BLOCK_WORK // tree.size(layout.like))
+    return min(max(1, _BLOCK_BYTES // size), enough)
 
 
 def _no_draws(layout: Layout, record: DrawRecord) -> StoredDraws:

@@ -76,7 +76,7 @@ class OneDevice(Placement):
         return program
 
     def begin(self, program, start, *, looks):
-        return beginning.begin(program, start.of_chains(program.layout.num_chains), looks=looks)
+        return beginning.begin(program, start, looks=looks)
 
     def carry_like(self, program):
         start = program.layout.chains_like

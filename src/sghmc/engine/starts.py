@@ -15,14 +15,17 @@ class Start(NamedTuple):
     init: PyTree
     init_axis: int | None
 
+    @property
+    def arrays(self) -> PyTree:
+        """As it was given, on a device."""
+        return jax.tree.map(jnp.asarray, self.init)
+
     def of_chain(self, chain: int) -> PyTree:
-        arrays = jax.tree.map(jnp.asarray, self.init)
-        return arrays if self.init_axis is None else _of_chain(arrays, chain)
+        return self.arrays if self.init_axis is None else _of_chain(self.arrays, chain)
 
     def of_chains(self, num_chains: int) -> PyTree:
         """Of all, with a leading chain axis."""
-        arrays = jax.tree.map(jnp.asarray, self.init)
-        return arrays if self.init_axis == 0 else repeated(arrays, num_chains)
+        return self.arrays if self.init_axis == 0 else repeated(self.arrays, num_chains)
 
 
 @jax.jit
