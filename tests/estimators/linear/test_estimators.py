@@ -34,7 +34,7 @@ def test_linear_regression_is_exact():
     model = BayesianLinearRegression(num_draws=4000, num_chains=16, random_state=1).fit(x, y)
     draws = np.column_stack([model.draws_["intercept"], model.draws_["coef"][:, 0]])
     rows, target = np.column_stack([np.ones(len(x)), standardized(x)]), standardized(y)
-    logs, means, covariances = [], [], []
+    logs, means, covariances, precisions = [], [], [], []
     for log_noise, log_precision in itertools.product(
         np.linspace(-2, 5, 71), np.linspace(-4, 4, 81)
     ):
@@ -42,12 +42,13 @@ def test_linear_regression_is_exact():
         prior = np.array([0.01] + 5 * [precision])
         curvature = noise * rows.T @ rows + np.diag(prior)
         mean = noise * np.linalg.solve(curvature, rows.T @ target)
-        # Gamma(1, 0.1) and Gamma(1, 1) densities, with the Jacobians of the logarithms.
-        log = log_noise - 0.1 * noise + log_precision - precision
+        # Gamma(1, 0.1) and Gamma(1, 1/5) densities, with the Jacobians of the logarithms.
+        log = log_noise - 0.1 * noise + log_precision - precision / 5
         log += 0.5 * (len(y) * log_noise + 5 * log_precision - np.linalg.slogdet(curvature)[1])
         log -= 0.5 * (noise * target @ target - mean @ curvature @ mean)
         logs.append(log)
         means.append(mean)
+        precisions.append(precision)
         covariances.append(np.linalg.inv(curvature))
     share = np.exp(np.array(logs) - max(logs))
     share /= share.sum()
@@ -55,6 +56,9 @@ def test_linear_regression_is_exact():
     mean = share @ means
     second = np.einsum("g,gij->ij", share, covariances) + (means * share[:, None]).T @ means
     near(draws, mean, np.sqrt(np.diag(second) - mean**2))
+    precision = share @ np.array(precisions)
+    sd = np.sqrt(share @ np.array(precisions) ** 2 - precision**2)
+    near(model.draws_["precision"][:, None], precision[None], sd[None], bias=0.03)
 
 
 def test_logistic_regression_of_two_classes_is_exact():
@@ -96,7 +100,7 @@ def test_logistic_regression_of_three_classes_agrees_with_exact_hmc(seed):
         beta, log_precision = params["beta"], params["log_precision"]
         logs = jax.nn.log_softmax(rows @ beta.T)
         log = jnp.sum(logs[np.arange(len(y)), y]) - 0.005 * jnp.sum(beta[:, 0] ** 2)
-        log += log_precision * (1 + 9 / 2) - jnp.exp(log_precision)
+        log += log_precision * (1 + 9 / 2) - jnp.exp(log_precision) / 3
         return 0.5 * jnp.exp(log_precision) * jnp.sum(beta[:, 1:] ** 2) - log
 
     # The intercepts' sum is almost free: its mass is small.

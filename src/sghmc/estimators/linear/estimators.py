@@ -32,6 +32,11 @@ class _Linear(BayesianEstimator):
         self._check_size(width * num_outputs)
         return np.tile(np.arange(width) > 0, num_outputs).astype(float)
 
+    @property
+    def _precision_rate(self) -> float:
+        """1/d, of the inputs that there are: zero columns beside them must not change the law."""
+        return 1 / self.n_features_in_
+
     def _check_size(self, size: int) -> None:
         if size > _MOST_COEFFICIENTS:
             raise ValueError(
@@ -117,7 +122,7 @@ def _in_new_units(raw: np.ndarray, inputs: Scaling, target: Scaling) -> np.ndarr
 class BayesianLinearRegression(_Linear, BayesianRegressor):
     """y = b + w·x + noise, with the sizes of weights and noise learned.
 
-        w ~ N(0, λ⁻¹), λ ~ Gamma(1, 1); noise ~ N(0, ν⁻¹), ν ~ Gamma(1, 0.1); b almost flat
+        w ~ N(0, λ⁻¹), λ ~ Gamma(1, 1/d); noise ~ N(0, ν⁻¹), ν ~ Gamma(1, 0.1); b almost flat
 
     for inputs and targets standardized inside. Sampled around the mode from sums over the data: a
     step costs the same for ten rows and for millions.
@@ -148,7 +153,7 @@ class BayesianLinearRegression(_Linear, BayesianRegressor):
             "moment": weighted.T @ y,
             "square": np.asarray(self._rows.weight @ y**2),
         }
-        mode = linear_mode(sums, self._is_weight(x.shape[1], 1))
+        mode = linear_mode(sums, self._is_weight(x.shape[1], 1), self._precision_rate)
         self._keep(self._draw(key, *linear_posterior(sums, mode), mode), 1)
 
     def _law(self, x):
@@ -164,7 +169,7 @@ class BayesianLinearRegression(_Linear, BayesianRegressor):
 class BayesianLogisticRegression(_Linear, BayesianClassifier):
     """Class probabilities linear in their logits, with the size of the weights learned.
 
-        P(y = k | x) ∝ exp(b_k + w_k·x);  w ~ N(0, λ⁻¹), λ ~ Gamma(1, 1); b almost flat
+        P(y = k | x) ∝ exp(b_k + w_k·x);  w ~ N(0, λ⁻¹), λ ~ Gamma(1, 1/d); b almost flat
 
     for inputs standardized inside; two classes share one logit. Newton's method finds the mode, and
     exact gradients sample around it. Parameters as for `BayesianLinearRegression`.
@@ -181,7 +186,8 @@ class BayesianLogisticRegression(_Linear, BayesianClassifier):
         x = self._inputs()
         rows = Rows(x, self._rows.y, self._rows.weight)
         num_logits = 1 if len(self.classes_) == 2 else len(self.classes_)
-        mode = logistic_mode(rows, num_logits, self._is_weight(x.shape[1], num_logits))
+        is_weight = self._is_weight(x.shape[1], num_logits)
+        mode = logistic_mode(rows, num_logits, is_weight, self._precision_rate)
         length = padded_size(len(x), 1 if len(x) <= 256 else 4)
         self._keep(self._draw(key, *logistic_posterior(rows, length, mode), mode), num_logits)
 

@@ -6,7 +6,6 @@ from sghmc.estimators.linear.whitened import (
     INTERCEPT_PRECISION,
     NOISE_RATE,
     NOISE_SHAPE,
-    PRECISION_RATE,
     PRECISION_SHAPE,
     Mode,
 )
@@ -19,7 +18,7 @@ _CLOSE = 1e-3
 """How near the mode, in standard deviations, and how near its precisions, relative."""
 
 
-def linear_mode(sums: dict[str, np.ndarray], is_weight: np.ndarray) -> Mode:
+def linear_mode(sums: dict[str, np.ndarray], is_weight: np.ndarray, rate: float) -> Mode:
     """The mode given the noise and prior precisions that expectation maximization finds."""
     noise, precision = 1.0, 1.0
     for _ in range(_NUM_ROUNDS):
@@ -30,15 +29,15 @@ def linear_mode(sums: dict[str, np.ndarray], is_weight: np.ndarray) -> Mode:
         errors = max(errors, 0.0) + np.sum(sums["gram"] * covariance)
         old = noise, precision
         noise = float((NOISE_SHAPE + sums["count"] / 2) / (NOISE_RATE + errors / 2))
-        precision = _typical_precision(center, covariance, is_weight)
+        precision = _typical_precision(center, covariance, is_weight, rate)
         if np.allclose(old, (noise, precision), rtol=_CLOSE):
             break
     curvature = noise * sums["gram"] + np.diag(_prior(precision, is_weight))
     center = np.linalg.solve(curvature, noise * sums["moment"])
-    return Mode(center, curvature, is_weight, precision, noise)
+    return Mode(center, curvature, is_weight, precision, rate, noise)
 
 
-def logistic_mode(rows: Rows, num_logits: int, is_weight: np.ndarray) -> Mode:
+def logistic_mode(rows: Rows, num_logits: int, is_weight: np.ndarray, rate: float) -> Mode:
     """Newton's method at a precision, a typical precision at the mode, and so on."""
     target = _Logistic(rows, num_logits)
     beta, precision = np.zeros(num_logits * rows.x.shape[1]), 1.0
@@ -46,20 +45,20 @@ def logistic_mode(rows: Rows, num_logits: int, is_weight: np.ndarray) -> Mode:
         prior = _prior(precision, is_weight)
         beta, curvature = _newton(target, beta, prior)
         old = precision
-        precision = _typical_precision(beta, np.linalg.inv(curvature), is_weight)
+        precision = _typical_precision(beta, np.linalg.inv(curvature), is_weight, rate)
         if np.isclose(old, precision, rtol=_CLOSE):
             break
     beta, curvature = _newton(target, beta, _prior(precision, is_weight))
-    return Mode(beta, curvature, is_weight, precision)
+    return Mode(beta, curvature, is_weight, precision, rate)
 
 
 def _prior(precision: float, is_weight: np.ndarray) -> np.ndarray:
     return np.where(is_weight > 0, precision, INTERCEPT_PRECISION)
 
 
-def _typical_precision(center, covariance, is_weight) -> float:
+def _typical_precision(center, covariance, is_weight, rate: float) -> float:
     squares = np.sum(is_weight * (center**2 + np.diag(covariance)))
-    return float((PRECISION_SHAPE + is_weight.sum() / 2) / (PRECISION_RATE + squares / 2))
+    return float((PRECISION_SHAPE + is_weight.sum() / 2) / (rate + squares / 2))
 
 
 class _Logistic:

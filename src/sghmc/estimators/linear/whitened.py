@@ -22,7 +22,7 @@ from sghmc.types import PyTree
 
 INTERCEPT_PRECISION = 0.01
 """An intercept's prior, in units where inputs and targets have spread 1: as good as flat."""
-PRECISION_SHAPE, PRECISION_RATE = 1.0, 1.0
+PRECISION_SHAPE = 1.0
 NOISE_SHAPE, NOISE_RATE = 1.0, 0.1
 _STEP_SIZE, _FRICTION = 0.2, 1.0
 """On a Gaussian: variances 1.1 % too large, and one independent draw in ten steps."""
@@ -31,21 +31,30 @@ _NUM_WARMUP = 10
 
 
 class Mode(NamedTuple):
-    """Mode of the coefficients at typical precisions, and its curvature, in double precision."""
+    """Mode of the coefficients at typical precisions, and its curvature, in double precision.
+
+    `rate` is that of the prior of the weights' precision.
+    """
 
     center: np.ndarray
     curvature: np.ndarray
     is_weight: np.ndarray
     precision: float
+    rate: float
     noise: float = 1.0
 
 
 class Coefficients(eqx.Module):
-    """β = β̂ + L z with prior N(0, λ⁻¹) on weights and an almost flat one on intercepts."""
+    """β = β̂ + L z with prior N(0, λ⁻¹) on weights and an almost flat one on intercepts.
+
+    λ ~ Gamma(1, 1/d): of d inputs of spread 1, the sum of all has about the spread of a target,
+    however many they are.
+    """
 
     center: jax.Array
     factor: jax.Array
     is_weight: jax.Array
+    rate: jax.Array
 
     def __call__(self, z: jax.Array) -> jax.Array:
         return self.center + self.factor @ z
@@ -70,7 +79,7 @@ class Coefficients(eqx.Module):
 
     def draw_precision(self, key: jax.Array, z: jax.Array) -> jax.Array:
         count, squares, _ = self.sums(z)
-        return draw_precision(key, PRECISION_SHAPE, PRECISION_RATE, count, squares)
+        return draw_precision(key, PRECISION_SHAPE, self.rate, count, squares)
 
 
 class LinearModel(eqx.Module):
@@ -130,7 +139,7 @@ def whitening(mode: Mode) -> np.ndarray:
 
 
 def around(mode: Mode) -> Coefficients:
-    arrays = (mode.center, whitening(mode), mode.is_weight)
+    arrays = (mode.center, whitening(mode), mode.is_weight, mode.rate)
     return Coefficients(*(jnp.asarray(array, jnp.float32) for array in arrays))
 
 
