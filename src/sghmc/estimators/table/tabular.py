@@ -94,13 +94,18 @@ def fit_table(
     return Fit(model, result, predictions)
 
 
-def predict_table(model: Any, table: Columns) -> dict[str, list]:
-    """Predictions with their uncertainty, by column."""
+def encoding_of(model: Any) -> Encoding:
+    """What a fitted model knows about its columns."""
     if not hasattr(model, "table_"):
         raise ValueError(
             "The model was not fitted to a table by `sghmc fit`: it does not know its columns."
         )
-    x = Encoding.restored(model.table_).matrix(table)
+    return Encoding.restored(model.table_)
+
+
+def predict_table(model: Any, table: Columns) -> dict[str, list]:
+    """Predictions with their uncertainty, by column."""
+    x = encoding_of(model).matrix(table)
     return predicted(model, x, rows=np.arange(len(x)))
 
 
