@@ -5,6 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 _ON_GRID = 0.01
+_FAR_SHARE, _LEAST_REST = 0.01, 0.01
+_FEWEST_ROWS = 10
+"""Of fewer none can be called odd."""
 
 
 class Rows(NamedTuple):
@@ -71,6 +74,23 @@ def rounding(values: np.ndarray) -> float:
     steps = gaps / gaps.min()
     is_grid = np.all(np.abs(steps - steps.round()) < _ON_GRID)
     return float(gaps.min() / 12**0.5) if is_grid else 0.0
+
+
+def hides_the_rest(values: np.ndarray) -> np.ndarray:
+    """Of each column, whether few values far off leave nearly nothing of the scale to the others.
+
+    So it is where the standard deviation is a hundred times that of all but a hundredth of the
+    rows: a code for "missing" such as 999999, or a slip of units. Once standardized, the others are
+    all but equal. Where they are equal, as zeros of a rare category, nothing is hidden.
+    """
+    count = len(values)
+    if count < _FEWEST_ROWS:
+        return np.zeros(values.shape[1], bool)
+    kept = count - max(1, int(_FAR_SHARE * count))
+    distances = np.abs(values - values.mean(0))
+    nearest = np.argpartition(distances, kept - 1, axis=0)[:kept]
+    rest = np.take_along_axis(values, nearest, axis=0).std(0)
+    return (rest > 0) & (rest < _LEAST_REST * values.std(0))
 
 
 def padded_size(size: int, steps: int) -> int:
