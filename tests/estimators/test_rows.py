@@ -95,3 +95,16 @@ def test_few_values_far_off_hide_the_rest():
     assert hides_the_rest(table).tolist() == [False, True, False, False, False, False]
     assert hides_the_rest(1e-6 * table[:, 1:2] + 7)[0]
     assert not hides_the_rest(table[:9, 1:2])[0]
+
+
+def test_units_that_cannot_be_squared_are_refused():
+    values = np.random.default_rng(0).normal(size=(20, 2))
+    for unit in (1e200, 1e-200):
+        with pytest.raises(ValueError, match="choose other units"):
+            Scaling.of(values * [1, unit], np.ones(20))
+        with pytest.raises(ValueError, match="choose other units"):
+            Scaling.of(unit * values[:, 0], np.ones(20))
+    for unit in (1e100, 1e-100):
+        np.testing.assert_allclose(
+            Scaling.of(unit * values, np.ones(20)).scale, unit * values.std(0)
+        )

@@ -4,6 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+_CONSTANT = 1e-12
+"""Of its mean: what varies by less is rounding."""
+_LARGEST, _SMALLEST = 1e150, 1e-150
+"""Distances whose squares double precision holds."""
 _ON_GRID = 0.01
 _FAR_SHARE, _LEAST_REST = 0.01, 0.01
 _FEWEST_ROWS = 10
@@ -53,8 +57,16 @@ class Scaling(NamedTuple):
         """Weighted mean and standard deviation; what does not vary keeps its scale."""
         share = weight / weight.sum()
         center = share @ values
+        size = np.max(np.abs(values - center), axis=0)
+        is_small = (size < _SMALLEST) & (size > _CONSTANT * np.abs(center))
+        if np.any(is_small | (size > _LARGEST)):
+            raise ValueError(
+                f"Some values are so large, or differ by so little, that double precision does not "
+                f"hold their squares (sizes from {np.min(size):.0e} to {np.max(size):.0e}): choose "
+                f"other units."
+            )
         spread = np.sqrt(share @ (values - center) ** 2)
-        is_constant = spread <= 1e-12 * np.maximum(np.abs(center), np.finfo(float).tiny)
+        is_constant = spread <= _CONSTANT * np.maximum(np.abs(center), np.finfo(float).tiny)
         return cls(center, np.where(is_constant, 1.0, spread))
 
     def apply(self, values: np.ndarray) -> np.ndarray:
