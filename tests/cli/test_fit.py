@@ -179,6 +179,8 @@ def test_new_rows_that_do_not_fit_the_model(invoke, fitted, tmp_path, rows, mess
         (["--target", "price", "--task", "clustering"], "task must be one of"),
         (["--target", "price", "--model", "forest"], "model mlp or linear"),
         (["--target", "price", "--test-fraction", "1.5"], "between 0 and 1"),
+        (["--target", "price", "--model", "linear", "--num-steps", "9"], "a setting of networks"),
+        (["--target", "price", "--num-steps", "1"], "num_steps must be"),
     ],
 )
 def test_wrong_options_write_nothing(invoke, table, tmp_path, arguments, message):

@@ -27,6 +27,9 @@ def fit(
     ignore: Annotated[
         list[str] | None, typer.Option(help="A column to leave out; may be repeated.")
     ] = None,
+    num_steps: Annotated[
+        int | None, typer.Option(help="Steps of a network's chains, where the usual are too few.")
+    ] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -51,6 +54,7 @@ def fit(
             test_fraction=test_fraction,
             seed=seed,
             progress=session.has_bars(quiet, as_json),
+            num_steps=num_steps,
         )
         files.write_json(stage / "result.json", fitted.result)
         (stage / "predictions.csv").write_text(fitted.predictions, encoding="utf-8")

@@ -179,6 +179,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
             potential=tuple(run.potentials.mean(1).tolist()),
             temperature=run.temperature,
             num_replaced=run.num_replaced,
+            num_steps=self._num_steps(len(rows.x)),
         )
         if not np.isfinite(run.potentials).all() or (
             len(run.acceptance) and run.acceptance.max() == 0

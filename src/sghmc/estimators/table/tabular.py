@@ -57,9 +57,14 @@ def fit_table(
     ignored: list[str] | None = None,
     seed: int = 0,
     progress: bool = False,
+    num_steps: int | None = None,
     **settings: Any,
 ) -> Fit:
     """Fit most rows, judge on the rest, then let the model take those in too."""
+    if num_steps is not None:
+        if kind != "mlp":
+            raise ValueError(f"num_steps is a setting of networks, but the model is {kind!r}.")
+        settings["num_steps"] = num_steps
     encoding = Encoding.of(table, target, ignored or [])
     y = table[target]
     task = detect_task(y) if task is None else task
