@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 
 from estimator_data import NETWORK, by_hand, line
 from sghmc.estimators import BayesianMLPRegressor
-from sghmc.estimators.mlp import isokinetic, number_chains
+from sghmc.estimators.mlp import isokinetic, noise_choice, number_chains
 from sghmc.estimators.mlp.number_chains import NumberChains, Plan, Run, _together
 from sghmc.estimators.mlp.number_network import Kind, NumberNetwork, columns
 from sghmc.estimators.rows import Rows, Scaling
@@ -129,6 +129,33 @@ def test_chains_go_on_with_more_rows():
     assert model.score(x, y) > 0.9 > before
     assert model._rows is not None
     assert model._rows.total_weight == 75
+
+
+def test_the_noise_is_chosen_anew_when_the_rows_have_doubled(monkeypatch):
+    """The first rows of a stream may be too few to tell."""
+    seen = []
+
+    def choose(key, network, rows, num_chains, num_steps):
+        seen.append(len(rows.x))
+        return "constant" if len(rows.x) < 40 else "student"
+
+    def run(key, rows, num_steps):
+        seen.append((model.noise_, model._chains is None))
+        return Run(
+            np.zeros((2, 10, model._network().num_parameters)), np.zeros((2, 10)), np.ones(2)
+        )
+
+    model = BayesianMLPRegressor(**NETWORK)
+    monkeypatch.setattr(noise_choice, "choose", choose)
+    monkeypatch.setattr(model, "_run", run)
+    x, y = line(90)
+    for part in (slice(0, 20), slice(20, 30), slice(30, 50), slice(50, 60)):
+        model.partial_fit(x[part], y[part])
+    new, old = ("student", True), ("student", False)
+    assert seen == [20, ("constant", True), ("constant", False), 50, new, old]
+    seen.clear()
+    model.set_params(noise="input").partial_fit(x[60:], y[60:])
+    assert seen == [("input", False)]
 
 
 def test_settings_that_cannot_be():
