@@ -18,6 +18,7 @@ from sghmc.data.tables import features
 from sghmc.estimators import recommender
 from sghmc.estimators.recommender import ratings as fitted_ratings
 from sghmc.estimators.table import tabular
+from sghmc.estimators.table.encoding import Encoding
 from sghmc.experiments import demo
 
 LONG = "a name that is far too long for a column of a table, and " * 3
@@ -78,7 +79,8 @@ def stubs(monkeypatch, tmp_path):
         (session, "keep_compiled_programs", lambda: None),
         (demo, "run", demo_run),
         (experiments, "reproduce", experiment_result),
-        (features, "read_table", lambda path: {}),
+        (features, "read_table", lambda *_, **__: {}),
+        (tabular, "encoding_of", lambda model: Encoding("y", [])),
         (tabular, "fit_table", lambda *_, **__: fitted),
         (tabular, "predict_table", lambda *_: columns),
         (estimators, "load", lambda path: Model()),

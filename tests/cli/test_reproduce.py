@@ -92,6 +92,7 @@ def test_json_is_all_that_is_printed(invoke, monkeypatch, tmp_path):
         ValueError("no such number"),
         TypeError("not a number"),
         OSError(28, "No space left on device"),
+        FloatingPointError("no chain accepts a step"),
         sghmc.DivergenceError("chain 0 left", samples=None),  # pyright: ignore[reportArgumentType]
     ],
     ids=lambda error: type(error).__name__,

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -38,6 +39,16 @@ def test_escape_sequences_do_not_reach_the_terminal(invoke, tmp_path, capsys):
     assert not set(shown) & set("\x1b\x07\u202e\u2028")
     assert shown.count("\\x1b]0;owned") == 3
     assert shown.count("σ² – fine\n") + shown.count("σ² – fine ") == 2
+
+
+def test_warnings_are_one_message(capsys):
+    """Not the file and line of the library where something was noticed."""
+    before = warnings.showwarning
+    with session.work(debug=False):
+        warnings.simplefilter("always")
+        warnings.warn("the fit has not converged", UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == "sghmc: the fit has not converged\n"
+    assert warnings.showwarning is before
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,17 @@ def test_pipelines_and_searches_of_networks():
     assert set(search.predict(x)) <= set(labels)
 
 
+def test_values_that_hide_all_others_are_told():
+    x, y = line()
+    x[3, 2], y[4] = 999_999, 1e9
+    frame = pd.DataFrame(x, columns=[*"abcde"])
+    model = BayesianLinearRegression(**SMALL)
+    with pytest.warns(UserWarning, match="of the target, input c are so far from all others"):
+        model.fit(frame, y)
+    with pytest.warns(UserWarning, match="of input 2 are"):
+        BayesianLogisticRegression(**SMALL).fit(x, y > 4)
+
+
 def test_bad_input_is_explained():
     x, y = blobs()
     model = BayesianLogisticRegression(**SMALL)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sghmc.estimators.rows import Rows, Scaling, padded, padded_size, rounding
+from sghmc.estimators.rows import Rows, Scaling, hides_the_rest, padded, padded_size, rounding
 
 
 def rows(x, y, weight):
@@ -81,3 +81,30 @@ def test_rounding_is_seen_where_values_repeat_on_a_grid():
     assert rounding(np.maximum(values, 0.8)) == 0
     assert rounding(np.arange(40.0)) == 0
     assert rounding(np.ones(9)) == 0
+
+
+def test_few_values_far_off_hide_the_rest():
+    generator = np.random.default_rng(0)
+    normal = generator.normal(size=300)
+    coded, rare, heavy = normal.copy(), np.zeros(300), generator.lognormal(0, 3, 300)
+    coded[[5, 70, 200]] = 999_999
+    rare[7] = 1
+    # Four codes in 300 rows are more than a hundredth: they are a level of their own.
+    often = np.where(np.arange(300) < 4, 999_999, normal)
+    table = np.column_stack([normal, coded, rare, heavy, often, np.ones(300)])
+    assert hides_the_rest(table).tolist() == [False, True, False, False, False, False]
+    assert hides_the_rest(1e-6 * table[:, 1:2] + 7)[0]
+    assert not hides_the_rest(table[:9, 1:2])[0]
+
+
+def test_units_that_cannot_be_squared_are_refused():
+    values = np.random.default_rng(0).normal(size=(20, 2))
+    for unit in (1e200, 1e-200):
+        with pytest.raises(ValueError, match="choose other units"):
+            Scaling.of(values * [1, unit], np.ones(20))
+        with pytest.raises(ValueError, match="choose other units"):
+            Scaling.of(unit * values[:, 0], np.ones(20))
+    for unit in (1e100, 1e-100):
+        np.testing.assert_allclose(
+            Scaling.of(unit * values, np.ones(20)).scale, unit * values.std(0)
+        )

@@ -27,6 +27,9 @@ def fit(
     ignore: Annotated[
         list[str] | None, typer.Option(help="A column to leave out; may be repeated.")
     ] = None,
+    num_steps: Annotated[
+        int | None, typer.Option(help="Steps of a network's chains, where the usual are too few.")
+    ] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -44,14 +47,14 @@ def fit(
         from sghmc.estimators.table import tabular
 
         fitted = tabular.fit_table(
-            read_table(table),
+            read_table(table, ignored=ignore or []),
             target,
             task=task,
             kind=model,
             test_fraction=test_fraction,
-            ignored=ignore,
             seed=seed,
             progress=session.has_bars(quiet, as_json),
+            num_steps=num_steps,
         )
         files.write_json(stage / "result.json", fitted.result)
         (stage / "predictions.csv").write_text(fitted.predictions, encoding="utf-8")
@@ -91,7 +94,8 @@ def predict(
         # Before the work: a place that cannot be written to is seen at once.
         with contextlib.nullcontext() if out is None else atomic_file.draft(out) as draft:
             loaded = estimators.load(model / MODEL if model.is_dir() else model)
-            columns = tabular.predict_table(loaded, read_table(table))
+            rows = read_table(table, only=tabular.encoding_of(loaded).inputs)
+            columns = tabular.predict_table(loaded, rows)
             if draft is not None:
                 draft.write_text(tabular.as_csv(columns), encoding="utf-8")
         if as_json:

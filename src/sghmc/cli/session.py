@@ -5,6 +5,7 @@ import json
 import pathlib
 import sys
 import unicodedata
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, TextIO
 
@@ -17,7 +18,6 @@ from rich.text import Text
 from sghmc.checkpoint.errors import CheckpointError
 from sghmc.core.cache_folder import cache
 from sghmc.core.version import __version__
-from sghmc.results.errors import DivergenceError
 
 MODEL = "model.sghmc"
 """The file of a fitted model in the folder of its results."""
@@ -35,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_OF_THE_USER = (ValueError, TypeError, OSError, ImportError, CheckpointError, DivergenceError)
+_OF_THE_USER = (ValueError, TypeError, OSError, ImportError, CheckpointError, FloatingPointError)
 """Errors whose message is enough; others are mistakes of the library, and keep their traceback."""
 
 Out = Annotated[pathlib.Path, typer.Option(help="Folder for the results.")]
@@ -65,16 +65,23 @@ def options(
 
 @contextlib.contextmanager
 def work(debug: bool) -> Iterator[None]:
-    """A command's work: compiled programs are kept, errors come out as one message."""
+    """A command's work: compiled programs are kept, errors and warnings come out as messages."""
     keep_compiled_programs()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
     except _OF_THE_USER as error:
         if debug:
             raise
         message = str(error) or type(error).__name__
         show(f"sghmc: {message}", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """What is doubtful, to whoever ran the command: not where in the library it was noticed."""
+    show(f"sghmc: {message}", file=sys.stderr)
 
 
 def keep_compiled_programs() -> None:

@@ -2,6 +2,7 @@
 
 import abc
 import pathlib
+import warnings
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from sghmc.estimators import storage
-from sghmc.estimators.rows import Rows, Scaling
+from sghmc.estimators.rows import Rows, Scaling, hides_the_rest
 
 _MOST_NUMBERS = 1 << 22
 """Numbers that a prediction holds at once: rows are taken in parts."""
@@ -75,7 +76,24 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
             vars(self).clear()
             vars(self).update(before)
             raise
+        self._warn_of_far_values(self._rows)
         return self
+
+    def _warn_of_far_values(self, rows: Rows) -> None:
+        """Where few values take all the scale: a model of standardized rows is blind to others."""
+        names = getattr(self, "feature_names_in_", range(rows.x.shape[1]))
+        found = [f"input {names[i]}" for i in np.flatnonzero(hides_the_rest(rows.x))]
+        if isinstance(self, RegressorMixin) and hides_the_rest(rows.y[:, None])[0]:
+            found.insert(0, "the target")
+        if found:
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            warnings.warn(
+                f"Few values of {', '.join(found[:3])}{more} are so far from all others that these "
+                f"can hardly be told apart: look for codes such as 999999 or other units, or take "
+                f"logarithms.",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "draws_")

@@ -4,7 +4,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+_CONSTANT = 1e-12
+"""Of its mean: what varies by less is rounding."""
+_LARGEST, _SMALLEST = 1e150, 1e-150
+"""Distances whose squares double precision holds."""
 _ON_GRID = 0.01
+_FAR_SHARE, _LEAST_REST = 0.01, 0.01
+_FEWEST_ROWS = 10
+"""Of fewer none can be called odd."""
 
 
 class Rows(NamedTuple):
@@ -50,8 +57,16 @@ class Scaling(NamedTuple):
         """Weighted mean and standard deviation; what does not vary keeps its scale."""
         share = weight / weight.sum()
         center = share @ values
+        size = np.max(np.abs(values - center), axis=0)
+        is_small = (size < _SMALLEST) & (size > _CONSTANT * np.abs(center))
+        if np.any(is_small | (size > _LARGEST)):
+            raise ValueError(
+                f"Some values are so large, or differ by so little, that double precision does not "
+                f"hold their squares (sizes from {np.min(size):.0e} to {np.max(size):.0e}): choose "
+                f"other units."
+            )
         spread = np.sqrt(share @ (values - center) ** 2)
-        is_constant = spread <= 1e-12 * np.maximum(np.abs(center), np.finfo(float).tiny)
+        is_constant = spread <= _CONSTANT * np.maximum(np.abs(center), np.finfo(float).tiny)
         return cls(center, np.where(is_constant, 1.0, spread))
 
     def apply(self, values: np.ndarray) -> np.ndarray:
@@ -71,6 +86,23 @@ def rounding(values: np.ndarray) -> float:
     steps = gaps / gaps.min()
     is_grid = np.all(np.abs(steps - steps.round()) < _ON_GRID)
     return float(gaps.min() / 12**0.5) if is_grid else 0.0
+
+
+def hides_the_rest(values: np.ndarray) -> np.ndarray:
+    """Of each column, whether few values far off leave nearly nothing of the scale to the others.
+
+    So it is where the standard deviation is a hundred times that of all but a hundredth of the
+    rows: a code for "missing" such as 999999, or a slip of units. Once standardized, the others are
+    all but equal. Where they are equal, as zeros of a rare category, nothing is hidden.
+    """
+    count = len(values)
+    if count < _FEWEST_ROWS:
+        return np.zeros(values.shape[1], bool)
+    kept = count - max(1, int(_FAR_SHARE * count))
+    distances = np.abs(values - values.mean(0))
+    nearest = np.argpartition(distances, kept - 1, axis=0)[:kept]
+    rest = np.take_along_axis(values, nearest, axis=0).std(0)
+    return (rest > 0) & (rest < _LEAST_REST * values.std(0))
 
 
 def padded_size(size: int, steps: int) -> int:

@@ -63,6 +63,17 @@ def test_what_cannot_be_used_is_refused(tmp_path, text, message):
         read_table(path)
 
 
+def test_columns_that_nobody_asks_for_may_hold_anything(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("day,gaps,a,b\n2020-01-01,,1,2\n2020-01-02,3,4,5\n")
+    assert list(read_table(path, ignored=["day", "gaps"])) == ["a", "b"]
+    assert list(read_table(path, only=["b", "c"])) == ["b"]
+    with pytest.raises(ValueError, match=r"no column 'night' .* it has day, gaps, a, b"):
+        read_table(path, ignored=["night"])
+    with pytest.raises(ValueError, match="--ignore day"):
+        read_table(path, ignored=["gaps"])
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [

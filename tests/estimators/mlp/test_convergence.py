@@ -1,5 +1,7 @@
 """Whether chains agree: numbers that must pass and numbers that must not."""
 
+import re
+
 import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
@@ -54,6 +56,12 @@ def test_troubles_are_told_with_their_remedy():
         diagnose(apart, np.ones_like(SOUND), **OTHERS).warn()
     with pytest.warns(ConvergenceWarning, match="10%"):
         diagnose(SOUND, np.ones_like(SOUND), **OTHERS | {"acceptance": (0.8, 0.1)}).warn()
+    with pytest.warns(ConvergenceWarning, match="such as 8000 for 2000"):
+        diagnose(apart, np.ones_like(SOUND), **OTHERS, num_steps=2000).warn()
+    found = diagnose(apart, np.ones_like(SOUND), **OTHERS, unit="of probability")
+    # Chains at 0, 3, 6 and 9, and means of 200 draws.
+    assert found.apart == pytest.approx(np.std([0, 3, 6, 9]), rel=0.05)
+    assert re.search(r"they are 3\.\d of probability apart", str(found))
     sound = diagnose(SOUND, np.ones_like(SOUND), **OTHERS)
     sound.warn()
     assert sound.troubles == []

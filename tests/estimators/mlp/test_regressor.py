@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from estimator_data import NETWORK, line
+from estimator_data import NETWORK, by_hand, line
 from sghmc.estimators import BayesianMLPRegressor
-from sghmc.estimators.mlp import isokinetic, number_chains
+from sghmc.estimators.mlp import isokinetic, noise_choice, number_chains
 from sghmc.estimators.mlp.number_chains import NumberChains, Plan, Run, _together
 from sghmc.estimators.mlp.number_network import Kind, NumberNetwork, columns
-from sghmc.estimators.rows import Rows
+from sghmc.estimators.rows import Rows, Scaling
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 QUICK: dict[str, Any] = {"num_steps": 900, "num_chains": 4, "num_draws": 80, "random_state": 0}
@@ -129,6 +129,33 @@ def test_chains_go_on_with_more_rows():
     assert model.score(x, y) > 0.9 > before
     assert model._rows is not None
     assert model._rows.total_weight == 75
+
+
+def test_the_noise_is_chosen_anew_when_the_rows_have_doubled(monkeypatch):
+    """The first rows of a stream may be too few to tell."""
+    seen = []
+
+    def choose(key, network, rows, num_chains, num_steps):
+        seen.append(len(rows.x))
+        return "constant" if len(rows.x) < 40 else "student"
+
+    def run(key, rows, num_steps):
+        seen.append((model.noise_, model._chains is None))
+        return Run(
+            np.zeros((2, 10, model._network().num_parameters)), np.zeros((2, 10)), np.ones(2)
+        )
+
+    model = BayesianMLPRegressor(**NETWORK)
+    monkeypatch.setattr(noise_choice, "choose", choose)
+    monkeypatch.setattr(model, "_run", run)
+    x, y = line(90)
+    for part in (slice(0, 20), slice(20, 30), slice(30, 50), slice(50, 60)):
+        model.partial_fit(x[part], y[part])
+    new, old = ("student", True), ("student", False)
+    assert seen == [20, ("constant", True), ("constant", False), 50, new, old]
+    seen.clear()
+    model.set_params(noise="input").partial_fit(x[60:], y[60:])
+    assert seen == [("input", False)]
 
 
 def test_settings_that_cannot_be():
@@ -277,6 +304,19 @@ def test_predictions_that_are_worse_than_none_are_an_error(monkeypatch):
         BayesianMLPRegressor(**NETWORK, noise="constant").fit(*line())
 
 
+def test_rows_that_no_model_can_foresee_are_no_error():
+    """A target of zeros and few large values, as burnt areas: its mean alone is far off, too."""
+    count, size = 500, NumberNetwork(2, (4,), "silu").num_parameters
+    rows = Rows(np.zeros((count, 2)), np.where(np.arange(count) == 0, 22.0, 0.0), np.ones(count))
+    model = BayesianMLPRegressor((4,), num_chains=2)
+    attributes = {"hidden_layer_sizes_": (4,), "noise_": "constant", "target_rounding_": 0.0}
+    scaling = Scaling(np.zeros(()), np.ones(()))
+    by_hand(model, {"z": np.zeros((20, size))}, target_scaling_=scaling, **attributes)
+    run = Run(np.zeros((2, 10, size)), np.zeros((2, 10)), np.ones(2))
+    model._judge(run, rows)
+    assert model.diagnostics().troubles == []
+
+
 def test_a_rounded_target_is_known_no_better_than_its_rounding():
     """Noise-free but for the rounding, and in units that change nothing."""
     x = np.linspace(-1, 1, 75)[:, None]
@@ -297,8 +337,9 @@ def test_too_few_accepted_trajectories_are_run_again_with_a_smaller_step(monkeyp
     def passed(key, walkers, count, length, errors=None, is_adapting=False):
         if errors is None and not is_adapting:
             steps.append(np.exp(np.asarray(walkers.log_step_mean)))
-        rate = np.array([0.9, 0.1 if len(steps) < 3 else 0.8])
-        position = np.zeros((count, *walkers.position.shape))
+        # What did well once may do worse in another pass.
+        rate = np.array([0.9 if len(steps) < 2 else 0.1, 0.1 if len(steps) < 3 else 0.8])
+        position = np.full((count, *walkers.position.shape), float(len(steps)))
         ones = np.ones((count, 1))
         return walkers, isokinetic.Passed(position, ones * [[1.0, 1.0]], ones * rate[None])
 
@@ -307,6 +348,7 @@ def test_too_few_accepted_trajectories_are_run_again_with_a_smaller_step(monkeyp
     np.testing.assert_allclose(np.array(steps)[:, 0], steps[0][0])
     np.testing.assert_allclose(np.array(steps)[:, 1] / steps[0][1], [1, 1 / 3, 1 / 9], rtol=1e-5)
     np.testing.assert_allclose(run.acceptance, [0.9, 0.8])
+    assert [set(draws.ravel()) for draws in run.draws] == [{1.0}, {3.0}]
 
 
 def test_ctrl_c_leaves_the_model_as_it_was(fitted, monkeypatch):

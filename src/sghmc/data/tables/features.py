@@ -1,6 +1,7 @@
 """Tables of mixed columns on disk: numbers and text, to fit and to predict."""
 
 import pathlib
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,27 @@ Columns = dict[str, np.ndarray]
 text as str objects."""
 
 
-def read_table(path: pathlib.Path) -> Columns:
-    """The columns of a file; a missing value anywhere is an error."""
+def read_table(
+    path: pathlib.Path, only: Collection[str] | None = None, ignored: Collection[str] = ()
+) -> Columns:
+    """The columns of a file; a missing value in one of them is an error.
+
+    `ignored` ones, and where `only` some are wanted all others, may hold anything: dates, gaps.
+    """
     table = read_columns(path, Style())
+    for name in ignored:
+        if name not in table:
+            raise ValueError(f"There is no column {name!r} in {path}: it has {', '.join(table)}.")
     lengths = {name: len(column) for name, column in table.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"The columns of {path} have different lengths: {lengths}.")
     if set(lengths.values()) <= {0}:
         raise ValueError(f"{path} has column names, but no rows.")
-    return {name: _column(column, name, path) for name, column in table.items()}
+    return {
+        name: _column(column, name, path)
+        for name, column in table.items()
+        if name not in ignored and (only is None or name in only)
+    }
 
 
 def _column(column: Any, name: str, path: pathlib.Path) -> np.ndarray:
@@ -40,7 +53,7 @@ def _column(column: Any, name: str, path: pathlib.Path) -> np.ndarray:
     if missing:
         raise ValueError(
             f"The column {name!r} of {path} has {missing:,} missing values in {len(array):,} "
-            f"rows: fill them or leave these rows out."
+            f"rows: fill them, leave these rows out, or --ignore {name}."
         )
     if reals is not None:
         return reals
@@ -53,5 +66,5 @@ def _column(column: Any, name: str, path: pathlib.Path) -> np.ndarray:
         return np.array(array.to_pylist(), dtype=object)
     raise ValueError(
         f"The column {name!r} of {path} holds {kind}: columns of numbers, text and booleans can be "
-        f"learned from. Leave it out, or convert it."
+        f"learned from. Convert it, or --ignore {name}."
     )

@@ -135,7 +135,8 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
         """A class is a number of 0 or 1 with mean p and variance p (1 − p)."""
         p = self._probabilities(rows.x[judged_rows(len(rows.x))])
         p = p.reshape(self.num_chains, -1, p.shape[1] * p.shape[2])
-        found = diagnose(p, p * (1 - p), acceptance=(), potential=())
+        others: Any = {"acceptance": (), "potential": (), "num_steps": int(self.num_steps)}
+        found = diagnose(p, p * (1 - p), unit="of probability", **others)
         self.diagnostics_ = found.plain()
         found.warn()
 

@@ -12,6 +12,8 @@ from sghmc.results.convergence import autocorrelation_time
 _LARGEST_RHAT = 1.2
 """Of new observations: chains that differ by two thirds of the spread that each of them expects."""
 _LEAST_ACCEPTANCE = 0.3
+_MORE = 4
+"""Times as many steps are worth a try: the spread of chains falls by a quarter to a half."""
 _ROWS = 64
 
 
@@ -28,6 +30,9 @@ class Diagnostics:
     | `potential` | mean potential energy of each chain |
     | `temperature` | of the momenta where batches are used; 1 is right |
     | `num_replaced` | chains that exploration left behind, begun again where another was |
+    | `apart` | how far a chain's mean is from that of all, over rows: root mean square |
+    | `unit` | of `apart` |
+    | `num_steps` | of each chain |
 
     R-hats compare variances summed over rows. Weights of networks never agree, since units can
     change places; predictions should.
@@ -40,22 +45,33 @@ class Diagnostics:
     potential: tuple[float, ...]
     temperature: float | None = None
     num_replaced: int = 0
+    apart: float | None = None
+    unit: str = "standard deviations of the target"
+    num_steps: int | None = None
 
     @property
     def troubles(self) -> list[str]:
         """What is wrong and what to do about it, in words; empty: nothing was found."""
         found = []
         if not self.rhat < _LARGEST_RHAT:
+            apart = "" if self.apart is None else f"; they are {self.apart:.2g} {self.unit} apart"
             found.append(
                 f"chains predict different things (R-hat of observations {self.rhat:.2f}, above "
-                f"{_LARGEST_RHAT}): take a larger num_steps"
+                f"{_LARGEST_RHAT}{apart}). Predictions average over chains, and their spread "
+                f"includes what these disagree about: if it is too much, {self._more()}"
             )
         if self.acceptance and min(self.acceptance) < _LEAST_ACCEPTANCE:
             found.append(
-                f"a chain accepts {min(self.acceptance):.0%} of its trajectories: take a larger "
-                f"num_steps, or look for a target without noise"
+                f"a chain accepts {min(self.acceptance):.0%} of its trajectories: {self._more()}, "
+                f"or look for a target without noise"
             )
         return found
+
+    def _more(self) -> str:
+        """By number: who left the steps to the rows does not know how many there were."""
+        if self.num_steps is None:
+            return "take a larger num_steps"
+        return f"take a larger num_steps, such as {_MORE * self.num_steps} for {self.num_steps}"
 
     def __str__(self) -> str:
         lines = [
@@ -93,6 +109,7 @@ def diagnose(location: np.ndarray, variance: np.ndarray, **others) -> Diagnostic
         rhat=rhat(location, variance),
         rhat_mean=rhat(location, np.zeros_like(variance)),
         effective_size=float(np.median(effective_size(location))),
+        apart=float(np.sqrt(location.mean(1).var(0).mean())),
         **others,
     )
 

@@ -7,7 +7,7 @@ one compiled program, and no number that a fit may change is part of it.
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +136,7 @@ class NumberChains:
         return walkers._replace(potential=looked.potential, grad=looked.grad)
 
     def sample(self, key: jax.Array, position, plan: Plan) -> Run:
-        """Exploration, then exact draws; again with smaller steps where too few are accepted."""
+        """Exploration, then exact draws; chains that accept too few draw again by smaller steps."""
         key, explore_key = jax.random.split(key)
         walkers, _ = self.explore(explore_key, position, plan)
         walkers, num_replaced = _together(walkers)
@@ -144,19 +144,21 @@ class NumberChains:
         walkers = walkers._replace(log_step=begin, log_step_mean=begin)
         settle_key, key = jax.random.split(key)
         walkers, _ = self._pass(settle_key, walkers, plan.settle, plan.length, is_adapting=True)
-        attempt = 0
-        while True:
+        kept: Any = None
+        is_low = np.ones(self.num_chains, bool)
+        for attempt in range(1 + _MOST_RERUNS):
             keep_key = jax.random.fold_in(key, attempt)
-            walkers, kept = self._pass(keep_key, walkers, plan.keep, plan.length, is_adapting=False)
-            acceptance = kept.acceptance.mean(0)
-            attempt += 1
-            if acceptance.min() >= _LEAST_ACCEPTANCE or attempt > _MOST_RERUNS:
+            walkers, drawn = self._pass(keep_key, walkers, plan.keep, plan.length)
+            # Chains that did well keep what they have: another pass could go worse.
+            kept = drawn if kept is None else _of_each(is_low, drawn, kept)
+            is_low = kept.acceptance.mean(0) < _LEAST_ACCEPTANCE
+            if not is_low.any():
                 break
-            smaller = np.where(acceptance < _LEAST_ACCEPTANCE, np.log(3.0), 0.0)
-            smaller = smaller.astype(np.float32)
+            smaller = np.where(is_low, np.log(3.0), 0.0).astype(np.float32)
             walkers = walkers._replace(log_step_mean=walkers.log_step_mean - smaller)
+        position, potential, acceptance = kept
         return Run(
-            kept.position.swapaxes(0, 1), kept.potential.swapaxes(0, 1), acceptance, num_replaced
+            position.swapaxes(0, 1), potential.swapaxes(0, 1), acceptance.mean(0), num_replaced
         )
 
     def _pass(self, key, walkers: Walkers, count: int, length: int, errors=None, is_adapting=False):
@@ -207,6 +209,15 @@ def _of_chains(group: slice, tree):
 
 def _joined(trees: list, axis: int = 0):
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *trees)
+
+
+def _of_each(is_new: np.ndarray, new: Passed, old: Passed) -> Passed:
+    """Trajectories of some chains from one pass, of the others from another."""
+    return jax.tree.map(
+        lambda one, other: np.where(is_new[:, None] if one.ndim == 3 else is_new, one, other),
+        new,
+        old,
+    )
 
 
 def _together(walkers: Walkers) -> tuple[Walkers, int]:

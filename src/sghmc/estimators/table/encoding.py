@@ -51,9 +51,14 @@ class Encoding:
         if missing:
             raise ValueError(
                 f"The table lacks {', '.join(map(repr, missing))}: the model was fitted to "
-                f"{', '.join(column['name'] for column in self.columns)}."
+                f"{', '.join(self.inputs)}."
             )
         return np.column_stack([_encoded(column, table[column["name"]]) for column in self.columns])
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the table's columns that a model learns from."""
+        return [column["name"] for column in self.columns]
 
     @property
     def names(self) -> list[str]:

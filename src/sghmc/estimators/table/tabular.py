@@ -57,9 +57,14 @@ def fit_table(
     ignored: list[str] | None = None,
     seed: int = 0,
     progress: bool = False,
+    num_steps: int | None = None,
     **settings: Any,
 ) -> Fit:
     """Fit most rows, judge on the rest, then let the model take those in too."""
+    if num_steps is not None:
+        if kind != "mlp":
+            raise ValueError(f"num_steps is a setting of networks, but the model is {kind!r}.")
+        settings["num_steps"] = num_steps
     encoding = Encoding.of(table, target, ignored or [])
     y = table[target]
     task = detect_task(y) if task is None else task
@@ -94,13 +99,18 @@ def fit_table(
     return Fit(model, result, predictions)
 
 
-def predict_table(model: Any, table: Columns) -> dict[str, list]:
-    """Predictions with their uncertainty, by column."""
+def encoding_of(model: Any) -> Encoding:
+    """What a fitted model knows about its columns."""
     if not hasattr(model, "table_"):
         raise ValueError(
             "The model was not fitted to a table by `sghmc fit`: it does not know its columns."
         )
-    x = Encoding.restored(model.table_).matrix(table)
+    return Encoding.restored(model.table_)
+
+
+def predict_table(model: Any, table: Columns) -> dict[str, list]:
+    """Predictions with their uncertainty, by column."""
+    x = encoding_of(model).matrix(table)
     return predicted(model, x, rows=np.arange(len(x)))
 
 
