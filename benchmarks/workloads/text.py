@@ -80,18 +80,19 @@ def _words(text: str) -> list[str]:
 class Predictions(NamedTuple):
     """What some networks say of a text together: symbol by symbol, axes (symbol, code).
 
-    `own_entropy` is the mean of the entropies of the single networks' predictions, in bits.
+    `own_entropy` is the mean of the entropies of the single networks' predictions, in bits, and
+    `own_bits` that of their bits per character.
     """
 
     probabilities: np.ndarray
     own_entropy: np.ndarray
     truth: np.ndarray
     context: int
+    own_bits: float
 
     def bits(self) -> float:
         """Bits per character."""
-        chosen = self.probabilities[np.arange(len(self.truth)), self.truth]
-        return float(-np.log2(np.maximum(chosen, 1e-12)).mean())
+        return _bits(self.probabilities, self.truth)
 
     def entropy(self) -> np.ndarray:
         return _entropy(self.probabilities)
@@ -121,13 +122,20 @@ def predictor(model: Transformer, text: np.ndarray) -> Callable[[Iterable[PyTree
 
     def predict(members: Iterable[PyTree]) -> Predictions:
         truth = text[1 : count * length + 1].astype(np.int64)
-        total, entropy, number = np.zeros((len(truth), model.num_symbols)), np.zeros(len(truth)), 0
+        total, entropy, bits = np.zeros((len(truth), model.num_symbols)), np.zeros(len(truth)), []
         for params in members:
             found = np.asarray(predicted(params), np.float64)
-            total, entropy, number = total + found, entropy + _entropy(found), number + 1
-        return Predictions(total / number, entropy / number, truth, length)
+            total, entropy = total + found, entropy + _entropy(found)
+            bits.append(_bits(found, truth))
+        number = len(bits)
+        return Predictions(total / number, entropy / number, truth, length, float(np.mean(bits)))
 
     return predict
+
+
+def _bits(probabilities: np.ndarray, truth: np.ndarray) -> float:
+    chosen = probabilities[np.arange(len(truth)), truth]
+    return float(-np.log2(np.maximum(chosen, 1e-12)).mean())
 
 
 def _entropy(probabilities: np.ndarray) -> np.ndarray:

@@ -157,16 +157,28 @@ class Judge:
     def __call__(self, members: list[PyTree]) -> float:
         return self.predict(members).bits()
 
+    def both(self, members: list[PyTree]) -> tuple[float, float]:
+        """Of all together, and of each alone on average, by one pass over each."""
+        found = self.predict(members)
+        return found.bits(), found.own_bits
+
+
+class Trained(NamedTuple):
+    """The best checkpoint of a run."""
+
+    bits: float
+    params: PyTree
+    step: int
+
 
 def _best_of_run(
     trainer: Trainer, judge: Judge, start: PyTree, key: jax.Array, rate: float, num_steps: int
-) -> tuple[float, PyTree, int]:
-    """The best checkpoint of one run: its bits, its parameters, its step."""
-    found: tuple[float, PyTree, int] = (math.inf, start, 0)
+) -> Trained:
+    found = Trained(math.inf, start, 0)
     for step, params in trainer.run(start, key, rate, num_steps, max(1, num_steps // _LOOKS)):
         bits = judge([params])
-        if bits < found[0]:
-            found = (bits, _fetched(params), step)
+        if bits < found.bits:
+            found = Trained(bits, _fetched(params), step)
     return found
 
 
@@ -176,9 +188,9 @@ def _checkpoint(setup: Setup, optimizer, rates: tuple[float, ...]) -> Outcome:
         rate: _best_of_run(trainer, judge, setup.start(), setup.key(1), rate, setup.num_gradients)
         for rate in rates
     }
-    rate = min(runs, key=lambda rate: runs[rate][0])
+    rate = min(runs, key=lambda rate: runs[rate].bits)
     bits, params, step = runs[rate]
-    setting = {"rate": rate, "step": step, "tried": {str(r): run[0] for r, run in runs.items()}}
+    setting = {"rate": rate, "step": step, "tried": {str(r): run.bits for r, run in runs.items()}}
     return Outcome([params], setup.num_gradients, bits, setting)
 
 
@@ -202,7 +214,7 @@ def ensemble(setup: Setup, share: int = NUM_MEMBERS) -> list[Outcome]:
         members = [
             _best_of_run(
                 trainer, judge, setup.start(member), setup.key(1, member), rate, num_steps
-            )[1]
+            ).params
             for member in range(NUM_MEMBERS)
         ]
         runs[rate] = (judge(members), members)
@@ -267,57 +279,96 @@ def _swag_draws(setup: Setup, mean, square, deviations) -> list[PyTree]:
 
 
 def sampled(setup: Setup) -> list[Outcome]:
-    """SGHMC from AdamW's best checkpoint of the first part: at temperature 1, and at the best one.
+    """SGHMC from AdamW's best checkpoints: at temperature 1, and colder where that is needed.
 
     The best, since a chain of so few steps stays near its start: one that had learned the training
-    text by heart is not forgotten. Mass, friction and step size are `tune_network`'s. Draws stream
-    to disk by a checkpoint.
+    text by heart is not forgotten. A network that is at its best before the gradients for training
+    are spent leaves them to others: so many chains begin, each from a network of its own. Mass,
+    friction and step size are `tune_network`'s, for all chains and temperatures those of the first
+    start. Draws stream to disk by a checkpoint.
+
+    Temperature 1 is the posterior, and is reported. Colder ones are tried only while draws together
+    are no better, on the validation text, than the best network they began from: the first that
+    is, or else the best of all, is the one chosen.
     """
-    judge = Judge(setup)
+    judge, trainer = Judge(setup), Trainer(setup, adamw(None))
     warm = int(WARM_SHARE * setup.num_gradients)
-    trainer = Trainer(setup, adamw(None))
-    starts = {
+    tried = {
         rate: _best_of_run(trainer, judge, setup.start(), setup.key(1), rate, warm)
         for rate in setup.rates
     }
-    rate = min(starts, key=lambda rate: starts[rate][0])
-    runs = {t: _drawn(setup, judge, starts[rate][1], t) for t in setup.temperatures}
-    best = min(runs, key=lambda t: runs[t].bits)
-    tried = {"tried": {str(t): run.bits for t, run in runs.items()}, "rate": rate}
-    chosen = [best] if best == 1 else [best, 1.0]
-    return [runs[t]._replace(setting=runs[t].setting | tried) for t in chosen]
-
-
-def _drawn(setup: Setup, judge: Judge, start: PyTree, temperature: float) -> Outcome:
+    rate = min(tried, key=lambda rate: tried[rate].bits)
+    num_chains = chains_for(warm, tried[rate].step)
+    starts = [tried[rate]]
+    if num_chains > 1:
+        starts = [
+            _best_of_run(trainer, judge, setup.start(i), setup.key(1, i), rate, warm // num_chains)
+            for i in range(num_chains)
+        ]
     posterior = setup.model.posterior(setup.split.train)
-    sampler = sghmc.tune_network(
-        setup.key(2), posterior, start, temperature=temperature, num_rows=_ROWS
-    )
+    sampler = sghmc.tune_network(setup.key(2), posterior, starts[0].params, num_rows=_ROWS)
+    runs: dict[float, Outcome] = {}
+    for t in setup.temperatures:
+        runs[t] = _drawn(setup, judge, posterior, sampler, t, [start.params for start in starts])
+        if runs[t].bits < min(start.bits for start in starts):
+            break
+    best = min(runs, key=lambda t: runs[t].bits)
+    of_all = {"tried": {str(t): run.bits for t, run in runs.items()}, "rate": rate}
+    of_all |= {
+        "rates": {str(r): found.bits for r, found in tried.items()},
+        "step": tried[rate].step,
+    }
+    of_all["start_bits"] = [start.bits for start in starts]
+    chosen = [best] if best == 1 else [best, 1.0]
+    return [runs[t]._replace(setting=runs[t].setting | of_all) for t in chosen]
+
+
+def chains_for(num_steps: int, best_step: int) -> int:
+    """How many networks come near their best in so many steps, if one is at its best after some."""
+    return min(NUM_MEMBERS, max(1, round(num_steps / best_step)))
+
+
+def _drawn(
+    setup: Setup,
+    judge: Judge,
+    posterior: sghmc.Posterior,
+    sampler: sghmc.SGHMC,
+    temperature: float,
+    starts: list[PyTree],
+) -> Outcome:
+    """One chain from each start, with all the gradients that training and tuning have left."""
+    num_chains = len(starts)
     of_tuning = math.ceil(NUM_PRODUCTS * _GRADIENTS_OF_PRODUCT * _ROWS / setup.batch)
-    left = int((1 - WARM_SHARE) * setup.num_gradients) - of_tuning
-    num_burnin = round(setup.num_draws * BURNIN_SHARE / (1 - BURNIN_SHARE))
+    warm = int(WARM_SHARE * setup.num_gradients) // num_chains * num_chains
+    left = (setup.num_gradients - warm - of_tuning) // num_chains
+    num_draws = setup.num_draws // num_chains
+    num_burnin = round(num_draws * BURNIN_SHARE / (1 - BURNIN_SHARE))
     # A draw of a large network costs one gradient more, for its potential.
-    thinning = left // (setup.num_draws + num_burnin) - 1
+    thinning = left // (num_draws + num_burnin) - 1
     with tempfile.TemporaryDirectory() as folder:
         samples = sghmc.sample(
             setup.key(3),
             posterior,
-            sampler,
-            start,
+            sampler.with_settings(temperature=temperature),
+            jax.tree.map(lambda *leaves: np.stack(leaves), *starts),
+            init_axis=0,
+            num_chains=num_chains,
             gradient=sghmc.Minibatch(setup.batch),
-            num_samples=setup.num_draws,
+            num_samples=num_draws,
             num_burnin=num_burnin,
             thinning=thinning,
             checkpoint=sghmc.Checkpoint(pathlib.Path(folder) / "draws", every=10**9),
             progress=False,
         )
         members = [
-            jax.tree.map(lambda leaf, i=i: np.array(leaf[0, i]), samples.positions)
-            for i in range(setup.num_draws)
+            jax.tree.map(lambda leaf, c=c, i=i: np.array(leaf[c, i]), samples.positions)
+            for c in range(num_chains)
+            for i in range(num_draws)
         ]
         heat = samples.info.kinetic_temperature
         assert heat is not None
-    used = setup.num_gradients - left + (thinning + 1) * (setup.num_draws + num_burnin)
+    used = warm + of_tuning + num_chains * (thinning + 1) * (num_draws + num_burnin)
+    together, alone = judge.both(members)
     setting = {
         "temperature": temperature,
         "step_size": sampler.step_size,
@@ -325,12 +376,13 @@ def _drawn(setup: Setup, judge: Judge, start: PyTree, temperature: float) -> Out
             jax.tree_util.keystr(path, simple=True, separator="."): leaf
             for path, leaf in jax.tree.leaves_with_path(sampler.mass)
         },
-        "draws": setup.num_draws,
+        "chains": num_chains,
+        "draws": len(members),
         "thinning": thinning,
         "kinetic_temperature": float(heat.mean()) / temperature,
-        "single_bits": float(np.mean([judge([member]) for member in members])),
+        "single_bits": alone,
     }
-    return Outcome(members, used, judge(members), setting)
+    return Outcome(members, used, together, setting)
 
 
 METHODS: dict[str, Callable[[Setup], list[Outcome]]] = {

@@ -70,10 +70,15 @@ def adamw(case: Case) -> Program:
 
 
 def sampled(case: Case) -> Program:
-    """All parameters, by SGHMC through `sample`, nothing kept."""
+    """All parameters, by SGHMC through `sample`, nothing kept.
+
+    They start from arrays of the host, where a file that they were read from would have put them;
+    where the host is the device, that would only be a copy more.
+    """
     like = jax.eval_shape(case.model.init, jax.random.key(0))
-    mass = case.model.precisions(like)
-    return _of_sample(case, case.posterior(), mass, case.start, {})
+    mass, is_host = case.model.precisions(like), jax.default_backend() == "cpu"
+    start = case.start if is_host else lambda: jax.device_get(case.start())
+    return _of_sample(case, case.posterior(), mass, start, {})
 
 
 def adapters(case: Case, num_chains: int) -> Program:

@@ -53,3 +53,16 @@ def test_integers_booleans_and_low_precision_are_summed_as_floats():
 
 def test_the_mean_of_nothing_is_not_a_number():
     assert np.isnan(running_sum.mean(running_sum.empty(jnp.zeros(()))))
+
+
+def test_means_of_several_are_those_of_each_without_a_compiler():
+    one = running_sum.RunningSum(
+        {"x": jnp.array([3.0, 1.0])}, {"x": jnp.zeros(2)}, jnp.asarray(3, jnp.int32)
+    )
+    none = running_sum.empty({"x": jnp.zeros(2)})
+    both = jax.tree.map(lambda *leaves: np.stack(leaves), one, none)
+    found = running_sum.means(both)["x"]
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found[0], np.asarray(running_sum.mean(one)["x"]))
+    assert found.dtype == np.float32
+    assert np.isnan(found[1]).all()

@@ -11,6 +11,7 @@ import sghmc
 from sghmc.engine import beginning, loop, plan
 from sghmc.engine.layout import Layout
 from sghmc.engine.program import Program
+from sghmc.engine.starts import Start
 
 PRECISION = np.linalg.inv(np.array([[1.0, 0.9], [0.9, 1.0]])).astype(np.float32)
 
@@ -44,7 +45,7 @@ def two_dimensional_program():
 def test_the_loop_of_a_small_model_is_one_kernel():
     """Ten times slower otherwise: XLA:CPU then hands out every operation of every step."""
     program = two_dimensional_program()
-    carry = beginning.begin(program, jnp.zeros((1, 2)), looks=False).carry
+    carry = beginning.begin(program, Start(jnp.zeros((1, 2)), 0), looks=False).carry
     one = np.int32(1)
     compiled = loop.compiled_draws().lower(program, carry, one, one, one, capacity=100).compile()
     assert "xla_cpu_small_call" in compiled.compiled.as_text()

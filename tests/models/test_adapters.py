@@ -140,7 +140,8 @@ class BegunError(Exception):
 def compiled(num_chains, monkeypatch):
     """The program of a run of so many chains, and its compiled loop."""
 
-    def begin(program, positions, *, looks):
+    def begin(program, start, *, looks):
+        positions = start.of_chains(num_chains)
         begun = eqx.filter_eval_shape(
             beginning.beginning, program, positions, np.int32(0), looks=looks
         )

@@ -25,6 +25,7 @@ from sghmc.engine import beginning, host, loop, pace
 from sghmc.engine.layout import Layout
 from sghmc.engine.program import Program
 from sghmc.engine.progress import Bar
+from sghmc.engine.starts import Start
 
 USER, ITEM = np.array([0, 2, 0]), np.array([[0, 1], [1, 1], [0, 2]])
 RATING = np.array([0.4, -1.2, 0.7], np.float32)
@@ -395,7 +396,7 @@ def test_no_step_touches_a_whole_table():
     the velocity, of its kicks, of the position and of the number of steps. No copy, no sum."""
     num_rows = 5003
     program = large_program(num_rows, num_steps=16)
-    carry = beginning.begin(program, jnp.zeros((1, num_rows, 3)), looks=False).carry
+    carry = beginning.begin(program, Start(jnp.zeros((1, num_rows, 3)), 0), looks=False).carry
     one = np.int32(1)
     lowered = loop.compiled_draws().lower(program, carry, one, one, one, capacity=4)
     text = lowered.compile().compiled.as_text()

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sghmc.types import PyTree
 
@@ -45,6 +46,18 @@ def add(running: RunningSum, value: PyTree, is_counted: jax.Array) -> RunningSum
 def mean(running: RunningSum) -> PyTree:
     # What is lost is below the total's last digit.
     return jax.tree.map(lambda total: total / running.num_terms.astype(total.dtype), running.total)
+
+
+def means(chains: RunningSum) -> PyTree:
+    """The means of several sums along a first axis; on the host, where nothing is compiled."""
+    count = np.asarray(chains.num_terms)
+
+    def of_total(total):
+        total = np.asarray(total)
+        with np.errstate(invalid="ignore"):  # without terms: 0/0
+            return total / count.reshape(-1, *[1] * (total.ndim - 1)).astype(total.dtype)
+
+    return jax.tree.map(of_total, chains.total)
 
 
 def _real(dtype):

@@ -224,12 +224,12 @@ class Host:
     def _samples(self) -> Samples:
         layout, draws = self.program.layout, self.store.draws()
         sums = self.place.fetch_carry(layout, self.carry.sums)
-        means = {} if sums is None else layout.over_chains(running_sum.mean)(sums)
+        sums = layout.chains_first(jax.tree.map(np.asarray, sums))
         return Samples(
             positions=draws.positions,
             hyper=draws.hyper,
             trace=draws.trace,
-            averages=layout.chains_first(jax.tree.map(np.asarray, means)),
+            averages={} if sums is None else running_sum.means(sums),
             info=Info(**draws.info._asdict()),
             num_steps=self.done * self.program.thinning,
             seconds=time.perf_counter() - self.began,
