@@ -162,17 +162,22 @@ def _check_size(num_parameters: int) -> None:
         )
 
 
+_NUMBER = int | float | np.integer | np.floating
+
+
 def _check(target, batch_size, tolerance, engine, budget) -> None:
     if isinstance(target, StackedPosterior):
         raise TypeError("tune takes one posterior at a time: tune one of the stack.")
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise ValueError(f"batch_size must be a whole number from 1, but is {batch_size!r}.")
-    if not 0 < tolerance < 1:
+    if not (isinstance(tolerance, _NUMBER) and 0 < tolerance < 1):
         raise ValueError(f"tolerance must lie between 0 and 1, but is {tolerance!r}.")
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, but is {engine!r}.")
-    if not budget > 0:
-        raise ValueError(f"budget must be a number of seconds above 0, but is {budget!r}.")
+    if not (isinstance(budget, _NUMBER) and budget > 0):
+        raise ValueError(
+            f"budget must be a number of seconds above 0 (math.inf: no end), but is {budget!r}."
+        )
 
 
 _LEAST_GRADIENTS = 1_000
