@@ -124,3 +124,22 @@ def test_a_spike_is_left_to_pilot_runs_from_the_start():
     found = find_region(Surface(target, start), jax.tree.map(np.asarray, start))
     assert not found.is_gaussian
     np.testing.assert_array_equal(found.center, 0)
+
+
+def test_auto_tells_of_a_mode_that_its_chains_miss():
+    """By report and by health, though all draws agree; and goes where most of the posterior is."""
+
+    def run(share):
+        return sghmc.sample(
+            jax.random.key(0), two_gaussians(share, 1.0, 5.0), "auto", jnp.full(2, 4.0),
+            num_samples=100, num_chains=4, progress=False,
+        )  # fmt: skip
+
+    samples = run(0.3)
+    assert samples.positions.min() > 0
+    assert not samples.tuning.is_met
+    assert "another mode, with about 30% of the posterior" in samples.tuning.notes[0]
+    assert "another mode" in samples.health().reasons[-1]
+    samples = run(0.995)
+    assert samples.positions.max() < 0
+    assert not samples.tuning.faults
