@@ -190,8 +190,9 @@ class HMCKernel(Kernel):
             grad = self.inverse_mass @ oracle(i, position).grad
             return position, tree.add_scaled(carry[1], -epsilon, grad)
 
-        reached = lax.fori_loop(1, self.num_steps, between, (state.position, half))
-        return leapfrog(self.num_steps, (HMCState(*reached, state.seen), start, start))
+        position, half = lax.fori_loop(1, self.num_steps, between, (state.position, half))
+        reached = HMCState(position, half, state.seen)
+        return leapfrog(self.num_steps, (reached, start, start))
 
     def informed(self, state, oracle):
         return state._replace(seen=oracle(0, state.position)) if oracle.is_exact else state
