@@ -94,3 +94,18 @@ def test_a_search_among_hills_ends_soon():
     found = minimize(hills, np.ones(2))
     assert found.distance == np.inf
     assert hills.num_hessians <= 11
+
+
+def test_a_start_without_curvature_is_left():
+    """Where the Hessian is 0, the slope tells how far to go; as both sides of a kink have it."""
+
+    class Kink(Objective):
+        def look(self, x):
+            return float(np.sum(np.abs(x) * [1e3, 1.0])), np.sign(x) * [1e3, 1.0]
+
+        def curvature(self, x):
+            return np.zeros((2, 2))
+
+    found = minimize(Kink(), np.array([1e-3, 3.0]))
+    assert found.value < 1e-3
+    assert found.distance == np.inf

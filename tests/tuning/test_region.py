@@ -205,3 +205,24 @@ def test_many_parameters_without_a_peak_are_whitened_by_a_diagonal():
     bent = sghmc.Potential(lambda t: jnp.sum(jnp.cos(3 * t) + t**2 / 50) + jnp.prod(jnp.cos(t[:9])))
     start = jnp.linspace(-0.3, 0.3, region._MANY + 1)
     assert not region_of(bent, start).is_dense
+
+
+def test_parameters_without_curvature_get_the_scale_of_their_rise():
+    """|θ| rises by 1 over a length of 1; beside it, others that have a curvature."""
+    start = jnp.array([1e-3, 1.0])
+    found = region_of(sghmc.Potential(lambda t: jnp.sum(jnp.abs(t) * jnp.array([1e3, 1.0]))), start)
+    assert not found.is_gaussian
+    np.testing.assert_allclose(np.abs(found.center), 0, atol=1e-3)
+    scales = np.sqrt(np.sum(found.factor**2, axis=1))
+    assert np.all((scales > [0.9e-3, 0.9]) & (scales < [1.1e-2, 11.0]))  # looked for by tens
+    mixed = region_of(sghmc.Potential(lambda t: jnp.abs(t[0]) + 50 * t[1] ** 2), start)
+    assert not mixed.is_gaussian
+    assert np.sum(mixed.factor[1] ** 2) == pytest.approx(0.01, rel=1e-6)
+
+
+def test_starts_beside_a_wall_are_finite():
+    wall = sghmc.Potential(lambda t: jnp.where(jnp.all(t > 0), jnp.sum(t), jnp.inf))
+    surface, start = Surface(wall, jnp.ones(2)), jnp.ones(2)
+    region = find_region(surface, start)
+    places = draw_starts(surface, region, np.random.default_rng(0), 8)
+    assert np.all(np.isfinite(surface.potentials(places)))

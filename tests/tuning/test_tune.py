@@ -237,8 +237,9 @@ def test_bad_input_is_refused():
         sghmc.tune(key, target, start, tolerance=2.0)
     with pytest.raises(ValueError, match="engine must be one of auto, exact, minibatch"):
         sghmc.tune(key, target, start, engine="nuts")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="budget"):
-        sghmc.tune(key, target, start, budget=0.0)
+    for budget in (0.0, float("nan"), None, "long"):
+        with pytest.raises(ValueError, match="budget must be a number of seconds above 0"):
+            sghmc.tune(key, target, start, budget=budget)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"50,001 parameters.*estimators.*Minibatch"):
         sghmc.tune(key, target, jnp.zeros(50_001))
     with pytest.raises(TypeError, match="one typed jax key"):

@@ -16,7 +16,7 @@ DENSE_LIMIT = 500
 """Up to so many parameters the whole Hessian is computed, and Newton's method used."""
 _FEW_ROWS = FEW_ROWS
 """Rows of the first search: with more data, all of them only finish it."""
-_PEAK = 30 * newton.CLOSE
+PEAK = 30 * newton.CLOSE
 """Standard deviations from a mode: a search that ends farther away has found none."""
 
 
@@ -34,7 +34,7 @@ class Mode(NamedTuple):
 
     @property
     def is_peak(self) -> bool:
-        return self.distance < _PEAK
+        return self.distance < PEAK
 
 
 class ModeError(ValueError):

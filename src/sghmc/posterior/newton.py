@@ -65,14 +65,14 @@ def minimize(objective: Objective, x: np.ndarray, rough: Objective | None = None
     [2.0]
     """
     (value,), (slope,) = objective.looks(x[None])
-    bowl, damping, before = _Bowl((rough or objective).curvature(x)), 0.0, np.inf
+    bowl, damping, before = _Bowl((rough or objective).curvature(x), slope), 0.0, np.inf
     is_fresh, num_idle, num_bent = True, 0, 0
     for _ in range(_NUM_STEPS):
         distance = bowl.distance(slope)
         if not np.isfinite(value) or distance < CLOSE:
             break
         if not (is_fresh or distance < before / _QUICKLY):
-            bowl = _Bowl(objective.curvature(x))
+            bowl = _Bowl(objective.curvature(x), slope)
             distance = bowl.distance(slope)
             num_bent += np.isinf(distance)
         step = _downhill(objective, bowl, x, value, slope, damping)
@@ -108,11 +108,19 @@ def _downhill(objective: Objective, bowl: "_Bowl", x, value, slope, damping):
 
 
 class _Bowl:
-    """A Hessian scaled to a unit diagonal, so that units of parameters do not matter."""
+    """A Hessian scaled to a unit diagonal, so that units of parameters do not matter.
 
-    def __init__(self, matrix: np.ndarray):
+    Where no parameter has any curvature, as on both sides of a kink, one length of each is that on
+    which its slope makes a difference of 1.
+    """
+
+    def __init__(self, matrix: np.ndarray, slope: np.ndarray):
         self.matrix = matrix
         diagonal = np.abs(matrix.diagonal())
+        self.is_flat = not np.any(matrix)
+        if self.is_flat:
+            diagonal = np.where(slope == 0, 1.0, slope**2)
+            matrix = np.diag(diagonal)
         smallest = np.finfo(float).tiny + _FLAT_DIAGONAL * diagonal.max(initial=0.0)
         self.scale = np.sqrt(np.maximum(diagonal, smallest))
         is_finite = bool(np.all(np.isfinite(matrix)))
@@ -126,7 +134,7 @@ class _Bowl:
         return -(self.vectors @ (along / bend)) / self.scale
 
     def distance(self, slope: np.ndarray) -> float:
-        if self.values[0] <= 0 or not np.all(np.isfinite(slope)):
+        if self.is_flat or self.values[0] <= 0 or not np.all(np.isfinite(slope)):
             return np.inf
         along = self.vectors.T @ (slope / self.scale)
         return float(np.sqrt(np.sum(along**2 / self.values)))

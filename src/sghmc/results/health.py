@@ -6,6 +6,7 @@ say (their temperature), and what theory says of the sampler's settings (`predic
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,11 @@ class Health(Verdict):
     predicted_error: float | None
     skipped: tuple[str, ...] = ()
     slowest: str = ""
+
+    def after(self, tuning: Any) -> "Health":
+        """The verdict on a run after a tuning, which may know what draws cannot: missed modes."""
+        faults = tuple(getattr(tuning, "faults", ()))
+        return dataclasses.replace(self, reasons=self.reasons + faults)
 
     @property
     def evidence(self) -> dict[str, str]:

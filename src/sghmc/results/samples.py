@@ -134,7 +134,8 @@ class Samples:
         False
         """
         table = diagnostics.table(self._variables(), _MOST_REPORTED)
-        return assess(table, self.origin, self.positions, self.hyper, self.info, tolerance)
+        found = assess(table, self.origin, self.positions, self.hyper, self.info, tolerance)
+        return found.after(self.tuning)
 
     def settling_draws(self, within: float = 0.1) -> float:
         """How many draws the chains need, after the data last grew, until they have settled.

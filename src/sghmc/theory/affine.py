@@ -45,7 +45,7 @@ def affine_map(
     t: int = 0,
     num_steps: int | None = None,
 ) -> AffineMap:
-    """Step `t` of a run of `num_steps` (by default, up to t) as z' = F z + L n, by autodiff.
+    """Step `t` of a run of `num_steps` (by default, up to t) as z' = F z + L n.
 
     z is (θ, r), with r the momentum itself, whatever units and coordinates the sampler's state has.
     The columns of L are the sampler's normals, then those of the gradient noise.
@@ -139,15 +139,18 @@ def derivatives(
         shown = ravel_pytree((kernel.position(state), kernel.momentum(state)))[0]
         return ravel_pytree(kernel.observed(t, state))[0], shown
 
-    origin = jnp.zeros_like(state), jnp.zeros_like(normals)
-    offset, push = jax.linearize(step, *origin)
-    transition = jax.vmap(push, (1, None), 1)(jnp.eye(len(state)), origin[1])
-    noise = jax.vmap(push, (None, 1), 1)(origin[0], jnp.eye(len(normals)))
-    z, n = (jnp.cos(jnp.arange(x.size) + 1.0) for x in origin)
-    view, shown = jax.jacfwd(looks)(origin[0])
+    # What an affine map does to zero, to each unit vector and to a point of no special kind says
+    # all of it, and whether it is one: that compiles sooner than the step's derivatives.
+    z, n = (jnp.cos(jnp.arange(x.size) + 1.0) for x in (state, normals))
+    columns = jnp.eye(len(z) + len(n), dtype=state.dtype)
+    points = jnp.concatenate([jnp.zeros_like(columns[:1]), columns, jnp.append(z, n)[None]])
+    ends = jax.vmap(step)(*jnp.split(points, [len(z)], axis=1))
+    offset, seen = ends[0], ends[-1]
+    transition, noise = jnp.split((ends[1:-1] - offset[None]).T, [len(z)], axis=1)
+    view, shown = jax.jacfwd(looks)(jnp.zeros_like(state))
     units = jnp.eye(len(state), dtype=state.dtype).at[: len(shown)].set(shown)
     foretold = offset + transition @ z + noise @ n
-    return Derivatives(transition, noise, offset, view, units, step(z, n), foretold)
+    return Derivatives(transition, noise, offset, view, units, seen, foretold)
 
 
 def _gaussian(precision) -> Potential:

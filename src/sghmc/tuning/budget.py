@@ -20,6 +20,7 @@ class Budget:
         self.seconds, self.is_shown = seconds, is_shown
         self.began = time.perf_counter()
         self.stages: dict[str, float] = {}
+        self.words = ""
         self._line: Any = None
 
     @property
@@ -61,9 +62,9 @@ class Budget:
             self.is_shown = console.is_terminal
             if not self.is_shown:
                 return
-            self._line = console.status("")
+            self._line = console.status(_Doing(self))
             self._line.start()
-        self._line.update(f"tuning: {words}")
+        self.words = words
 
     def __enter__(self) -> "Budget":
         return self
@@ -71,3 +72,14 @@ class Budget:
     def __exit__(self, *exception) -> None:
         if self._line is not None:
             self._line.stop()
+
+
+class _Doing:
+    """What a tuning does and for how long, as it is when the terminal's line is drawn again."""
+
+    def __init__(self, budget: Budget):
+        self.budget = budget
+
+    def __rich__(self) -> str:
+        budget = self.budget
+        return f"tuning: {budget.words}, {budget.spent:.0f} s of at most {budget.seconds:g}"

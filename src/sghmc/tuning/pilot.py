@@ -181,6 +181,7 @@ class Pilots:
 
     def _piece(self, sampler, gradient, region, places, num_draws: int, thinning: int) -> Trial:
         self.num_runs += 1
+        self.budget.tell(f"pilot runs, number {self.num_runs}")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Interrupted", category=UserWarning)
             samples = run(

@@ -17,6 +17,7 @@ from sghmc.posterior.potential import Potential
 from sghmc.posterior.row_posterior import RowPosterior
 from sghmc.posterior.surface import FEW_ROWS, Surface, as_params, as_vector
 from sghmc.posterior.target import Target
+from sghmc.tuning.peaks import is_spike
 from sghmc.types import PyTree
 
 _FLAT = 1e-9
@@ -28,6 +29,8 @@ _LEAST_RISE = 0.1
 _FAR = 1e6
 _FARTHER = (1.0, 10.0, 100.0, 1e3)
 """How far beyond its end the way of a search is followed, in its own lengths."""
+_LENGTHS = 10.0 ** np.arange(-8, 9)
+"""Scales that a parameter without curvature may have."""
 _MANY = 100
 """From so many parameters on, and without a peak, whitening is by a diagonal: as in a network."""
 _NUM_ROWS = 2_048
@@ -152,12 +155,17 @@ def find_region(
         return _diagonal_region(surface, center)
     found = mode.mode_of(surface, start)
     center = as_vector(found.position)
+    assert found.hessian is not None
+    hessian = found.hessian
     if not found.is_peak:
-        _check_end(surface, origin, center, found.potential)
+        if is_spike(surface, origin, center, hessian):
+            center, hessian = origin, surface.curvature(origin)
+        else:
+            _check_end(surface, origin, center, found.potential)
         if len(origin) > _MANY:
             return _diagonal_region(surface, center)
-    assert found.hessian is not None
-    factor, is_peak = _dense_factor(found.hessian, like)
+        hessian = _with_kinks(surface, center, hessian)
+    factor, is_peak = _dense_factor(hessian, like)
     is_gaussian = is_peak and found.is_peak
     region = Region(like, center, factor, found.distance, is_gaussian, is_gaussian)
     if region.is_gaussian:
@@ -176,6 +184,8 @@ def draw_starts(surface: Surface, region: Region, rng, count: int) -> np.ndarray
         if not is_far.any():
             break
         z[is_far] /= 2
+    else:  # a wall right beside the center
+        z[~np.isfinite(_rises(surface, region.center, region.outward(z)))] = 0
     return region.outward(z)
 
 
@@ -199,12 +209,27 @@ def _dense_factor(hessian: np.ndarray, like: PyTree) -> tuple[np.ndarray, bool]:
     scale = np.sqrt(np.maximum(np.abs(hessian.diagonal()), np.finfo(float).tiny))
     values, vectors = np.linalg.eigh(hessian / np.outer(scale, scale))
     flattest = np.argmin(np.abs(values))
-    if abs(values[flattest]) < _FLAT * np.abs(values).max():
+    if abs(values[flattest]) <= _FLAT * np.abs(values).max():
         raise mode.ModeError(_flat(like, vectors[:, flattest] / scale))
     is_positive = bool(values[0] > 0)
     if not is_positive:  # no peak: a bend that happens to be none here is no scale
         values = np.maximum(np.abs(values), _LEAST_BEND)
     return (vectors / np.sqrt(values)) / scale[:, None], is_positive
+
+
+def _with_kinks(surface: Surface, center: np.ndarray, hessian: np.ndarray) -> np.ndarray:
+    """A Hessian with a scale for parameters that have no curvature, as |θ| has none.
+
+    It is one over the length on which the potential rises by 1 to either side, where it does.
+    """
+    hessian = hessian.copy()
+    for i in np.flatnonzero(hessian.diagonal() == 0):
+        steps = np.outer(_LENGTHS, np.eye(center.size)[i])
+        rises = _rises(surface, center, center + np.concatenate([steps, -steps]))
+        is_higher = ~(rises.reshape(2, -1).min(0) < 1)  # NaN: beyond a wall
+        if is_higher.any():
+            hessian[i, i] = _LENGTHS[np.argmax(is_higher)] ** -2.0
+    return hessian
 
 
 def _check_rises(surface: Surface, region: Region, origin: np.ndarray) -> None:

@@ -56,6 +56,7 @@ class TuneReport:
     | `monte_carlo_error` | of standard deviations, relative: what chance may do to the worst of |
     | | them in 19 of 20 runs; known after the run |
     | `is_met` | whether all this keeps within `tolerance`, with the draws made |
+    | `faults` | what of the tuning itself speaks against it, of `notes`: `health()` says it, too |
     | `stages` | seconds of each stage of the tuning |
     """
 
@@ -81,6 +82,7 @@ class TuneReport:
     acceptance: float
     stages: dict[str, float]
     monte_carlo_error: float = math.nan
+    faults: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         data = "a potential" if self.num_examples is None else f"{self.num_examples:,} examples"
@@ -174,6 +176,7 @@ def tuned(
         tolerance=tolerance,
         is_met=not outcome.faults,
         notes=(*outcome.faults, *notes),
+        faults=tuple(outcome.faults),
         seconds=seconds,
         engine=outcome.engine,
         choice=choice,

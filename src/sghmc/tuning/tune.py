@@ -1,5 +1,8 @@
 """tune(): settings without hand work: engine, estimator, whitening, step size for a posterior."""
 
+import dataclasses
+from collections.abc import Callable
+
 import jax
 import numpy as np
 
@@ -18,8 +21,9 @@ from sghmc.tuning.estimators import Estimators
 from sghmc.tuning.exact import Exact
 from sghmc.tuning.minibatch import Batches
 from sghmc.tuning.modeless import DEFAULT_GRADIENTS, Modeless, blank_region, plain_gradient
+from sghmc.tuning.peaks import LEAST_SHARE, other_peak
 from sghmc.tuning.pilot import Pilots
-from sghmc.tuning.region import draw_starts, find_region
+from sghmc.tuning.region import Region, draw_starts, find_region
 from sghmc.tuning.report import Outcome, Tuned, tuned
 from sghmc.types import PyTree
 
@@ -84,7 +88,7 @@ def tune(
             return _reported(outcome, target, tolerance, "no mode was asked for", clock)
         with clock.stage("mode"):
             surface = Surface(target, like, check=clock.check)
-            region = find_region(surface, start, lambda: clock.spent < budget / 4)
+            region, faults = _main_region(surface, start, lambda: clock.spent < budget / 4)
             places = draw_starts(surface, region, rng, num_chains)
         chosen = choose_engine(
             engine,
@@ -105,7 +109,27 @@ def tune(
             else:
                 estimators = Estimators(target, batch_size, tolerance, rng)
                 outcome = Batches(pilots, surface, region, places, estimators).search()
+    outcome.faults.extend(faults)
     return _reported(outcome, target, tolerance, chosen.reason, clock)
+
+
+def _main_region(
+    surface: Surface, start: PyTree, goes_on: Callable[[], bool]
+) -> tuple[Region, list[str]]:
+    """Around the mode near the start, or around another with far more of the posterior.
+
+    And what there is to say where chains would miss one of them.
+    """
+    region = find_region(surface, start, goes_on)
+    other = None
+    if region.is_gaussian and region.is_dense:
+        other = other_peak(surface, region.center, region.factor)
+    if other is None:
+        return region, []
+    if other.share > _FAR_MORE:
+        old = dataclasses.replace(other, place=region.center, share=1 - other.share)
+        region, other = find_region(surface, region.params(other.place), goes_on), old
+    return region, [other.told(region.like)] if other.share >= LEAST_SHARE else []
 
 
 def _reported(
@@ -123,6 +147,8 @@ def _reported(
 
 _MOST_PARAMETERS = 50_000
 """Beyond that a single pilot run takes minutes, and says little about any one parameter."""
+_FAR_MORE = 0.75
+"""Of two modes: not by chance the heavier one."""
 _LEAST_PIECE = 100
 """Draws that pilots make at once, though fewer be wanted later."""
 
@@ -136,17 +162,22 @@ def _check_size(num_parameters: int) -> None:
         )
 
 
+_NUMBER = int | float | np.integer | np.floating
+
+
 def _check(target, batch_size, tolerance, engine, budget) -> None:
     if isinstance(target, StackedPosterior):
         raise TypeError("tune takes one posterior at a time: tune one of the stack.")
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise ValueError(f"batch_size must be a whole number from 1, but is {batch_size!r}.")
-    if not 0 < tolerance < 1:
+    if not (isinstance(tolerance, _NUMBER) and 0 < tolerance < 1):
         raise ValueError(f"tolerance must lie between 0 and 1, but is {tolerance!r}.")
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, but is {engine!r}.")
-    if not budget > 0:
-        raise ValueError(f"budget must be a number of seconds above 0, but is {budget!r}.")
+    if not (isinstance(budget, _NUMBER) and budget > 0):
+        raise ValueError(
+            f"budget must be a number of seconds above 0 (math.inf: no end), but is {budget!r}."
+        )
 
 
 _LEAST_GRADIENTS = 1_000
