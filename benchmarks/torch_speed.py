@@ -6,8 +6,8 @@
 A step is zero_grad, forward, backward and the optimizer's step, batches of 500. The optimizers
 take turns in one process; the ratio shown is the median of the ratios within a turn. Memory is that
 of the whole step at its peak: on an accelerator by torch's allocator, on a CPU by processes of
-their own (a network of 10⁷ parameters). The noise alone is a standard normal for every parameter, by
-the sampler's own source and, on the CPU, by one of torch's generators.
+their own (a network of 10⁷ parameters). The noise alone is a standard normal for every parameter,
+by the sampler's own source and, on the CPU, by one of torch's generators.
 
 A sampler may draw the noise of many steps at once: a turn has so many steps that this counts.
 """
