@@ -3,6 +3,7 @@
 
 import inspect
 import textwrap
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from gaussian_settings import (
     SIZE,
 )
 from sghmc import theory
-from sghmc.torch import BAOAB, PSGLD, SGHMC, SGLD, SGNHT, GaussianPrior
+from sghmc.torch import BAOAB, PSGLD, SGHMC, SGLD, SGNHT, GaussianPrior, pieces
+from sghmc.torch.blocks import Block
 from sghmc.torch.pieces import Piece
 from torch_steps import NUM_DATA, real_step
 from torch_twins import TWINS, judge_path
@@ -173,6 +175,12 @@ def judge_noise():
         assert abs(np.mean(first * other)) < 5 * 0.011
 
 
+def judge_noise_of_pieces():
+    """As large networks have it."""
+    with mock.patch.object(pieces, "_CACHED", 0):
+        judge_noise()
+
+
 def judge_sgld():
     settings = {"preconditioner": 1.3, "gradient_noise": 2.1, "temperature": 1.7}
     p = laws.dense(1.3, SIZE)
@@ -246,12 +254,22 @@ FAULTS = {  # in which method, what becomes what
     "one number for a whole tensor": (
         judge_noise,
         Piece.normals,
-        {"return": "self._noise.fill_(self._noise[0].item()); return"},
+        {"take(sum(self._sizes))": "take(1).repeat(sum(self._sizes))"},
     ),
     "the same numbers in every step": (
         judge_noise,
+        Block.take,
+        {"self._taken += size": "self._taken = size"},
+    ),
+    "one number for a whole tensor, in pieces": (
+        judge_noise_of_pieces,
         Piece.normals,
-        {"self._noise": "self.generator.manual_seed(1); self._noise"},
+        {"return self._drawn": "self._noise.fill_(self._noise[0].item()); return self._drawn"},
+    ),
+    "the same numbers in every step, in pieces": (
+        judge_noise_of_pieces,
+        Piece.normals,
+        {"self._noise.normal_": "self._source.generators[0].manual_seed(1); self._noise.normal_"},
     ),
     "noise forgotten": (judge_sghmc, Piece.add_noise, {ADDED: "pass"}),
     "momentum not damped": (
@@ -316,6 +334,7 @@ def test_the_judges_pass_what_is_right():
     judge_baoab()
     judge_sgld()
     judge_noise()
+    judge_noise_of_pieces()
     judge_sgnht()
     judge_literal_sgnht()
     judge_psgld()

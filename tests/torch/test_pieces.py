@@ -10,42 +10,50 @@ from sghmc.torch.normals import Normals
 from torch_cases import REQUIRED, SAMPLERS, flat, make, network, train
 
 
+@pytest.fixture
+def large(monkeypatch):
+    """Every network on a CPU is cut into pieces, as large ones are."""
+    monkeypatch.setattr(pieces, "_CACHED", 0)
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_pieces_of_any_size_give_the_same_step(name, monkeypatch):
-    """Without noise, whose order they change."""
+    """Without noise, whose order they change; a small network is one piece."""
     found = []
-    for size in (1 << 16, 5):
+    for size, most in ((1 << 16, 0), (5, 0), (1 << 16, 1 << 20)):
         monkeypatch.setattr(pieces, "_CPU_SIZE", size)
-        model = network()
-        train(model, make(name, model, temperature=0.0), 3)
-        found.append(flat(model))
-    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", ["sghmc", "baoab"])
-def test_a_whole_gives_the_step_of_its_pieces(name, monkeypatch):
-    """With noise, which the pieces draw either way."""
-    found = []
-    for most in (1 << 20, 0):
         monkeypatch.setattr(pieces, "_CACHED", most)
         model = network()
-        sampler = make(name, model)
+        sampler = make(name, model, temperature=0.0)
         train(model, sampler, 3)
         (plan,) = sampler._plans.values()
-        assert (plan.whole is None) == (most == 0)
+        assert (len(plan.pieces) == 1) == (size > 5)
+        assert plan.pieces[0].is_fused == (most > 0)
         found.append(flat(model))
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("most", [0, 1 << 20], ids=["pieces", "one piece"])
 @pytest.mark.parametrize("size", [1, 100, 70_000, 1_000_000])
-def test_pieces_cover_all_entries_once(size):
+def test_pieces_cover_all_entries_once(size, most, monkeypatch):
+    monkeypatch.setattr(pieces, "_CACHED", most)
     positions = [torch.zeros(size), torch.zeros(3, 5), torch.zeros(0)]
     states = [{} for _ in positions]
     for piece in pieces.cut(positions, states, Normals(0)).pieces:
-        assert sum(part.size for part in piece.parts) <= 1 << 16
+        assert most or sum(part.size for part in piece.parts) <= 1 << 16
         for position in piece.positions:
             position.add_(1)
     assert all(torch.all(position == 1) for position in positions)
+
+
+def test_types_have_pieces_of_their_own():
+    positions = [torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.zeros(0)]
+    first, second = pieces.cut(positions, [{}, {}, {}], Normals(0)).pieces
+    assert [each.dtype for each in first.normals()] == [torch.float32] * 2
+    (drawn,) = second.normals()
+    assert drawn.dtype == torch.float64
+    assert not torch.any(drawn.float() == drawn)  # numbers of single precision are too few
 
 
 def moved(num_threads: int):
@@ -58,7 +66,7 @@ def moved(num_threads: int):
     return theta.detach()
 
 
-def test_threads_change_nothing():
+def test_threads_change_nothing(large):
     before = torch.get_num_threads()
     try:
         one, three = moved(1), moved(3)
@@ -68,7 +76,7 @@ def test_threads_change_nothing():
     assert len(torch.unique(one)) > 290_000  # every piece has numbers of its own
 
 
-def test_an_error_in_a_thread_is_an_error():
+def test_an_error_in_a_thread_is_an_error(large):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     plan = pieces.cut([torch.zeros(200_000)], [{}], Normals(0))

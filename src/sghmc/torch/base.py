@@ -63,8 +63,6 @@ log density, or None: flat |
     steps are smaller than their last digits.
     """
 
-    heats_apart = False  # Where a step draws its noise by itself, the rest is done at once.
-
     def __init__(
         self, params: Iterable, step_size: float, settings: dict[str, Any], *,
         temperature: float = 1.0, num_data=REQUIRED, prior=REQUIRED, seed=REQUIRED,
@@ -172,7 +170,7 @@ log density, or None: flat |
     def _cut(self, params: list[torch.Tensor]) -> Plan:
         positions = [position.detach() for position in self._positions(params)]
         states = [self.state[param] for param in params]
-        return pieces.cut(positions, states, self.normals, has_whole=self.heats_apart)
+        return pieces.cut(positions, states, self.normals)
 
     def _positions(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Parameters or, where they have few digits, the copies that have more."""

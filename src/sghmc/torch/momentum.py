@@ -65,7 +65,6 @@ class MomentumSampler(Sampler):
 class FrictionSampler(MomentumSampler, abc.ABC):
     """The settings ε, C, M, V̂ and τ of dr = −∇U dt − CM⁻¹r dt + N(0, 2τC dt), dθ = M⁻¹r dt."""
 
-    heats_apart = True
     largest_decay = float("inf")
     """Where every chain diverges, whatever the target: a bound on εC/M."""
 
@@ -95,13 +94,7 @@ class FrictionSampler(MomentumSampler, abc.ABC):
         )
 
     def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
-        """Piece by piece; where all are in the cache, what has no noise for all of them at once."""
-        if plan.whole is None:
-            plan.run(functools.partial(self._move, group))
-            return
-        self._begin_step(group, plan.whole)
-        plan.run(functools.partial(self._heat, group))
-        self._finish(group, plan.whole)
+        plan.run(functools.partial(self._move, group))
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
         self._begin_step(group, piece)

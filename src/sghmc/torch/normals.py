@@ -1,16 +1,23 @@
 """Where the noise comes from: torch's generators, which `seed` alone determines.
 
 An accelerator has one generator, a CPU eight: they run side by side, and the numbers are the same
-however many threads there are.
+however many threads there are. Small networks on a CPU have `blocks` of numbers for many steps.
 
 Ranks that hold the same parameters draw the same numbers (DDP: equal seeds are enough). Where
 parameters are sharded (`fully_shard`, tensor parallel: a `DTensor`), each shard has its own.
 """
 
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 import torch
 
+from sghmc.torch.blocks import Block
+
 _CPU_STREAMS = 8
+_Made = TypeVar("_Made", "Source", Block)
 
 
 class Normals:
@@ -18,22 +25,33 @@ class Normals:
 
     def __init__(self, seed: int):
         self.seed = seed
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, Source | Block] = {}
         self._saved: dict[str, torch.Tensor] | None = None
         self._devices: list[torch.device] = []
 
     def source(self, tensor: torch.Tensor) -> "Source":
         """The one for such a tensor."""
-        # Not by the device's own number, which differs between ranks of one DDP.
-        if tensor.device not in self._devices:
-            self._devices.append(tensor.device)
-        order, place = self._devices.index(tensor.device), shard(tensor)
-        name = ":".join([tensor.device.type, str(order), *map(str, place)])
-        return self._named(name, tensor.device, (order, *place))
+        name, key = self._place(tensor)
+        return self._named(name, key, functools.partial(Source, tensor.device))
+
+    def block(self, tensor: torch.Tensor) -> Block:
+        """The one for small networks of such tensors, on a CPU."""
+        name, key = self._place(tensor)
+        size = tensor.dtype.itemsize  # what tells single from double precision
+        return self._named(f"{name}:{size}", (*key, size), functools.partial(Block, tensor.dtype))
 
     def generator(self) -> torch.Generator:
         """For numbers that all ranks have in common."""
-        return self._named("all", torch.device("cpu"), ()).generators[0]
+        source = self._named("all", (0,), functools.partial(Source, torch.device("cpu")))
+        return source.generators[0]
+
+    def _place(self, tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+        """The name of a device and shard, and what makes seeds of its own."""
+        # Not by the device's own number, which differs between ranks of one DDP.
+        if tensor.device not in self._devices:
+            self._devices.append(tensor.device)
+        key = (self._devices.index(tensor.device), *shard(tensor))
+        return ":".join([tensor.device.type, *map(str, key)]), (len(key), *key)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         loaded = self._saved or {}  # what was not needed since
@@ -43,13 +61,15 @@ class Normals:
         self._sources.clear()
         self._saved = dict(saved)
 
-    def _named(self, name: str, device: torch.device, key: tuple[int, ...]) -> "Source":
+    def _named(
+        self, name: str, key: tuple[int, ...], make: Callable[[np.random.SeedSequence], _Made]
+    ) -> _Made:
         if name not in self._sources:
-            source = Source(device, np.random.SeedSequence(self.seed, spawn_key=(len(key), *key)))
+            source = make(np.random.SeedSequence(self.seed, spawn_key=key))
             if self._saved is not None:
                 source.load_state(self._loaded(name))
             self._sources[name] = source
-        return self._sources[name]
+        return self._sources[name]  # pyright: ignore[reportReturnType]
 
     def _loaded(self, name: str) -> torch.Tensor:
         assert self._saved is not None

@@ -1,28 +1,29 @@
 """Parameters in pieces, which all operations of a step go over one after the other.
 
 The noise of a piece needs little memory. On a CPU a piece stays in the cache, so that a pass over
-it comes from memory once, and pieces go to as many threads as torch has.
+it comes from memory once, and pieces go to as many threads as torch has. What is in the cache as a
+whole there is one piece, with noise that was drawn in blocks.
 """
 
 # pyright: reportPrivateImportUsage=false
 
-import concurrent.futures
 import functools
 import math
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from sghmc.torch import threads
+from sghmc.torch.blocks import Block
 from sghmc.torch.normals import Normals, Source, shard
 
 _CPU_SIZE = 1 << 15
 """Numbers of a piece on a CPU, at most: they stay in a core's cache, and operations on as many stay
 in the thread that calls them."""
 _CACHED = 1 << 20
-"""Numbers on a CPU that are in its cache with what belongs to them: passes over all of them, which
-wake all threads, then cost less than as many calls for every piece."""
+"""Numbers on a CPU, at most, that are in its cache with what belongs to them: passes over all of
+them, which wake all threads, then cost less than as many calls for every piece."""
 _LAUNCH, _SHARE, _FEW = 320 << 16, 1 / 5, 1 << 22
 """Elsewhere: what a launch of torch's kernels for lists takes, 320 blocks of 65,536 numbers, since
 fewer leave processors idle; but at most a fifth of all, so that the noise needs little memory."""
@@ -58,25 +59,23 @@ class Piece:
         parts: list[Part],
         positions: list[torch.Tensor],
         states: list[dict[str, Any]],
-        source: Source | None,
+        source: Source | Block,
         stream: int = 0,
     ):
-        """Without a source it has no noise."""
         self.parts, self.stream = parts, stream
-        self.is_fused = source is None or len(source.generators) == 1
         self.positions = self.cut(positions)
         self.state = {
             name: self.cut([state[name] for state in states])
             for name, value in states[0].items()
             if isinstance(value, torch.Tensor)
         }
-        if source is None:
-            return
-        sizes = [part.size for part in parts]
-        self.generator = source.generators[stream]
-        self._noise = source.buffer(stream, sum(sizes), self.positions[0].dtype)
-        drawn = zip(self._noise.split(sizes), self.positions, strict=True)
-        self._drawn = [each.view(position.shape) for each, position in drawn]
+        self._sizes = [part.size for part in parts]
+        self._shapes = [position.shape for position in self.positions]
+        self.is_fused = isinstance(source, Block) or len(source.generators) == 1
+        self._source = source
+        if isinstance(source, Source):
+            self._noise = source.buffer(stream, sum(self._sizes), self.positions[0].dtype)
+            self._drawn = self.shaped(self._noise)
 
     def cut(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         found = []
@@ -89,8 +88,15 @@ class Piece:
 
     def normals(self) -> list[torch.Tensor]:
         """Standard normals like the positions, until the next are asked for."""
-        self._noise.normal_(generator=self.generator)
+        if isinstance(self._source, Block):
+            return self.shaped(self._source.take(sum(self._sizes)))
+        self._noise.normal_(generator=self._source.generators[self.stream])
         return self._drawn
+
+    def shaped(self, numbers: torch.Tensor) -> list[torch.Tensor]:
+        """A vector like the positions."""
+        pairs = zip(numbers.split(self._sizes), self._shapes, strict=True)
+        return [each.view(shape) for each, shape in pairs]
 
     def add_noise(self, targets: list[torch.Tensor], scale: Scale) -> None:
         """target ← target + scale · N(0, 1), entry by entry, in place."""
@@ -105,70 +111,55 @@ class Piece:
 
 
 class Plan:
-    """All pieces of some parameters, and which thread each goes to.
+    """All pieces of some parameters; those of a generator stay in order, and so in one thread."""
 
-    `whole`, where it is asked for and they are few, has all of them in one piece without noise, and
-    is then the one that has gradients.
-    """
-
-    def __init__(self, pieces: list[Piece], whole: Piece | None = None):
-        self.pieces, self.whole = pieces, whole
-        # The pieces of a generator stay in order, and so in one thread.
-        self._streams = sorted({piece.stream for piece in pieces})
-        self._shares: dict[int, list[list[Piece]]] = {1: [pieces]}
+    def __init__(self, pieces: list[Piece]):
+        self.pieces = pieces
+        self._streams: dict[Any, list[Piece]] = {}
+        for piece in pieces:
+            self._streams.setdefault(piece.stream, []).append(piece)
 
     def run(self, work: Callable[[Piece], None]) -> None:
         """Do something to every piece, by as many threads as torch has where they are on a CPU."""
-        num_streams = len(self._streams)
-        num_threads = 1 if num_streams == 1 else min(num_streams, torch.get_num_threads())
-        if num_threads not in self._shares:
-            self._shares[num_threads] = [
-                [piece for piece in self.pieces if piece.stream % num_threads == number]
-                for number in range(num_threads)
-            ]
-        own, *rest = self._shares[num_threads]
-        others = [_pool().submit(_run_beside, work, share) for share in rest]
-        try:
-            for piece in own:
-                work(piece)
-        finally:
-            for other in others:
-                other.result()
+        if len(self._streams) == 1:
+            _run(work, self.pieces)
+        else:
+            threads.run(functools.partial(_run, work, each) for each in self._streams.values())
 
     def hand_out(self, grads: list[torch.Tensor], prior_grads: list[torch.Tensor] | None) -> None:
         """Give pieces their gradients."""
-        for piece in self.pieces if self.whole is None else [self.whole]:
+        for piece in self.pieces:
             piece.grads = piece.cut(grads)
             piece.prior_grads = None if prior_grads is None else piece.cut(prior_grads)
 
     def forget(self) -> None:
         """Let go of the gradients: the next ones need their memory."""
-        for piece in self.pieces if self.whole is None else [self.whole]:
+        for piece in self.pieces:
             piece.grads, piece.prior_grads = [], None
 
 
-def cut(
-    positions: list[torch.Tensor],
-    states: list[dict[str, Any]],
-    normals: Normals,
-    *,
-    has_whole: bool = False,
-) -> Plan:
+def _run(work: Callable[[Piece], None], pieces: list[Piece]) -> None:
+    for piece in pieces:
+        work(piece)
+
+
+def cut(positions: list[torch.Tensor], states: list[dict[str, Any]], normals: Normals) -> Plan:
     """All positions in pieces, of one device, type and shard each."""
     alike: dict[Any, list[int]] = {}
     for place, position in enumerate(positions):
         alike.setdefault((position.device, position.dtype, shard(position)), []).append(place)
     found = []
     for places in alike.values():
-        source = normals.source(positions[places[0]])
+        first = positions[places[0]]
+        sizes = [local(positions[place]).numel() for place in places]
+        if first.device.type == "cpu" and sum(sizes) <= _CACHED:
+            whole = [Part(place, size, None) for place, size in zip(places, sizes, strict=True)]
+            found.append(Piece(whole, positions, states, normals.block(first)))
+            continue
+        source = normals.source(first)
         for number, parts in enumerate(_parts(positions, places, source)):
             found.append(Piece(parts, positions, states, source, number % len(source.generators)))
-    is_small = sum(local(position).numel() for position in positions) <= _CACHED
-    is_host = all(len(normals.source(each).generators) > 1 for each in positions)
-    if not (has_whole and is_small and is_host and len(alike) == 1):
-        return Plan(found)
-    parts = [Part(place, local(each).numel(), None) for place, each in enumerate(positions)]
-    return Plan(found, Piece(parts, positions, states, None))
+    return Plan(found)
 
 
 def _parts(positions: list[torch.Tensor], places: list[int], source: Source) -> list[list[Part]]:
@@ -202,21 +193,6 @@ def piece_size(total: int, num_streams: int) -> int:
         shares = min(num_streams, 1 << (count - 1).bit_length())
         count = shares * math.ceil(count / shares)
     return max(1, math.ceil(total / count))
-
-
-def _run_beside(work: Callable[[Piece], None], pieces: list[Piece]) -> None:
-    with torch.no_grad():  # a thread has its own mind about that
-        for piece in pieces:
-            work(piece)
-
-
-@functools.cache
-def _pool() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(os.cpu_count(), "sghmc-pieces")
-
-
-if hasattr(os, "register_at_fork"):  # threads stay behind when a process forks
-    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
