@@ -44,8 +44,12 @@ class LearningCoefficient(Verdict):
 
     | field | meaning |
     | --- | --- |
-    | `estimate`, `standard_error` | λ̂, and its Monte Carlo error |
-    | `chains` | λ̂ of each chain |
+    | `estimate`, `standard_error` | of λ: λ̂ at γ, or what follows from it and that at γ/4 for \
+γ → 0; Monte Carlo error and `localization_change` together |
+    | `localized`, `monte_carlo_error` | λ̂ at γ, and its error by chance |
+    | `localization_change`, `localization_error` | what a quarter of γ changed, and its standard \
+error; NaN where it was not tried |
+    | `chains` | λ̂ at γ of each chain |
     | `trace` | Nβ (L(w) − L(w*)) of each draw, axes (chain, draw) |
     | `effective` | how many independent draws know the mean as well |
     | `r_hat` | 1 where chains agree |
@@ -59,6 +63,10 @@ class LearningCoefficient(Verdict):
 
     estimate: float
     standard_error: float
+    localized: float
+    monte_carlo_error: float
+    localization_change: float
+    localization_error: float
     chains: np.ndarray
     trace: np.ndarray
     effective: float
@@ -73,14 +81,18 @@ class LearningCoefficient(Verdict):
 
     @property
     def evidence(self) -> dict[str, str]:
-        ran, changed = self.settings, "not tried"
-        if not math.isnan(self.halving_change):
-            changed = f"{self.halving_change:+.3g} ± {self.halving_error:.2g}"
+        ran = self.settings
+
+        def told(change: float, error: float) -> str:
+            return "not tried" if math.isnan(change) else f"{change:+.3g} ± {error:.2g}"
+
         return {
             "local learning coefficient": f"{self.estimate:.4g} ± {self.standard_error:.2g}",
             "if the loss were quadratic": f"{self.gaussian:.4g}",
             "half the localization would add there": f"{self.sensitivity:.1%}",
-            "half the step size changed": changed,
+            "at this localization": f"{self.localized:.4g} ± {self.monte_carlo_error:.2g}",
+            "a quarter of it changed": told(self.localization_change, self.localization_error),
+            "half the step size changed": told(self.halving_change, self.halving_error),
             "effective draws, R-hat": f"{self.effective:.0f}, {self.r_hat:.3f}",
             "N, β, γ": f"{ran.num_examples:,}, {ran.inverse_temperature:.4g}, "
             f"{ran.localization:.4g}",
@@ -120,26 +132,41 @@ def agree(coarse: np.ndarray, fine: np.ndarray) -> bool:
 def judged(
     trace: np.ndarray,
     fine: np.ndarray | None,
+    weak: np.ndarray | None,
     settings: LlcSettings,
     spectrum: Spectrum,
     num_steps: int,
 ) -> LearningCoefficient:
-    """`fine` is the trace with half the step size, where that was tried."""
+    """`fine` is the trace with half the step size, `weak` that with a quarter of the localization,
+    where they were tried."""
     error, effective = error_of(trace)
     r_hat = float(convergence.r_hat(trace[None])[0])
     moved = (math.nan, math.nan) if fine is None else change(trace, fine)
     gaussian = spectrum.effective(settings.localization)
     sensitivity = spectrum.effective(settings.localization / 2) / gaussian - 1 if gaussian else 0.0
-    estimate = float(trace.mean())
+    localized = float(trace.mean())
+    estimate, whole_error, eased = localized, error, (math.nan, math.nan)
+    if weak is not None:
+        eased = change(trace, weak)
+        # With λ − λ̂(γ) ∝ √γ it is the rest that a quarter of γ leaves.
+        estimate = localized + 2 * eased[0]
+        whole_error = math.hypot(2 * error_of(weak)[0], error, eased[0])
     reasons = []
-    if not np.all(np.isfinite(trace)):
+    if not np.all(np.isfinite(trace)) or not math.isfinite(estimate):
         reasons.append("a chain became non-finite: the step size is too large for this loss")
     elif fine is not None and not agree(trace, fine):
         reasons.append(
             f"half the step size changes the estimate by {moved[0]:+.3g}: give a sampler with a "
             f"smaller step, or a gradient with less noise"
         )
-    if r_hat > _LARGEST_R_HAT and trace.mean(1).std() > _MATTERS * abs(estimate):
+    weaker = settings.localization / 4
+    if abs(eased[0]) > _ERRORS * eased[1] + _MATTERS * abs(estimate):
+        reasons.append(
+            f"a quarter of the localization changes the estimate by {eased[0]:+.3g}: directions "
+            f"that no Hessian sees count in part at γ = {settings.localization:.3g}, and what is "
+            f"added for them dominates the error: give a localization below {weaker:.2g}"
+        )
+    if r_hat > _LARGEST_R_HAT and trace.mean(1).std() > _MATTERS * abs(localized):
         reasons.append(
             f"chains disagree (R-hat {r_hat:.2f}): give more num_burnin and num_samples, or more "
             f"localization"
@@ -152,7 +179,7 @@ def judged(
             f"learning coefficient is: the chains have left the neighbourhood of params, or the "
             f"loss is not what params were trained for; give more localization"
         )
-    if float(trace.min()) < 0 and estimate < _ERRORS * float(trace.std()):
+    if float(trace.min()) < 0 and localized < _ERRORS * float(trace.std()):
         below = float(np.mean(trace < 0))
         if below > 0.5 or spectrum.least < -0.01 * spectrum.largest:
             reasons.append(
@@ -161,7 +188,11 @@ def judged(
             )
     return LearningCoefficient(
         estimate=estimate,
-        standard_error=error,
+        standard_error=whole_error,
+        localized=localized,
+        monte_carlo_error=error,
+        localization_change=eased[0],
+        localization_error=eased[1],
         chains=trace.mean(1),
         trace=trace,
         effective=effective,
