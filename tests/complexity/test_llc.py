@@ -159,6 +159,26 @@ def test_singular_directions_count_in_part_and_the_error_bar_says_so():
     assert "a quarter of the localization changes the estimate" in found.verdict
 
 
+def test_a_budget_of_gradients_is_kept():
+    """Also by a verdict that says how little it was."""
+
+    def loss(w):
+        return jnp.sum(jnp.linspace(1, 2, 400) * w[:400] ** 2)
+
+    arguments = {"num_examples": 100_000, "num_chains": 1, "check": False}
+    found = sghmc.llc(KEY, loss, jnp.zeros(600), **arguments, num_gradients=100)
+    assert found.num_steps <= 100
+    # 200, of which the localization takes less than 2 %; 4 errors are 1 of 16,000 by chance.
+    assert abs(found.estimate - 200) < 4 * found.standard_error + 4
+    assert found.standard_error < 20
+    all_runs = sghmc.llc(KEY, loss, jnp.zeros(600), num_examples=100_000, num_gradients=1_000)
+    assert 500 < all_runs.num_steps <= 1_000
+    with pytest.raises(ValueError, match=r"num_gradients leaves each chain \d+ steps"):
+        sghmc.llc(KEY, loss, jnp.zeros(600), num_examples=100_000, num_gradients=50)
+    with pytest.raises(ValueError, match="not both"):
+        sghmc.llc(KEY, loss, jnp.zeros(600), **arguments, num_gradients=100, num_samples=9)
+
+
 def test_a_deep_linear_network_untuned():
     """Half the parameters are flat or singular; within 5 % of Aoyagi's value."""
     widths, rank = [12, 16, 14, 12], 10
@@ -230,8 +250,10 @@ def test_verdicts_say_what_is_wrong():
     lost = sound.copy()
     lost[1, 100:] = np.nan
     assert "non-finite" in verdict_on(lost)
-    walk = 300 + np.cumsum(rng.normal(size=(4, 50)), 1) / 10
+    walk = 300 + np.cumsum(rng.normal(size=(4, 50)), 1) * 3
     assert "effective draws" in verdict_on(walk)
+    # Their error is then not well known, which does not matter where it is a thousandth.
+    assert "effective draws" not in verdict_on(300 + (walk - 300) / 100)
 
 
 def test_two_traces_agree_but_for_chance():
@@ -243,6 +265,8 @@ def test_two_traces_agree_but_for_chance():
     assert agree(one, other)
     assert not agree(one, other + 1)
     assert not agree(np.full((4, 500), np.nan), other)
+    assert error_of(one, most=4)[1] == 4
+    assert error_of(one, most=4)[0] == pytest.approx(np.sqrt(one.mean() / 4))  # a Gamma law's
 
 
 def test_errors_name_what_came():

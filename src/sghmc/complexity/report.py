@@ -11,10 +11,16 @@ from sghmc.results import convergence
 from sghmc.results.verdict import Verdict
 from sghmc.samplers.base import Sampler
 
+_LEAST_DRAWS = 4
+"""Of which there is an effective number."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LlcSettings:
-    """What was run: given, or chosen by rule. A draw is `thinning` steps, burn-in counts draws."""
+    """What was run: given, or chosen by rule. A draw is `thinning` steps, burn-in counts draws.
+
+    `relaxation` is the number of steps in which a flat direction forgets, where that is known.
+    """
 
     num_examples: int
     inverse_temperature: float
@@ -25,16 +31,38 @@ class LlcSettings:
     num_burnin: int
     thinning: int
     num_chains: int
+    relaxation: int | None = None
+
+    @property
+    def most_effective(self) -> float:
+        """Draws that can be independent: energies forget twice in a relaxation."""
+        if self.relaxation is None:
+            return math.inf
+        return 2 * self.num_chains * self.num_samples * self.thinning / self.relaxation
 
     @property
     def num_steps(self) -> int:
         """Of all chains."""
         return self.num_chains * self.thinning * (self.num_burnin + self.num_samples)
 
+    def within(self, num_steps: int) -> "LlcSettings":
+        """As long as so many steps of each chain, two fifths of them burn-in."""
+        num_draws = num_steps // self.thinning
+        num_burnin = 2 * num_draws // 5
+        if num_draws - num_burnin < _LEAST_DRAWS:
+            raise ValueError(
+                f"num_gradients leaves each chain {max(0, num_steps)} steps, of which a draw takes "
+                f"{self.thinning}: give more, fewer chains, or check=False."
+            )
+        return dataclasses.replace(self, num_burnin=num_burnin, num_samples=num_draws - num_burnin)
+
     def halved(self) -> "LlcSettings":
         """Half the step size, for as much time."""
         return dataclasses.replace(
-            self, sampler=self.sampler.rescaled(0.5), thinning=2 * self.thinning
+            self,
+            sampler=self.sampler.rescaled(0.5),
+            thinning=2 * self.thinning,
+            relaxation=self.relaxation and 2 * self.relaxation,
         )
 
 
@@ -112,9 +140,16 @@ _MOST = 1.1
 """Times d/2, the coefficient of a regular model: what chance and a finite N may add to it."""
 
 
-def error_of(trace: np.ndarray) -> tuple[float, float]:
-    """The Monte Carlo error of the mean of draws with axes (chain, draw), and their worth."""
-    effective = float(convergence.effective_size(trace[None])[0])
+def error_of(trace: np.ndarray, most: float = math.inf) -> tuple[float, float]:
+    """The Monte Carlo error of the mean of draws with axes (chain, draw), and their worth.
+
+    Chains shorter than a relaxation cannot tell how much they are worth: at the most, `most`.
+    """
+    effective = min(float(convergence.effective_size(trace[None])[0]), most)
+    if effective == most:
+        # Their spread is too small, too: near a minimum it is that of a Gamma law.
+        spread = max(float(trace.std(ddof=1)), math.sqrt(max(0.0, float(trace.mean()))))
+        return spread / math.sqrt(effective), effective
     return float(trace.std(ddof=1)) / math.sqrt(effective), effective
 
 
@@ -139,7 +174,7 @@ def judged(
 ) -> LearningCoefficient:
     """`fine` is the trace with half the step size, `weak` that with a quarter of the localization,
     where they were tried."""
-    error, effective = error_of(trace)
+    error, effective = error_of(trace, settings.most_effective)
     r_hat = float(convergence.r_hat(trace[None])[0])
     moved = (math.nan, math.nan) if fine is None else change(trace, fine)
     gaussian = spectrum.effective(settings.localization)
@@ -171,7 +206,8 @@ def judged(
             f"chains disagree (R-hat {r_hat:.2f}): give more num_burnin and num_samples, or more "
             f"localization"
         )
-    if effective < _LEAST_EFFECTIVE:
+    # An error bar that few draws give is not well known, which does not matter if it is small.
+    if effective < _LEAST_EFFECTIVE and not 2 * error < _MATTERS * abs(localized):
         reasons.append(f"only {effective:.0f} effective draws: give more num_samples")
     if estimate > _MOST * spectrum.size / 2:
         reasons.append(
