@@ -8,8 +8,9 @@ thousand times the number of parameters, and the mean loss is ½‖W_L … W_1 �
 error. `deep_linear_coefficient` is Aoyagi's exact λ; "singular" is what of it no Hessian sees.
 Nothing is tuned for a network, but the rules were made with networks like these in view.
 
-"one chain" is a single chain without the run at half the step. `--peers FOLDER` also runs
-devinterp 1.3.2 on the first network, in an environment of its own in this folder:
+"one chain" is a single chain without the runs at half the step and a quarter of the localization;
+"100 gradients" is that with `num_gradients=100`, of which the Hessian takes 26. `--peers FOLDER`
+also runs devinterp 1.3.2 on the first network, in an environment of its own in this folder:
 `estimate_learning_coeff` with white data at its defaults (SGLD, step 0.01, 10 chains of 100 draws,
 no burn-in, no localization, Nβ by the batch), and with our N, β and γ at several step sizes.
 """
@@ -38,8 +39,8 @@ NETWORKS = {
     1e6: {"4/5": ([580] * 4, 464), "bottleneck": ([600, 800, 800, 200, 600], 200)},
 }
 """By number of parameters: the rank is 4/5 of the widths, or that of the narrowest layer."""
-HALF = ([16, 24, 16], 8)
-"""A network whose rank is half its widths: a fifth of its coefficient is singular."""
+HALVES = (([16, 24, 16], 8), ([30, 40, 30], 15), ([24] * 4, 12))
+"""Networks whose rank is half their widths: a fifth to a quarter of λ is singular."""
 
 
 def measured(kind: str, widths: list[int], rank: int, seed: int, **options) -> dict:
@@ -61,6 +62,8 @@ def measured(kind: str, widths: list[int], rank: int, seed: int, **options) -> d
         "standard_error": found.standard_error,
         "error": found.estimate / exact - 1,
         "localization": found.settings.localization,
+        "localized": found.localized,
+        "monte_carlo_error": found.monte_carlo_error,
         "gradients": found.num_steps,
         "seconds": time.perf_counter() - began,
         "verdict": found.verdict,
@@ -73,6 +76,7 @@ def shown(row: dict) -> str:
         f"| {row['kind']} | {row['parameters']:,} | {widths}, {row['rank']} | "
         f"{row['exact']:,.1f} | {row['singular']:.1%} | "
         f"{row['estimate']:,.1f} ± {row['standard_error']:.2g} | "
+        f"{row['localized']:,.1f} ± {row['monte_carlo_error']:.2g} | "
         f"{row['error']:+.1%} | {row['localization']:.3g} | {row['gradients']:,} | "
         f"{row['seconds']:.0f} | {row['verdict']} |"
     )
@@ -100,8 +104,8 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}\n")
     print(
-        "| network | parameters | widths, rank | exact λ | singular | estimate | error | γ | "
-        "gradients | seconds | verdict |\n" + "| --- " * 11 + "|"
+        "| network | parameters | widths, rank | exact λ | singular | estimate | at γ | error | "
+        "γ | gradients | seconds | verdict |\n" + "| --- " * 12 + "|"
     )
     rows = []
 
@@ -114,10 +118,14 @@ def main() -> None:
         for kind, (widths, rank) in NETWORKS[size].items():
             for seed in range(arguments.seeds):
                 tell(kind, widths, rank, seed)
-            tell(f"{kind}, one chain", widths, rank, 0, num_chains=1, check=False)
+            one = {"num_chains": 1, "check": False}
+            tell(f"{kind}, one chain", widths, rank, 0, **one)
+            for seed in range(arguments.seeds):
+                tell(f"{kind}, 100 gradients", widths, rank, seed, **one, num_gradients=100)
     if 1e3 in arguments.sizes:
-        tell("half", *HALF, 0)
-        tell("half, γ given", *HALF, 0, localization=30.0)
+        for widths, rank in HALVES:
+            tell("half", widths, rank, 0)
+            tell("half, γ given", widths, rank, 0, localization=30.0)
     others = []
     if arguments.peers:
         others = compare(arguments.peers, rows[0])

@@ -165,6 +165,30 @@ def summary(rows: list[dict]) -> dict[tuple[str, str, str], dict[str, Any]]:
     }  # fmt: skip
 
 
+MOMENTUM = ("SGHMC", "BAOAB", "OBABO", "UBU")
+
+
+def overview(found: dict) -> str:
+    """Samplers on all data, and schemes by the samplers with momentum: both errors together."""
+
+    def whole(target: str, samplers: tuple[str, ...], scheme: str) -> str:
+        rows = [found.get((target, sampler, scheme)) for sampler in samplers]
+        errors = [math.hypot(row["of_means"][0], row["of_deviations"][0]) for row in rows if row]
+        # Geometric, so that no single one decides.
+        return f"{math.exp(np.mean(np.log(errors))):.3f}" if errors else ""
+
+    def of(names: list[str], targets: list[str], cell, first: str) -> list[str]:
+        lines = [f"| {first} | {' | '.join(targets)} |", "| --- " * (len(targets) + 1) + "|"]
+        return lines + [f"| {n} | {' | '.join(cell(n, each) for each in targets)} |" for n in names]
+
+    targets = [name for name in CASES if any(key[0] == name for key in found)]
+    with_data = [name for name in targets if name not in NO_DATA]
+    lines = of(list(SAMPLERS), targets, lambda s, t: whole(t, (s,), "all data"), "all data")
+    lines += [""]
+    lines += of(list(SCHEMES), with_data, lambda b, t: whole(t, MOMENTUM, b), ", ".join(MOMENTUM))
+    return "\n".join(["", *lines, ""])
+
+
 def table(found: dict) -> str:
     lines = []
     for target in CASES:
@@ -223,7 +247,9 @@ def draw_picture(found: dict, file: pathlib.Path) -> None:
 
 
 def read(file: pathlib.Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    names = ("target", "sampler", "scheme", "seed")
+    return list({tuple(row[name] for name in names): row for row in rows}.values())
 
 
 def main() -> None:
@@ -272,7 +298,7 @@ def main() -> None:
     rows = read(file)
     print(f"{sum(row['cpu'] for row in rows) / 60:.1f} core-minutes for {len(rows)} runs")
     found = summary(rows)
-    text = table(found)
+    text = overview(found) + table(found)
     (arguments.out / "referee.md").write_text(text)
     draw_picture(found, arguments.out / "referee.png")
     if arguments.page is not None:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from sghmc.complexity.report import LearningCoefficient, LlcSettings, agree, judged
-from sghmc.complexity.spectrum import Spectrum, hessian_spectrum
+from sghmc.complexity.spectrum import LANCZOS, Spectrum, hessian_spectrum
 from sghmc.core.checking import check_count
 from sghmc.engine import checks
 from sghmc.engine.options import RunOptions
@@ -34,6 +34,8 @@ _ROWS = 10_000
 """Rows that the curvature is measured on, at most."""
 _BURNIN = 4
 """Relaxations: what is left of the start is then a share e⁻⁸ of variances, times a polynomial."""
+_WEAKER = 0.25
+"""Of the localization, in the run that tells what it takes away."""
 _LENGTH = 5
 """Relaxations that draws are taken from, at least."""
 _PER_RELAXATION = 8
@@ -60,6 +62,7 @@ def llc(
     gradient: Gradient | None = None,
     num_samples: int | None = None,
     num_burnin: int | None = None,
+    num_gradients: int | None = None,
     num_chains: int = 4,
     check: bool = True,
     progress: bool = False,
@@ -71,7 +74,11 @@ def llc(
     L is the mean negative log-likelihood of the data. λ̂ counts directions: d/2 where all d
     parameters are determined by the data, less where some are not. As Nβ → ∞ with γ fixed it tends
     to the learning coefficient (real log canonical threshold) at w*; at finite N and γ it is what
-    the formula says, and a direction of curvature h counts ½ Nβh/(Nβh + γ).
+    the formula says: a direction of curvature h counts ½ Nβh/(Nβh + γ), a singular one in part.
+    Where γ is not given, λ̂ is therefore found at γ/4, too, and the estimate is 2λ̂(γ/4) − λ̂(γ),
+    from which a rest that goes with √γ is gone. How it really goes is not known, so that
+    λ̂(γ/4) − λ̂(γ) is part of the standard error; the verdict says where it dominates. Singular
+    directions that neither γ feels, as in wide and deep networks, are not seen at all.
 
     | argument | symbol | meaning |
     | --- | --- | --- |
@@ -80,11 +87,15 @@ def llc(
     | `params` | w* | where training has ended: a minimum of L |
     | `num_examples` | N | where the target is a function: examples that its mean stands for |
     | `inverse_temperature` | β | None: 1/log N |
-    | `localization` | γ | None: so weak that half of it changes a Gaussian's λ̂ by 0.25 % |
+    | `localization` | γ | None: so weak that half of it changes a Gaussian's λ̂ by 0.25 %, and a |
+    | | | quarter of that; given, λ̂ is that of this γ |
     | `sampler` | | None: `BAOAB` with a step size of 1/√(largest curvature) |
     | `gradient` | | None: all data; `ControlVariate(500, center=params)` has little noise here |
     | `num_samples`, `num_burnin` | | draws of each chain; None: by the rule below |
-    | `check` | | run again with half the step size, and go on with that if it matters |
+    | `num_gradients` | | of all chains and runs, in place of that rule; a product with the |
+    | | | Hessian counts as two |
+    | `check` | | run again with half the step size, and go on with that if it matters; and with |
+    | | | a quarter of the localization, unless that is given |
 
     Nothing needs to be tuned. Lanczos' method gives the spectrum of the Hessian at w*, by 120
     products with vectors, and γ follows from it. With the largest curvature k = Nβh + γ, `BAOAB`
@@ -108,46 +119,70 @@ def llc(
         raise ValueError(f"localization must be positive, but is {localization!r}.")
     for count, name in ((num_samples, "num_samples"), (num_burnin, "num_burnin")):
         check_count(count, name, 4 if name == "num_samples" else 0, or_none="by the rule")
+    check_count(num_gradients, "num_gradients", or_none="by the rule")
+    if num_gradients is not None and (num_samples is not None or num_burnin is not None):
+        raise ValueError("Give num_gradients, or num_samples and num_burnin, not both.")
     check_count(num_chains, "num_chains")
     params = jax.tree.map(jnp.asarray, params)
     slope = _Slope(_localized(target, params, number, beta, 0.0))
     with jax.default_matmul_precision(_PRECISION):
-        spectrum = hessian_spectrum(jax.random.fold_in(key, 0), slope, params)
+        lanczos = LANCZOS if num_gradients is None else (1, min(LANCZOS[1], num_gradients // 8 + 1))
+        spectrum = hessian_spectrum(jax.random.fold_in(key, 0), slope, params, *lanczos)
     gamma = _localization(spectrum) if localization is None else float(localization)
-    localized = _localized(target, params, number, beta, gamma)
-    stiffest = max(spectrum.largest, 0.0) + gamma
     is_exact = gradient is None or isinstance(gradient, FullBatch)
-    friction = max(2 * math.sqrt(gamma), 0.0 if is_exact else math.sqrt(stiffest) / 2)
-    relaxation = math.ceil(friction * math.sqrt(stiffest) / (2 * gamma))
-    expected = spectrum.effective(gamma) / 2
-    chosen = sampler or BAOAB(1 / math.sqrt(stiffest), friction=friction)
-    thinning = max(1, relaxation // _PER_RELAXATION)
-    settings = LlcSettings(
-        num_examples=number,
-        inverse_temperature=beta,
-        localization=gamma,
-        sampler=chosen,
-        gradient=gradient,
-        num_samples=num_samples or _num_samples(expected, relaxation // thinning, num_chains),
-        num_burnin=math.ceil(_BURNIN * relaxation / thinning) if num_burnin is None else num_burnin,
-        thinning=thinning,
-        num_chains=num_chains,
-    )
 
-    def trace(number: int, settings: LlcSettings) -> np.ndarray:
-        return _excess(jax.random.fold_in(key, number), localized, params, settings, progress)
+    def planned(gamma: float, slower: int = 1) -> LlcSettings:
+        """Settings for a localization with which chains are so many times slower."""
+        stiffest = max(spectrum.largest, 0.0) + gamma
+        friction = max(2 * math.sqrt(gamma), 0.0 if is_exact else math.sqrt(stiffest) / 2)
+        relaxation = math.ceil(friction * math.sqrt(stiffest) / (2 * gamma))
+        expected = spectrum.effective(gamma) / 2
+        thinning = max(1, relaxation // _PER_RELAXATION)
+        burnin = math.ceil(_BURNIN * relaxation / thinning)
+        settings = LlcSettings(
+            num_examples=number,
+            inverse_temperature=beta,
+            localization=gamma,
+            sampler=sampler or BAOAB(1 / math.sqrt(stiffest), friction=friction),
+            gradient=gradient,
+            num_samples=num_samples or _num_samples(expected, relaxation // thinning, num_chains),
+            num_burnin=burnin if num_burnin is None else num_burnin,
+            thinning=thinning,
+            num_chains=num_chains,
+            relaxation=relaxation if sampler is None else None,
+        )
+        if num_gradients is None:
+            return settings
+        # Half the step and a quarter of γ take twice as many each.
+        runs = (5 if localization is None else 3) if check else 1
+        steps = (num_gradients - 2 * math.prod(lanczos)) // (runs * num_chains)
+        return settings.within(slower * steps)
 
-    coarse, fine, num_gradients = trace(1, settings), None, settings.num_steps
-    for halving in range(_NUM_HALVINGS):
-        if not check and np.all(np.isfinite(coarse)):
+    def trace(number_of_run: int, settings: LlcSettings) -> np.ndarray:
+        own = jax.random.fold_in(key, number_of_run)
+        localized = _localized(target, params, number, beta, settings.localization)
+        return _excess(own, localized, params, settings, progress)
+
+    settings, halvings = planned(gamma), 0
+    coarse, fine, taken = trace(1, settings), None, settings.num_steps
+    most_halvings = _NUM_HALVINGS if num_gradients is None else 1
+    for halving in range(most_halvings):
+        if not check and (num_gradients is not None or np.all(np.isfinite(coarse))):
             break
         half = settings.halved()
         fine = trace(2 + halving, half)
-        num_gradients += half.num_steps
-        if agree(coarse, fine) or halving == _NUM_HALVINGS - 1:
+        taken += half.num_steps
+        if agree(coarse, fine) or halving == most_halvings - 1:
             break
-        settings, coarse = half, fine
-    return judged(coarse, fine if check else None, settings, spectrum, num_gradients)
+        settings, coarse, halvings = half, fine, halvings + 1
+    weak = None
+    if check and localization is None:
+        weaker = planned(_WEAKER * gamma, slower=2)
+        for _ in range(halvings):
+            weaker = weaker.halved()
+        weak = trace(2 + _NUM_HALVINGS, weaker)
+        taken += weaker.num_steps
+    return judged(coarse, fine if check else None, weak, settings, spectrum, taken)
 
 
 def _temper(

@@ -11,10 +11,16 @@ from sghmc.results import convergence
 from sghmc.results.verdict import Verdict
 from sghmc.samplers.base import Sampler
 
+_LEAST_DRAWS = 4
+"""Of which there is an effective number."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LlcSettings:
-    """What was run: given, or chosen by rule. A draw is `thinning` steps, burn-in counts draws."""
+    """What was run: given, or chosen by rule. A draw is `thinning` steps, burn-in counts draws.
+
+    `relaxation` is the number of steps in which a flat direction forgets, where that is known.
+    """
 
     num_examples: int
     inverse_temperature: float
@@ -25,16 +31,38 @@ class LlcSettings:
     num_burnin: int
     thinning: int
     num_chains: int
+    relaxation: int | None = None
+
+    @property
+    def most_effective(self) -> float:
+        """Draws that can be independent: energies forget twice in a relaxation."""
+        if self.relaxation is None:
+            return math.inf
+        return 2 * self.num_chains * self.num_samples * self.thinning / self.relaxation
 
     @property
     def num_steps(self) -> int:
         """Of all chains."""
         return self.num_chains * self.thinning * (self.num_burnin + self.num_samples)
 
+    def within(self, num_steps: int) -> "LlcSettings":
+        """As long as so many steps of each chain, two fifths of them burn-in."""
+        num_draws = num_steps // self.thinning
+        num_burnin = 2 * num_draws // 5
+        if num_draws - num_burnin < _LEAST_DRAWS:
+            raise ValueError(
+                f"num_gradients leaves each chain {max(0, num_steps)} steps, of which a draw takes "
+                f"{self.thinning}: give more, fewer chains, or check=False."
+            )
+        return dataclasses.replace(self, num_burnin=num_burnin, num_samples=num_draws - num_burnin)
+
     def halved(self) -> "LlcSettings":
         """Half the step size, for as much time."""
         return dataclasses.replace(
-            self, sampler=self.sampler.rescaled(0.5), thinning=2 * self.thinning
+            self,
+            sampler=self.sampler.rescaled(0.5),
+            thinning=2 * self.thinning,
+            relaxation=self.relaxation and 2 * self.relaxation,
         )
 
 
@@ -44,8 +72,12 @@ class LearningCoefficient(Verdict):
 
     | field | meaning |
     | --- | --- |
-    | `estimate`, `standard_error` | λ̂, and its Monte Carlo error |
-    | `chains` | λ̂ of each chain |
+    | `estimate`, `standard_error` | of λ: λ̂ at γ, or what follows from it and that at γ/4 for \
+γ → 0; Monte Carlo error and `localization_change` together |
+    | `localized`, `monte_carlo_error` | λ̂ at γ, and its error by chance |
+    | `localization_change`, `localization_error` | what a quarter of γ changed, and its standard \
+error; NaN where it was not tried |
+    | `chains` | λ̂ at γ of each chain |
     | `trace` | Nβ (L(w) − L(w*)) of each draw, axes (chain, draw) |
     | `effective` | how many independent draws know the mean as well |
     | `r_hat` | 1 where chains agree |
@@ -59,6 +91,10 @@ class LearningCoefficient(Verdict):
 
     estimate: float
     standard_error: float
+    localized: float
+    monte_carlo_error: float
+    localization_change: float
+    localization_error: float
     chains: np.ndarray
     trace: np.ndarray
     effective: float
@@ -73,14 +109,18 @@ class LearningCoefficient(Verdict):
 
     @property
     def evidence(self) -> dict[str, str]:
-        ran, changed = self.settings, "not tried"
-        if not math.isnan(self.halving_change):
-            changed = f"{self.halving_change:+.3g} ± {self.halving_error:.2g}"
+        ran = self.settings
+
+        def told(change: float, error: float) -> str:
+            return "not tried" if math.isnan(change) else f"{change:+.3g} ± {error:.2g}"
+
         return {
             "local learning coefficient": f"{self.estimate:.4g} ± {self.standard_error:.2g}",
             "if the loss were quadratic": f"{self.gaussian:.4g}",
             "half the localization would add there": f"{self.sensitivity:.1%}",
-            "half the step size changed": changed,
+            "at this localization": f"{self.localized:.4g} ± {self.monte_carlo_error:.2g}",
+            "a quarter of it changed": told(self.localization_change, self.localization_error),
+            "half the step size changed": told(self.halving_change, self.halving_error),
             "effective draws, R-hat": f"{self.effective:.0f}, {self.r_hat:.3f}",
             "N, β, γ": f"{ran.num_examples:,}, {ran.inverse_temperature:.4g}, "
             f"{ran.localization:.4g}",
@@ -100,9 +140,16 @@ _MOST = 1.1
 """Times d/2, the coefficient of a regular model: what chance and a finite N may add to it."""
 
 
-def error_of(trace: np.ndarray) -> tuple[float, float]:
-    """The Monte Carlo error of the mean of draws with axes (chain, draw), and their worth."""
-    effective = float(convergence.effective_size(trace[None])[0])
+def error_of(trace: np.ndarray, most: float = math.inf) -> tuple[float, float]:
+    """The Monte Carlo error of the mean of draws with axes (chain, draw), and their worth.
+
+    Chains shorter than a relaxation cannot tell how much they are worth: at the most, `most`.
+    """
+    effective = min(float(convergence.effective_size(trace[None])[0]), most)
+    if effective == most:
+        # Their spread is too small, too: near a minimum it is that of a Gamma law.
+        spread = max(float(trace.std(ddof=1)), math.sqrt(max(0.0, float(trace.mean()))))
+        return spread / math.sqrt(effective), effective
     return float(trace.std(ddof=1)) / math.sqrt(effective), effective
 
 
@@ -120,31 +167,47 @@ def agree(coarse: np.ndarray, fine: np.ndarray) -> bool:
 def judged(
     trace: np.ndarray,
     fine: np.ndarray | None,
+    weak: np.ndarray | None,
     settings: LlcSettings,
     spectrum: Spectrum,
     num_steps: int,
 ) -> LearningCoefficient:
-    """`fine` is the trace with half the step size, where that was tried."""
-    error, effective = error_of(trace)
+    """`fine` is the trace with half the step size, `weak` that with a quarter of the localization,
+    where they were tried."""
+    error, effective = error_of(trace, settings.most_effective)
     r_hat = float(convergence.r_hat(trace[None])[0])
     moved = (math.nan, math.nan) if fine is None else change(trace, fine)
     gaussian = spectrum.effective(settings.localization)
     sensitivity = spectrum.effective(settings.localization / 2) / gaussian - 1 if gaussian else 0.0
-    estimate = float(trace.mean())
+    localized = float(trace.mean())
+    estimate, whole_error, eased = localized, error, (math.nan, math.nan)
+    if weak is not None:
+        eased = change(trace, weak)
+        # With λ − λ̂(γ) ∝ √γ it is the rest that a quarter of γ leaves.
+        estimate = localized + 2 * eased[0]
+        whole_error = math.hypot(2 * error_of(weak)[0], error, eased[0])
     reasons = []
-    if not np.all(np.isfinite(trace)):
+    if not np.all(np.isfinite(trace)) or not math.isfinite(estimate):
         reasons.append("a chain became non-finite: the step size is too large for this loss")
     elif fine is not None and not agree(trace, fine):
         reasons.append(
             f"half the step size changes the estimate by {moved[0]:+.3g}: give a sampler with a "
             f"smaller step, or a gradient with less noise"
         )
-    if r_hat > _LARGEST_R_HAT and trace.mean(1).std() > _MATTERS * abs(estimate):
+    weaker = settings.localization / 4
+    if abs(eased[0]) > _ERRORS * eased[1] + _MATTERS * abs(estimate):
+        reasons.append(
+            f"a quarter of the localization changes the estimate by {eased[0]:+.3g}: directions "
+            f"that no Hessian sees count in part at γ = {settings.localization:.3g}, and what is "
+            f"added for them dominates the error: give a localization below {weaker:.2g}"
+        )
+    if r_hat > _LARGEST_R_HAT and trace.mean(1).std() > _MATTERS * abs(localized):
         reasons.append(
             f"chains disagree (R-hat {r_hat:.2f}): give more num_burnin and num_samples, or more "
             f"localization"
         )
-    if effective < _LEAST_EFFECTIVE:
+    # An error bar that few draws give is not well known, which does not matter if it is small.
+    if effective < _LEAST_EFFECTIVE and not 2 * error < _MATTERS * abs(localized):
         reasons.append(f"only {effective:.0f} effective draws: give more num_samples")
     if estimate > _MOST * spectrum.size / 2:
         reasons.append(
@@ -152,7 +215,7 @@ def judged(
             f"learning coefficient is: the chains have left the neighbourhood of params, or the "
             f"loss is not what params were trained for; give more localization"
         )
-    if float(trace.min()) < 0 and estimate < _ERRORS * float(trace.std()):
+    if float(trace.min()) < 0 and localized < _ERRORS * float(trace.std()):
         below = float(np.mean(trace < 0))
         if below > 0.5 or spectrum.least < -0.01 * spectrum.largest:
             reasons.append(
@@ -161,7 +224,11 @@ def judged(
             )
     return LearningCoefficient(
         estimate=estimate,
-        standard_error=error,
+        standard_error=whole_error,
+        localized=localized,
+        monte_carlo_error=error,
+        localization_change=eased[0],
+        localization_error=eased[1],
         chains=trace.mean(1),
         trace=trace,
         effective=effective,

@@ -12,10 +12,9 @@ from jax import lax
 from sghmc.core import tree
 from sghmc.types import PyTree
 
-_NUM_PROBES = 4
-"""Random vectors: the error of a trace is a share √(2/(number · directions that count))."""
-_NUM_ITERATIONS = 30
-"""Products for each probe: so many eigenvalues at the most are told apart."""
+LANCZOS = (4, 30)
+"""Random vectors: the error of a trace is a share √(2/(number · directions that count)); and
+products for each: so many eigenvalues at the most are told apart."""
 _ROUNDING = 1e-5
 """Of the largest eigenvalue: below that, in single precision, a curvature is 0."""
 
@@ -43,7 +42,11 @@ class Spectrum(NamedTuple):
 
 
 def hessian_spectrum(
-    key: jax.Array, gradient: Callable[[PyTree], PyTree], center: PyTree
+    key: jax.Array,
+    gradient: Callable[[PyTree], PyTree],
+    center: PyTree,
+    num_probes: int = LANCZOS[0],
+    num_iterations: int = LANCZOS[1],
 ) -> Spectrum:
     """The eigenvalues of the derivative of `gradient` at `center`.
 
@@ -60,19 +63,19 @@ def hessian_spectrum(
     (2.0, 500)
     """
     size = tree.size(center)
-    num_iterations = min(_NUM_ITERATIONS, size)
-    diagonals, beside = _tridiagonal(key, gradient, center, num_iterations)
+    keys = jax.random.split(key, num_probes)
+    diagonals, beside = _tridiagonal(keys, gradient, center, min(num_iterations, size))
     values, counts = [], []
     for middle, next_to_it in zip(*map(np.asarray, (diagonals, beside)), strict=True):
         side = np.diag(next_to_it[:-1].astype(np.float64), 1)
         nodes, vectors = np.linalg.eigh(np.diag(middle.astype(np.float64)) + side + side.T)
         values.append(nodes)
-        counts.append(size / _NUM_PROBES * vectors[0] ** 2)
+        counts.append(size / num_probes * vectors[0] ** 2)
     return Spectrum(np.concatenate(values), np.concatenate(counts), size)
 
 
 @eqx.filter_jit
-def _tridiagonal(key, gradient, center, num_iterations):
+def _tridiagonal(keys, gradient, center, num_iterations):
     """Diagonal and subdiagonal of each probe's matrix; 0 from where its space is exhausted."""
 
     def product(vector):
@@ -100,4 +103,4 @@ def _tridiagonal(key, gradient, center, num_iterations):
         zeros = jnp.zeros(num_iterations, start.dtype)
         return lax.fori_loop(0, num_iterations, extend, (basis, zeros, zeros))[1:]
 
-    return lax.map(of_probe, jax.random.split(key, _NUM_PROBES))
+    return lax.map(of_probe, keys)
