@@ -111,7 +111,6 @@ ELSEWHERE = {
     "engine/device_batches.py": "engine/test_placement.py",
     "engine/faults.py": "engine/test_run.py",
     "engine/placing.py": "engine/test_placement.py",
-    "engine/starts.py": "engine/test_run.py",
     "estimators/linear/modes.py": "estimators/linear/test_estimators.py",
     "estimators/mlp/settings.py": "estimators/mlp/test_classifier.py",
     "estimators/linear/whitened.py": "estimators/linear/test_estimators.py",
