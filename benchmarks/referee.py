@@ -201,8 +201,8 @@ def table(found: dict) -> str:
         lines += [f"\n### {target}\n", CASES[target].__doc__ or "", ""]
         lines += [
             "| sampler | batches | error of means | chance | of deviations | chance | x | "
-            "seconds |",
-            "| --- " * 8 + "|",
+            "seconds | seeds |",
+            "| --- " * 9 + "|",
         ]
         for (sampler, scheme), value in sorted(
             rows.items(), key=lambda item: item[1]["of_means"][0] + item[1]["of_deviations"][0]
@@ -213,6 +213,7 @@ def table(found: dict) -> str:
             for name, chance in zip(("of_means", "of_deviations"), value["chance"], strict=True):
                 cells += ["{:.3f} ± {:.3f}".format(*value[name]), f"{chance:.3f}"]
             cells += [", ".join(f"{x:.2g}" for x in value["steps"]), f"{value['seconds']:.1f}"]
+            cells.append(str(value["num"]))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
