@@ -64,7 +64,7 @@ def scan(
     def run(program, carry):
         def step(state, t):
             chain = program.with_keys(program.keys[0])
-            return chain.step(t, chain.draw(t, 1), carry._replace(state=state))[0], None
+            return chain.step(t, chain.draw(t), carry._replace(state=state))[0], None
 
         return lax.scan(step, carry.state, jnp.arange(num_steps))[0]
 
