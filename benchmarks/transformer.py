@@ -6,9 +6,9 @@
     python benchmarks/transformer.py --report                       # only the tables
 
 Every method may take `--gradients` gradients of a batch: training, tuning and sampling together;
-the deep ensemble shares them among its members ("full ensemble": each has them all). Rates and
-temperatures are tried one after another, each with all the gradients, and the best on the
-validation text is taken: AdamW's over checkpoints, too. Then the test text is looked at, once.
+the deep ensemble shares them among its members ("full ensemble": each has them all). Rates,
+temperatures and decays of momenta are tried one after another, each with all the gradients, and
+the best on the validation text is taken: AdamW's over checkpoints, too. Then the test text is looked at, once.
 
 The first 90 % of a text are trained on (`--characters`: only the last so many of them), 5 % are for
 validation and 5 % for test. Scores are bits per character; the calibration error of the likeliest
@@ -108,6 +108,7 @@ def judged(options: argparse.Namespace, method: str, seed: int) -> list[dict[str
         seed,
         tuple(options.rates or size.rates),
         tuple(options.temperatures),
+        tuple(options.decays),
     )
     outcomes = text_methods.METHODS[method](setup)
     seconds, peak = time.perf_counter() - started, _peak()
@@ -382,6 +383,8 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", help="That AdamW tries.")
     parser.add_argument("--temperatures", type=float, nargs="+",
                         default=list(text_methods.TEMPERATURES))  # fmt: skip
+    parser.add_argument("--decays", type=float, nargs="+", default=list(text_methods.DECAYS),
+                        help="Of SGHMC's momenta, that it tries.")  # fmt: skip
     parser.add_argument("--compute", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--remat", action="store_true")
     parser.add_argument("--speed", action="store_true")

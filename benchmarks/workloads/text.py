@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.models import Transformer
-from sghmc.results.scores import class_scores
+from sghmc.results.scores import ClassScores, class_scores
 from sghmc.types import PyTree
 
 NUM_VALIDATION = 20_000
@@ -94,6 +94,16 @@ class Predictions(NamedTuple):
         """Bits per character."""
         return _bits(self.probabilities, self.truth)
 
+    def calibration_error(self) -> float:
+        """Of the likeliest symbol."""
+        return float(self._scores().ece)
+
+    def error(self) -> float:
+        return float(self._scores().error)
+
+    def _scores(self) -> ClassScores:
+        return class_scores(jnp.asarray(self.probabilities), jnp.asarray(self.truth), _BINS)
+
     def entropy(self) -> np.ndarray:
         return _entropy(self.probabilities)
 
@@ -158,11 +168,10 @@ def calibration_of_all(probabilities: np.ndarray, truth: np.ndarray) -> float:
 
 def scores(test: Predictions, others: dict[str, Predictions]) -> dict[str, Any]:
     """Of the test text and, for uncertainty, beside texts of other kinds."""
-    usual = class_scores(jnp.asarray(test.probabilities), jnp.asarray(test.truth), _BINS)
     found: dict[str, Any] = {
         "bits": test.bits(),
-        "error": float(usual.error),
-        "ece": float(usual.ece),
+        "error": test.error(),
+        "ece": test.calibration_error(),
         "ece_all": calibration_of_all(test.probabilities, test.truth),
         "entropy": float(test.entropy().mean()),
         "information": float(test.information().mean()),

@@ -24,6 +24,9 @@ from workloads import text
 
 SGD_RATES = (0.03, 0.1, 0.3, 1.0)
 TEMPERATURES = (1.0, 0.3, 0.1, 0.03)
+DECAYS = (0.1, 0.03, 0.01)
+"""Of SGHMC's momenta in a step: the smaller, the further chains go, and the warmer batches make
+them."""
 NUM_MEMBERS = 4
 """Of the deep ensemble."""
 PRIOR_SCALE = 3.0
@@ -51,6 +54,7 @@ class Setup(NamedTuple):
     seed: int
     rates: tuple[float, ...]
     temperatures: tuple[float, ...] = TEMPERATURES
+    decays: tuple[float, ...] = DECAYS
 
     def key(self, *numbers: int) -> jax.Array:
         key = jax.random.key(self.seed)
@@ -63,12 +67,16 @@ class Setup(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Networks, how many gradients each run of the method took, and what was chosen."""
+    """Networks, how many gradients each run of the method took, and what was chosen.
+
+    Bits and calibration error are those of the validation text, the latter where it was looked at.
+    """
 
     members: list[PyTree]
     num_gradients: int
     bits: float
     setting: dict[str, Any]
+    calibration_error: float = math.nan
 
 
 # Training
@@ -157,10 +165,6 @@ class Judge:
     def __call__(self, members: list[PyTree]) -> float:
         return self.predict(members).bits()
 
-    def both(self, members: list[PyTree]) -> tuple[float, float]:
-        """Of all together, and of each alone on average, by one pass over each."""
-        found = self.predict(members)
-        return found.bits(), found.own_bits
 
 
 class Trained(NamedTuple):
@@ -287,9 +291,10 @@ def sampled(setup: Setup) -> list[Outcome]:
     friction and step size are `tune_network`'s, for all chains and temperatures those of the first
     start. Draws stream to disk by a checkpoint.
 
-    Temperature 1 is the posterior, and is reported. Colder ones are tried only while draws together
-    are no better, on the validation text, than the best network they began from: the first that
-    is, or else the best of all, is the one chosen.
+    Temperature 1 is the posterior, and is reported. Of the decays that are tried, the best calibrated
+    is taken of those whose draws together are better, on the validation text, than the best network
+    they began from. Where none is, colder temperatures are tried until one is; where no temperature
+    helps, the best of all in bits is the one chosen.
     """
     judge, trainer = Judge(setup), Trainer(setup, adamw(None))
     warm = int(WARM_SHARE * setup.num_gradients)
@@ -306,21 +311,46 @@ def sampled(setup: Setup) -> list[Outcome]:
             for i in range(num_chains)
         ]
     posterior = setup.model.posterior(setup.split.train)
-    sampler = sghmc.tune_network(setup.key(2), posterior, starts[0].params, num_rows=_ROWS)
-    runs: dict[float, Outcome] = {}
+    tuned = sghmc.tune_network(setup.key(2), posterior, starts[0].params, num_rows=_ROWS)
+    runs: dict[float, list[Outcome]] = {}
+    best: dict[float, Outcome] = {}
+    to_beat = min(start.bits for start in starts)
     for t in setup.temperatures:
-        runs[t] = _drawn(setup, judge, posterior, sampler, t, [start.params for start in starts])
-        if runs[t].bits < min(start.bits for start in starts):
+        params = [start.params for start in starts]
+        runs[t] = [
+            _drawn(setup, judge, posterior, _with_decay(tuned, decay, t), params)
+            for decay in setup.decays
+        ]
+        best[t] = chosen_of(runs[t], to_beat)
+        if best[t].bits < to_beat:
             break
-    best = min(runs, key=lambda t: runs[t].bits)
-    of_all = {"tried": {str(t): run.bits for t, run in runs.items()}, "rate": rate}
-    of_all |= {
+    of_all = {
+        "tried": {
+            f"temperature {t:g}, decay {decay:g}": (run.bits, run.calibration_error)
+            for t in runs
+            for decay, run in zip(setup.decays, runs[t], strict=True)
+        },
+        "rate": rate,
         "rates": {str(r): found.bits for r, found in tried.items()},
         "step": tried[rate].step,
+        "start_bits": [start.bits for start in starts],
     }
-    of_all["start_bits"] = [start.bits for start in starts]
-    chosen = [best] if best == 1 else [best, 1.0]
-    return [runs[t]._replace(setting=runs[t].setting | of_all) for t in chosen]
+    chosen = min(best, key=lambda t: best[t].bits)
+    reported = [chosen] if chosen == 1 else [chosen, 1.0]
+    return [best[t]._replace(setting=best[t].setting | of_all) for t in reported]
+
+
+def chosen_of(runs: list[Outcome], to_beat: float) -> Outcome:
+    """The best calibrated of those that are better in bits; where none is, the best in bits."""
+    better = [run for run in runs if run.bits < to_beat]
+    if better:
+        return min(better, key=lambda run: run.calibration_error)
+    return min(runs, key=lambda run: run.bits)
+
+
+def _with_decay(tuned: sghmc.SGHMC, decay: float, temperature: float) -> sghmc.SGHMC:
+    friction = jax.tree.map(lambda mass: decay / tuned.step_size * mass, tuned.mass)
+    return tuned.with_settings(friction=friction, temperature=temperature)
 
 
 def chains_for(num_steps: int, best_step: int) -> int:
@@ -328,12 +358,17 @@ def chains_for(num_steps: int, best_step: int) -> int:
     return min(NUM_MEMBERS, max(1, round(num_steps / best_step)))
 
 
+def _decay(sampler: sghmc.SGHMC) -> float:
+    """εC/M, the same for all parameters."""
+    friction, mass = (jax.tree.leaves(each)[0] for each in (sampler.friction, sampler.mass))
+    return float(sampler.step_size * friction / mass)
+
+
 def _drawn(
     setup: Setup,
     judge: Judge,
     posterior: sghmc.Posterior,
     sampler: sghmc.SGHMC,
-    temperature: float,
     starts: list[PyTree],
 ) -> Outcome:
     """One chain from each start, with all the gradients that training and tuning have left."""
@@ -349,7 +384,7 @@ def _drawn(
         samples = sghmc.sample(
             setup.key(3),
             posterior,
-            sampler.with_settings(temperature=temperature),
+            sampler,
             jax.tree.map(lambda *leaves: np.stack(leaves), *starts),
             init_axis=0,
             num_chains=num_chains,
@@ -368,9 +403,10 @@ def _drawn(
         heat = samples.info.kinetic_temperature
         assert heat is not None
     used = warm + of_tuning + num_chains * (thinning + 1) * (num_draws + num_burnin)
-    together, alone = judge.both(members)
+    found, temperature = judge.predict(members), sampler.temperature
     setting = {
         "temperature": temperature,
+        "decay": _decay(sampler),
         "step_size": sampler.step_size,
         "mass": {
             jax.tree_util.keystr(path, simple=True, separator="."): leaf
@@ -380,9 +416,9 @@ def _drawn(
         "draws": len(members),
         "thinning": thinning,
         "kinetic_temperature": float(heat.mean()) / temperature,
-        "single_bits": alone,
+        "single_bits": found.own_bits,
     }
-    return Outcome(members, used, together, setting)
+    return Outcome(members, used, found.bits(), setting, found.calibration_error())
 
 
 METHODS: dict[str, Callable[[Setup], list[Outcome]]] = {
