@@ -8,7 +8,8 @@
 Every method may take `--gradients` gradients of a batch: training, tuning and sampling together;
 the deep ensemble shares them among its members ("full ensemble": each has them all). Rates,
 temperatures and decays of momenta are tried one after another, each with all the gradients, and
-the best on the validation text is taken: AdamW's over checkpoints, too. Then the test text is looked at, once.
+the best on the validation text is taken: AdamW's over checkpoints, too. Then the test text is
+looked at, once.
 
 The first 90 % of a text are trained on (`--characters`: only the last so many of them), 5 % are for
 validation and 5 % for test. Scores are bits per character; the calibration error of the likeliest

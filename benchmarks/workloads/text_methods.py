@@ -166,7 +166,6 @@ class Judge:
         return self.predict(members).bits()
 
 
-
 class Trained(NamedTuple):
     """The best checkpoint of a run."""
 
@@ -291,10 +290,10 @@ def sampled(setup: Setup) -> list[Outcome]:
     friction and step size are `tune_network`'s, for all chains and temperatures those of the first
     start. Draws stream to disk by a checkpoint.
 
-    Temperature 1 is the posterior, and is reported. Of the decays that are tried, the best calibrated
-    is taken of those whose draws together are better, on the validation text, than the best network
-    they began from. Where none is, colder temperatures are tried until one is; where no temperature
-    helps, the best of all in bits is the one chosen.
+    Temperature 1 is the posterior, and is reported. Of the decays that are tried, the best
+    calibrated is taken of those whose draws together are better, on the validation text, than the
+    best network they began from. Where none is, colder temperatures are tried until one is; where
+    no temperature helps, the best of all in bits is the one chosen.
     """
     judge, trainer = Judge(setup), Trainer(setup, adamw(None))
     warm = int(WARM_SHARE * setup.num_gradients)

@@ -39,7 +39,8 @@ def tune_network(
 ) -> SGHMC:
     """SGHMC for a network of any size, from parameters that were trained: no runs, no search.
 
-        M = mean of ∂²U/∂θ² over a leaf;  ε = 0.35/√h, h the largest eigenvalue of M^{−½} ∇²U M^{−½}
+        M = mean of ∂²U/∂θ² over a leaf, and its standard error
+        ε = 0.35/√h, h the largest eigenvalue of M^{−½} ∇²U M^{−½}
         C = (α/ε) M, so that all momenta decay by the same share α in a step
 
     | argument | symbol | meaning |
@@ -99,7 +100,9 @@ def _check(mass: PyTree) -> None:
 def _mean_curvatures(key, target: AbstractPosterior, params: PyTree, num_rows: int) -> PyTree:
     """Of each leaf the trace of its part of ∇²U over its size (Hutchinson's estimate).
 
-    The likelihood's part counts where it is positive: far from a mode it need not be.
+    The likelihood's part counts where it is positive: far from a mode it need not be. Its standard
+    error is added. What a large leaf adds to a small one's estimate may hide all of it, and a mass
+    too light makes the step of all leaves short, where one too heavy slows its own leaf alone.
     """
 
     def of_probe(key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -111,8 +114,12 @@ def _mean_curvatures(key, target: AbstractPosterior, params: PyTree, num_rows: i
         return data, prior
 
     found = lax.map(of_probe, jax.random.split(key, _NUM_PROBES))
-    data, prior = jax.tree.map(lambda leaf: jnp.mean(leaf, 0), found)
-    return jax.tree.map(lambda x, y: jnp.maximum(x, 0) + y, data, prior)
+    return jax.tree.map(_upper_mean, *found)
+
+
+def _upper_mean(data: Float[Array, " probe"], prior: Float[Array, " probe"]) -> Float[Array, ""]:
+    error = jnp.std(data, ddof=1) / math.sqrt(_NUM_PROBES)
+    return jnp.maximum(jnp.mean(data), 0) + error + jnp.mean(prior)
 
 
 @eqx.filter_jit
