@@ -286,9 +286,9 @@ def sampled(setup: Setup) -> list[Outcome]:
 
     The best, since a chain of so few steps stays near its start: one that had learned the training
     text by heart is not forgotten. A network that is at its best before the gradients for training
-    are spent leaves them to others: so many chains begin, each from a network of its own. Mass,
-    friction and step size are `tune_network`'s, for all chains and temperatures those of the first
-    start. Draws stream to disk by a checkpoint.
+    are spent leaves them to others: so many chains begin, each from a network of its own. Masses
+    and step size are `tune_network`'s, for all chains and temperatures those of the first start.
+    Draws stream to disk by a checkpoint.
 
     Temperature 1 is the posterior, and is reported. Of the decays that are tried, the best
     calibrated is taken of those whose draws together are better, on the validation text, than the
