@@ -33,6 +33,7 @@ from sghmc.posterior.target import Target
 from sghmc.results.origin import Origin
 from sghmc.results.samples import Samples
 from sghmc.samplers.base import Kernel, Sampler
+from sghmc.samplers.settings import value_at
 from sghmc.types import PyTree
 
 _CHUNK = 65_536
@@ -201,12 +202,11 @@ def _origin(
     """What made the draws, at the last step's temperature; None where chains differ in it."""
     if isinstance(target, StackedPosterior):
         return None
-    temperature = sampler.dynamics.temperature
     return Origin(
         target=target,
         sampler=sampler,
         gradient=options.gradient,
         estimator=estimator,
-        temperature=float(temperature(num_steps - 1) if callable(temperature) else temperature),
+        temperature=float(value_at(sampler.dynamics.temperature, num_steps - 1)),
         is_adapted=options.adapt is not None,
     )
