@@ -87,13 +87,13 @@ def test_a_step_that_begins_with_a_gradient_looks_for_itself(name, looks, monkey
 def test_one_start_for_all_chains_is_given_once(monkeypatch):
     """It is repeated where chains begin: before that, it would be there twice."""
     given = []
-    compiled = beginning.compiled_beginning()
+    compiled = beginning.compiled_beginning(is_large=False)
 
     def begin(program, init, *args, **options):
         given.append(init.shape)
         return compiled(program, init, *args, **options)
 
-    monkeypatch.setattr(beginning, "compiled_beginning", lambda: begin)
+    monkeypatch.setattr(beginning, "compiled_beginning", lambda **_: begin)
     target = sghmc.Potential(lambda theta: jnp.sum(theta**2))
     samples = sghmc.sample(
         jax.random.key(0), target, SAMPLERS["sghmc"], np.ones(3), num_chains=4, num_samples=2,
@@ -101,3 +101,23 @@ def test_one_start_for_all_chains_is_given_once(monkeypatch):
     )  # fmt: skip
     assert given == [(3,)]
     assert samples.positions.shape == (4, 2, 3)
+
+
+def test_many_parameters_begin_by_a_program_made_for_speed_from_the_same_numbers(monkeypatch):
+    target, sizes = sghmc.Potential(lambda theta: jnp.sum(theta**2)), []
+    compiled = beginning.compiled_beginning
+
+    def watched(*, is_large):
+        sizes.append(is_large)
+        return compiled(is_large=is_large)
+
+    def drawn(limit):
+        monkeypatch.setattr(beginning, "_LARGE", limit)
+        return sghmc.sample(
+            jax.random.key(0), target, SAMPLERS["sghmc"], jnp.zeros(300), num_chains=2,
+            num_samples=2, progress=False,
+        ).positions  # fmt: skip
+
+    monkeypatch.setattr(beginning, "compiled_beginning", watched)
+    np.testing.assert_array_equal(drawn(600), drawn(601))
+    assert sizes == [True, False]

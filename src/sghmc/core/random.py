@@ -217,7 +217,8 @@ def normals_like(
         ]
     is_alike = len({_is_double(dtype) for dtype in dtypes}) == 1
     if tree.are_many(widths) and is_alike and not xla.has_accelerator():
-        return _cut(key, first_step, num_steps, widths, dtypes)
+        counter = jnp.asarray(first_step).astype(jnp.uint32)
+        return _cut(key, counter, num_steps, tuple(widths), tuple(dtypes))
     return [
         normals(key, first_step, num_steps, width, slot=slot, dtype=dtype)
         for slot, width, dtype in zip(slots, widths, dtypes, strict=True)
@@ -238,8 +239,9 @@ def _in_place(key: Key, first_step, slot: int, leaf: Any, copies: int) -> jax.Ar
     return normals_at(key, first_step, number, dtype=leaf.dtype)
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _cut(
-    key: Key, first_step, num_steps: int, widths: list[int], dtypes: list
+    key: Key, counter: jax.Array, num_steps: int, widths: tuple[int, ...], dtypes: tuple
 ) -> list[Float[Array, " variate *chain"]]:
     """The same normals, for all leaves at once: one generator to compile, not one for each.
 
@@ -248,7 +250,6 @@ def _cut(
     """
     total, wide = sum(widths), _wide(dtypes[0])
     *starts, _ = itertools.accumulate(widths, initial=0)
-    counter = jnp.asarray(first_step).astype(jnp.uint32)
 
     def draw():
         places = [jnp.asarray(start, jnp.uint32) for start in starts]

@@ -17,6 +17,10 @@ from sghmc.engine.program import Carry, Program
 from sghmc.engine.starts import Start, repeated
 from sghmc.types import PyTree
 
+_LARGE = 1 << 21
+"""Parameters of all chains, from which on their first momenta take longer to make, by a program
+that was compiled in a hurry, than it takes to compile a better one."""
+
 
 class Beginning(NamedTuple):
     """The carry before step 0 and, if asked for, what a gradient sees where each chain starts."""
@@ -28,13 +32,14 @@ class Beginning(NamedTuple):
 
 def begin(program: Program, start: Start, *, looks: bool) -> Beginning:
     """All chains before step 0."""
-    is_shared = start.init_axis is None
-    return compiled_beginning()(program, start.arrays, np.int32(0), looks=looks, shared=is_shared)
+    layout, is_shared = program.layout, start.init_axis is None
+    begun = compiled_beginning(is_large=layout.num_chains * tree.size(layout.like) >= _LARGE)
+    return begun(program, start.arrays, np.int32(0), looks=looks, shared=is_shared)
 
 
 @functools.cache
-def compiled_beginning() -> Any:
-    return eqx.filter_jit(_begin, **xla.once_options())
+def compiled_beginning(*, is_large: bool) -> Any:
+    return eqx.filter_jit(_begin, **(xla.loop_options() if is_large else xla.once_options()))
 
 
 def _begin(program: Program, init: PyTree, t, *, looks: bool, shared: bool) -> Beginning:

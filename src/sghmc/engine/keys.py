@@ -17,12 +17,14 @@ NUM_STREAMS = INIT + 1
 
 def chain_keys(key: jax.Array, num_chains: int) -> UInt32[Array, "chain stream 3"]:
     """Keys of three words; a chain's do not depend on how many chains there are."""
-    words, xnp = random.words(key), jnp
-    if not isinstance(words, Tracer):  # a few operations, not worth a compiler's time
-        words, xnp = np.asarray(words), np
+    words = random.words(key)
+    is_known = not isinstance(words, Tracer)
+    words = np.asarray(words) if is_known else words
     chains = _folded(words[:, None], num_chains)
     x, y = _folded([word[:, None] for word in chains], NUM_STREAMS)
-    return jnp.asarray(xnp.stack([x, y, random.parity(x, y)], axis=-1))
+    # A few operations, not worth a compiler's time; nor is their way to a device.
+    parts = [x, y, random.parity(x, y)]
+    return jax.device_put(np.stack(parts, axis=-1)) if is_known else jnp.stack(parts, axis=-1)
 
 
 def with_shared_gradients(
