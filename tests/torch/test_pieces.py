@@ -56,6 +56,22 @@ def test_types_have_pieces_of_their_own():
     assert not torch.any(drawn.float() == drawn)  # numbers of single precision are too few
 
 
+def test_steps_have_numbers_of_their_own():
+    """Over several blocks, with two pieces that take turns, and one that makes the block grow."""
+    normals = Normals(0)
+    sizes = (torch.zeros(7, 3, dtype=torch.float64), torch.zeros(11, dtype=torch.float64))
+    small, other = (pieces.cut([each], [{}], normals).pieces[0] for each in sizes)
+    large = pieces.cut([torch.zeros(5_000, dtype=torch.float64)], [{}], normals).pieces[0]
+    drawn = []
+    for turn in range(200):
+        each = (small, other, large)[turn % 3 if turn > 100 else turn % 2]
+        drawn += [numbers.flatten().clone() for numbers in each.normals()]
+    assert [len(numbers) for numbers in drawn[:3]] == [21, 11, 21]
+    found = torch.cat(drawn)
+    assert len(torch.unique(found)) == len(found)
+    assert abs(found.std() - 1) < 5 / (2 * len(found)) ** 0.5
+
+
 def moved(num_threads: int):
     torch.set_num_threads(num_threads)
     theta = torch.zeros(300_000, requires_grad=True)
@@ -107,5 +123,5 @@ def test_parameters_in_any_order_of_memory():
         torch.testing.assert_close(view.detach(), torch.full((30, 40), 0.8))
         sampler.param_groups[0]["temperature"] = 1.0
         sampler.step()
-        assert len(torch.unique(view.detach())) == 1200
+        assert len(torch.unique(view.detach())) >= 1198  # in single precision two may be equal
     torch.testing.assert_close(*found)
