@@ -75,4 +75,4 @@ def test_what_is_needed_once_makes_no_large_block():
     source.take(3)
     assert source.numbers.numel() == 3 * 64
     source.take(blocks._MOST + 1)
-    assert source.numbers.numel() == blocks._MOST + 2
+    assert source.numbers.numel() == blocks._MOST + 2  # an even count

@@ -36,7 +36,8 @@ class Block:
     def take(self, size: int) -> int:
         """Where in `numbers` so many standard normals are, which no later call gives again."""
         if self._taken + size > self.numbers.numel():
-            many = max(size, min(_MOST_STEPS * size, _MOST), self.numbers.numel())
+            num_steps = max(1, min(_MOST_STEPS, _MOST // size))
+            many = max(num_steps * size, self.numbers.numel())
             self._fill(self._first + self._num_words(self.numbers.numel()), many + many % 2)
             self._taken = 0
         self._taken += size
