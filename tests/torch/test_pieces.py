@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch import SGLD, pieces
+from sghmc.torch import SGLD, blocks, pieces
 from sghmc.torch.normals import Normals
 from torch_cases import REQUIRED, SAMPLERS, flat, make, network, train
 
@@ -70,6 +70,19 @@ def test_steps_have_numbers_of_their_own():
     found = torch.cat(drawn)
     assert len(torch.unique(found)) == len(found)
     assert abs(found.std() - 1) < 5 / (2 * len(found)) ** 0.5
+
+
+def test_a_block_that_grew_has_numbers_of_its_own(monkeypatch):
+    """A piece that comes back to the start of a block sees the new one there."""
+    monkeypatch.setattr(blocks, "_MOST_STEPS", 4)
+    normals = Normals(0)
+    small, large = (
+        pieces.cut([torch.zeros(size, dtype=torch.float64)], [{}], normals).pieces[0]
+        for size in (21, 500)
+    )
+    turns = [small, large, *[small] * 100]
+    found = torch.cat([each.normals()[0].clone() for each in turns])
+    assert len(torch.unique(found)) == len(found)
 
 
 def moved(num_threads: int):
