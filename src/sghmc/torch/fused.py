@@ -64,5 +64,4 @@ def _is_exact(force: float, dtype: torch.dtype) -> bool:
 def _are_alike(*lists: Tensors) -> bool:
     """Whether numbers that belong together lie at the same places: the kernel does not ask."""
     dtype = lists[0][0].dtype
-    tensors = itertools.chain(*lists)
-    return all([each.dtype == dtype and each.is_contiguous() for each in tensors])
+    return all(each.dtype == dtype and each.is_contiguous() for each in itertools.chain(*lists))
