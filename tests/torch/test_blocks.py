@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch import blocks
+from sghmc.torch import blocks, splitmix
 from sghmc.torch.blocks import Block
 
 
@@ -15,7 +15,12 @@ def block(seed: int = 0, dtype=torch.float32) -> Block:
 
 
 def taken(source: Block, *sizes: int):
-    return torch.cat([source.take(size).clone() for size in sizes])
+    return torch.cat([given(source, size) for size in sizes])
+
+
+def given(source: Block, size: int):
+    start = source.take(size)
+    return source.numbers[start : start + size].clone()
 
 
 @pytest.mark.parametrize("size", [1, 17, 30_000, 700_001])
@@ -27,22 +32,22 @@ def test_no_number_is_given_twice(size):
     assert 0.5 < drawn.std() < 2 if size > 1 else True
 
 
-def test_every_generator_has_its_share():
+def test_every_chunk_has_its_own_numbers():
     drawn = taken(block(dtype=torch.float64), blocks._MOST)
     assert len(torch.unique(drawn)) == len(drawn)
     assert abs(drawn.mean()) < 5 / blocks._MOST**0.5
 
 
-def test_seeds_and_not_threads_make_the_numbers():
-    before, found = torch.get_num_threads(), []
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            found.append(taken(block(), 30_000, 5, 30_000))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(*found)
-    assert not torch.any(found[0] == taken(block(1), 30_000, 5, 30_000))
+def test_how_far_numpy_goes_at_once_changes_nothing(monkeypatch):
+    expected = taken(block(), 40_000)
+    monkeypatch.setattr(splitmix, "_LANES", 1_000)
+    assert torch.equal(taken(block(), 40_000), expected)
+
+
+def test_seeds_make_the_numbers():
+    found = taken(block(), 30_000, 5, 30_000)
+    assert torch.equal(taken(block(), 30_000, 5, 30_000), found)
+    assert not torch.any(found == taken(block(1), 30_000, 5, 30_000))
 
 
 @pytest.mark.parametrize("num_taken", [0, 1, 2, 63, 64, 65])
@@ -68,6 +73,6 @@ def test_a_state_that_took_nothing_goes_on():
 def test_what_is_needed_once_makes_no_large_block():
     source = block()
     source.take(3)
-    assert source._numbers.numel() <= 3 * 64 + 16
+    assert source.numbers.numel() == 3 * 64
     source.take(blocks._MOST + 1)
-    assert source._numbers.numel() <= blocks._MOST + 16
+    assert source.numbers.numel() == blocks._MOST + 2  # an even count

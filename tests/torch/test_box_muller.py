@@ -9,25 +9,22 @@ import scipy.stats
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from sghmc.torch import box_muller
+from sghmc.torch.splitmix import Words
 
 SIZE = 1 << 20
 
 
-class Bits:
-    """A generator of given words."""
-
-    def __init__(self, *words):
-        self.words = np.array(words, np.int64)
-
-    def integers(self, low, high, size, dtype, endpoint):
-        assert (low, high, dtype, endpoint) == (-(2**63), 2**63 - 1, np.int64, True)
-        return np.resize(self.words, size)
+def normals(words, dtype):
+    found = np.array(words, np.int64).view(dtype)
+    box_muller.transform(found, np.empty(found.size // 2, dtype))
+    return found
 
 
 def numbers(dtype, size=SIZE):
-    found = np.empty(size, dtype)
-    box_muller.fill(np.random.Generator(np.random.SFC64(0)), found)
-    return found
+    """From the words that samplers have, too many for one pass."""
+    words = np.empty(size * np.dtype(dtype).itemsize // 8, np.uint64)
+    Words.seeded(np.random.SeedSequence(0)).read(0, words)
+    return normals(words.view(np.int64), dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -40,7 +37,7 @@ def test_numbers_are_normal(dtype):
         expected = float(2 * scipy.stats.norm.sf(bound))
         count = int(np.sum(np.abs(drawn) > bound))
         assert scipy.stats.binomtest(count, SIZE, expected).pvalue > 1e-4
-    half = drawn[: 1 << 17].reshape(2, -1)  # the numbers of a pass, in their pairs
+    half = drawn.reshape(2, -1)  # in their pairs
     radius, angle = np.hypot(*half), np.arctan2(*half)
     assert scipy.stats.kstest(radius**2 / 2, "expon").pvalue > 1e-4
     assert scipy.stats.kstest(angle, "uniform", args=(-math.pi, 2 * math.pi)).pvalue > 1e-4
@@ -48,9 +45,9 @@ def test_numbers_are_normal(dtype):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_numbers_do_not_know_each_other(dtype):
-    """Correlations of 2²⁰ numbers have errors of 0.001, and here there are 20: 5 errors."""
+    """Correlations of 2²⁰ numbers have errors of 0.001, and here there are 24: 5 errors."""
     drawn = numbers(dtype).astype(np.float64)
-    for shift in (1, 2, 1 << 16, (1 << 16) + 1, 1 << 17):
+    for shift in (1, 2, 1 << 15, 1 << 16, SIZE // 2, SIZE // 2 + 1):
         other = np.roll(drawn, shift)
         for f, g in ((1, 1), (2, 2), (1, 2), (2, 1)):
             x, y = drawn**f, other**g
@@ -59,14 +56,8 @@ def test_numbers_do_not_know_each_other(dtype):
 
 @pytest.mark.parametrize(("dtype", "num_bits"), [(np.float32, 31), (np.float64, 63)])
 def test_bits_that_have_no_logarithm_or_the_largest(dtype, num_bits):
-    found = np.empty(4, dtype)
-    box_muller.fill(Bits(0), found)  # pyright: ignore[reportArgumentType]
+    num_words = np.dtype(dtype).itemsize // 2  # of four numbers
     largest = math.sqrt(2 * (num_bits + 2) * math.log(2))
+    found = normals([0] * num_words, dtype)
     np.testing.assert_allclose(found, [largest, largest, 0, 0], rtol=1e-6)
-    box_muller.fill(Bits(-(1 << 63)), found)  # pyright: ignore[reportArgumentType]
-    assert np.all(np.isfinite(found))
-
-
-def test_passes_have_their_own_numbers():
-    drawn = numbers(np.float64, 3 * box_muller._CHUNK + 2)
-    assert len(np.unique(drawn)) == len(drawn)
+    assert np.all(np.isfinite(normals([-(1 << 63)] * num_words, dtype)))

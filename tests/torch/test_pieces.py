@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch import SGLD, pieces
+from sghmc.torch import SGLD, blocks, pieces
 from sghmc.torch.normals import Normals
 from torch_cases import REQUIRED, SAMPLERS, flat, make, network, train
 
@@ -54,6 +54,35 @@ def test_types_have_pieces_of_their_own():
     (drawn,) = second.normals()
     assert drawn.dtype == torch.float64
     assert not torch.any(drawn.float() == drawn)  # numbers of single precision are too few
+
+
+def test_steps_have_numbers_of_their_own():
+    """Over several blocks, with two pieces that take turns, and one that makes the block grow."""
+    normals = Normals(0)
+    sizes = (torch.zeros(7, 3, dtype=torch.float64), torch.zeros(11, dtype=torch.float64))
+    small, other = (pieces.cut([each], [{}], normals).pieces[0] for each in sizes)
+    large = pieces.cut([torch.zeros(5_000, dtype=torch.float64)], [{}], normals).pieces[0]
+    drawn = []
+    for turn in range(200):
+        each = (small, other, large)[turn % 3 if turn > 100 else turn % 2]
+        drawn += [numbers.flatten().clone() for numbers in each.normals()]
+    assert [len(numbers) for numbers in drawn[:3]] == [21, 11, 21]
+    found = torch.cat(drawn)
+    assert len(torch.unique(found)) == len(found)
+    assert abs(found.std() - 1) < 5 / (2 * len(found)) ** 0.5
+
+
+def test_a_block_that_grew_has_numbers_of_its_own(monkeypatch):
+    """A piece that comes back to the start of a block sees the new one there."""
+    monkeypatch.setattr(blocks, "_MOST_STEPS", 4)
+    normals = Normals(0)
+    small, large = (
+        pieces.cut([torch.zeros(size, dtype=torch.float64)], [{}], normals).pieces[0]
+        for size in (21, 500)
+    )
+    turns = [small, large, *[small] * 100]
+    found = torch.cat([each.normals()[0].clone() for each in turns])
+    assert len(torch.unique(found)) == len(found)
 
 
 def moved(num_threads: int):
@@ -107,5 +136,5 @@ def test_parameters_in_any_order_of_memory():
         torch.testing.assert_close(view.detach(), torch.full((30, 40), 0.8))
         sampler.param_groups[0]["temperature"] = 1.0
         sampler.step()
-        assert len(torch.unique(view.detach())) == 1200
+        assert len(torch.unique(view.detach())) >= 1198  # in single precision two may be equal
     torch.testing.assert_close(*found)

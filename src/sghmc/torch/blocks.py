@@ -1,71 +1,71 @@
 """Normals for the next steps of a small network on a CPU, drawn many at once.
 
-What one step of a small network needs is drawn sooner than a second thread begins, and passes of
-NumPy over so few numbers are mostly calls. Both pay in a block for many steps.
+Passes of NumPy over what one step of a small network needs are mostly calls: they pay in a block
+for many steps. One thread draws it. The others of torch wait for work without sleeping, for
+milliseconds after a backward pass, and a thread of our own would have to share a core with them.
 """
 
 # pyright: reportPrivateImportUsage=false
 
-import functools
-
 import numpy as np
 import torch
 
-from sghmc.torch import box_muller, threads
+from sghmc.torch import box_muller
+from sghmc.torch.splitmix import Words
 
 _MOST_STEPS, _MOST = 64, 1 << 21
 """A block is for so many steps, or for as many as need so many numbers."""
-_SHARE = 1 << 15
-"""Numbers of a block for each generator, at least."""
-_NUM_GENERATORS = 8
-_EVEN = 2 * _NUM_GENERATORS
-"""What sizes are multiples of: every generator makes pairs."""
+_CHUNK = 1 << 17
+"""Numbers that are made together, and stay in the cache meanwhile."""
 
 
 class Block:
-    """Generators, the numbers that they made last, and how many of these were taken.
+    """Numbers that a stream of words made last, and how many of them were taken.
 
-    Numbers depend on the seed and on the sizes that were asked for, not on the number of threads.
+    They depend on the seed and on the sizes that were asked for.
     """
 
     def __init__(self, dtype: torch.dtype, seeds: np.random.SeedSequence):
-        self._bits = [np.random.SFC64(seed) for seed in seeds.spawn(_NUM_GENERATORS)]
-        self._numbers = torch.empty(0, dtype=dtype)
-        self._begun = self._states()
+        self.numbers = torch.empty(0, dtype=dtype)
+        self._words = Words.seeded(seeds)
+        self._room = self.numbers
+        self._first = 0
+        """The number of the block's first word."""
         self._taken = 0
 
-    def take(self, size: int) -> torch.Tensor:
-        """A vector of standard normals, which no later call gives again."""
-        if self._taken + size > self._numbers.numel():
-            many = max(size, min(_MOST_STEPS * size, _MOST), self._numbers.numel())
-            self._fill(many + -many % _EVEN)
+    def take(self, size: int) -> int:
+        """Where in `numbers` so many standard normals are, which no later call gives again."""
+        if self._taken + size > self.numbers.numel():
+            num_steps = max(1, min(_MOST_STEPS, _MOST // size))
+            many = max(num_steps * size, self.numbers.numel())
+            self._fill(self._first + self._num_words(self.numbers.numel()), many + many % 2)
             self._taken = 0
         self._taken += size
-        return self._numbers[self._taken - size : self._taken]
+        return self._taken - size
 
-    def _fill(self, size: int) -> None:
-        self._begun = self._states()
-        if size != self._numbers.numel():
-            self._numbers = self._numbers.new_empty(size)
-        most = min(_NUM_GENERATORS, max(1, size // _SHARE))
-        parts = np.split(self._numbers.numpy(), 1 << (most.bit_length() - 1))
-        generators = map(np.random.Generator, self._bits)
-        pairs = zip(generators, parts, strict=False)
-        threads.run(functools.partial(box_muller.fill, *pair) for pair in pairs)
+    @torch._disable_dynamo  # which would trace NumPy's passes as torch's, without unsigned words
+    def _fill(self, first: int, size: int) -> None:
+        self._first = first
+        if size != self.numbers.numel():
+            self.numbers = self.numbers.new_empty(size)
+            self._room = self.numbers.new_empty(min(size, _CHUNK) // 2)
+        numbers, room = self.numbers.numpy(), self._room.numpy()
+        for start in range(0, size, _CHUNK):
+            chunk = numbers[start : start + _CHUNK]
+            self._words.read(first + self._num_words(start), chunk.view(np.uint64))
+            box_muller.transform(chunk, room)
 
-    def _states(self) -> np.ndarray:
-        return np.stack([bits.state["state"]["state"] for bits in self._bits])
+    def _num_words(self, size: int) -> int:
+        """What so many numbers, an even count, are made of."""
+        return size * self.numbers.dtype.itemsize // 8
 
     def state(self) -> torch.Tensor:
-        """The generators' words before this block, its size, and how much of it was taken."""
-        counts = [self._numbers.numel(), self._taken]
-        return torch.tensor([*self._begun.view(np.int64).flatten().tolist(), *counts])
+        """The stream, where in it this block begins, its size, and how much of it was taken."""
+        words = self._words
+        stream = np.array([words.key, words.gamma], np.uint64).view(np.int64).tolist()
+        return torch.tensor([*stream, self._first, self.numbers.numel(), self._taken])
 
     def load_state(self, state: torch.Tensor) -> None:
-        *words, size, self._taken = state.tolist()
-        rows = np.array(words, np.int64).view(np.uint64).reshape(_NUM_GENERATORS, -1)
-        for bits, row in zip(self._bits, rows, strict=True):
-            bits.state = {**bits.state, "state": {"state": row}}
-        self._begun = self._states()
-        if size:
-            self._fill(size)
+        *stream, first, size, self._taken = state.tolist()
+        self._words = Words(*np.array(stream, np.int64).view(np.uint64).tolist())
+        self._fill(first, size)

@@ -26,7 +26,7 @@ class FiniteCheck:
         # The norm of half-precision numbers may be more than they can hold.
         grads = [grad.float() if grad.dtype == torch.float16 else grad for grad in grads]
         norms = [whole(norm) for norm in torch._foreach_norm(grads)]
-        if norms[0].device.type == "cpu":
+        if grads[0].is_cpu:
             if not math.isfinite(sum([norm.item() for norm in norms])):
                 _refuse(grads, step)
             return

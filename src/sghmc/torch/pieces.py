@@ -24,6 +24,8 @@ in the thread that calls them."""
 _CACHED = 1 << 20
 """Numbers on a CPU, at most, that are in its cache with what belongs to them: passes over all of
 them, which wake all threads, then cost less than as many calls for every piece."""
+_MOST_VIEWS = 256
+"""Of a block, that a piece keeps: new ones take longer than to add what they show."""
 _LAUNCH, _SHARE, _FEW = 320 << 16, 1 / 5, 1 << 22
 """Elsewhere: what a launch of torch's kernels for lists takes, 320 blocks of 65,536 numbers, since
 fewer leave processors idle; but at most a fifth of all, so that the noise needs little memory."""
@@ -70,12 +72,15 @@ class Piece:
             if isinstance(value, torch.Tensor)
         }
         self._sizes = [part.size for part in parts]
+        self._size = sum(self._sizes)
         self._shapes = [position.shape for position in self.positions]
         self.is_fused = isinstance(source, Block) or len(source.generators) == 1
         self._source = source
         if isinstance(source, Source):
-            self._noise = source.buffer(stream, sum(self._sizes), self.positions[0].dtype)
+            self._noise = source.buffer(stream, self._size, self.positions[0].dtype)
             self._drawn = self.shaped(self._noise)
+        self._block = torch.empty(0)
+        self._views: dict[int, list[torch.Tensor]] = {}
 
     def cut(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         found = []
@@ -89,9 +94,17 @@ class Piece:
     def normals(self) -> list[torch.Tensor]:
         """Standard normals like the positions, until the next are asked for."""
         if isinstance(self._source, Block):
-            return self.shaped(self._source.take(sum(self._sizes)))
+            return self._view(self._source.take(self._size), self._source.numbers)
         self._noise.normal_(generator=self._source.generators[self.stream])
         return self._drawn
+
+    def _view(self, start: int, numbers: torch.Tensor) -> list[torch.Tensor]:
+        """Some numbers of a block like the positions; blocks lie where the last one did."""
+        if numbers is not self._block or len(self._views) > _MOST_VIEWS:
+            self._block, self._views = numbers, {}
+        if start not in self._views:
+            self._views[start] = self.shaped(numbers.narrow(0, start, self._size))
+        return self._views[start]
 
     def shaped(self, numbers: torch.Tensor) -> list[torch.Tensor]:
         """A vector like the positions."""

@@ -68,6 +68,8 @@ def sum_of_squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A number that shards have in parts (`DTensor`), on every rank."""
+    if type(tensor) is torch.Tensor:
+        return tensor
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # pyright: ignore
 
 
