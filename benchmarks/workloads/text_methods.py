@@ -310,15 +310,16 @@ def sampled(setup: Setup) -> list[Outcome]:
             for i in range(num_chains)
         ]
     posterior = setup.model.posterior(setup.split.train)
-    tuned = sghmc.tune_network(setup.key(2), posterior, starts[0].params, num_rows=_ROWS)
+    tuned = sghmc.tune_network(
+        setup.key(2), posterior, starts[0].params, momentum_decay=1.0, num_rows=_ROWS
+    )
     runs: dict[float, list[Outcome]] = {}
     best: dict[float, Outcome] = {}
     to_beat = min(start.bits for start in starts)
     for t in setup.temperatures:
         params = [start.params for start in starts]
         runs[t] = [
-            _drawn(setup, judge, posterior, _with_decay(tuned, decay, t), params)
-            for decay in setup.decays
+            _drawn(setup, judge, posterior, tuned, t, decay, params) for decay in setup.decays
         ]
         best[t] = chosen_of(runs[t], to_beat)
         if best[t].bits < to_beat:
@@ -347,30 +348,26 @@ def chosen_of(runs: list[Outcome], to_beat: float) -> Outcome:
     return min(runs, key=lambda run: run.bits)
 
 
-def _with_decay(tuned: sghmc.SGHMC, decay: float, temperature: float) -> sghmc.SGHMC:
-    friction = jax.tree.map(lambda mass: decay / tuned.step_size * mass, tuned.mass)
-    return tuned.with_settings(friction=friction, temperature=temperature)
-
-
 def chains_for(num_steps: int, best_step: int) -> int:
     """How many networks come near their best in so many steps, if one is at its best after some."""
     return min(NUM_MEMBERS, max(1, round(num_steps / best_step)))
-
-
-def _decay(sampler: sghmc.SGHMC) -> float:
-    """εC/M, the same for all parameters."""
-    friction, mass = (jax.tree.leaves(each)[0] for each in (sampler.friction, sampler.mass))
-    return float(sampler.step_size * friction / mass)
 
 
 def _drawn(
     setup: Setup,
     judge: Judge,
     posterior: sghmc.Posterior,
-    sampler: sghmc.SGHMC,
+    tuned: sghmc.SGHMC,
+    temperature: float,
+    decay: float,
     starts: list[PyTree],
 ) -> Outcome:
-    """One chain from each start, with all the gradients that training and tuning have left."""
+    """One chain from each start, with all the gradients that training and tuning have left.
+
+    Momenta of `tuned` decay within a step; here by the share `decay`.
+    """
+    friction = jax.tree.map(lambda of_leaf: decay * of_leaf, tuned.friction)
+    sampler = tuned.with_settings(friction=friction, temperature=temperature)
     num_chains = len(starts)
     of_tuning = math.ceil(NUM_PRODUCTS * _GRADIENTS_OF_PRODUCT * _ROWS / setup.batch)
     warm = int(WARM_SHARE * setup.num_gradients) // num_chains * num_chains
@@ -402,10 +399,10 @@ def _drawn(
         heat = samples.info.kinetic_temperature
         assert heat is not None
     used = warm + of_tuning + num_chains * (thinning + 1) * (num_draws + num_burnin)
-    found, temperature = judge.predict(members), sampler.temperature
+    found = judge.predict(members)
     setting = {
         "temperature": temperature,
-        "decay": _decay(sampler),
+        "decay": decay,
         "step_size": sampler.step_size,
         "mass": {
             jax.tree_util.keystr(path, simple=True, separator="."): leaf

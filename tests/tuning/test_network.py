@@ -66,12 +66,11 @@ def test_a_small_leaf_beside_a_large_one_does_not_shorten_the_step():
         jnp.ones(10),
     )
     start = {"large": jnp.zeros(400), "small": jnp.zeros(())}
-    steps = [
-        sghmc.tune_network(jax.random.key(i), posterior, start, num_rows=10).step_size
-        for i in range(12)
+    samplers: list[Any] = [
+        sghmc.tune_network(jax.random.key(i), posterior, start, num_rows=10) for i in range(12)
     ]
     # With masses that are known exactly the largest eigenvalue is 1.8.
-    assert min(steps) > 0.35 / np.sqrt(1.8) / 2
+    assert min(sampler.step_size for sampler in samplers) > 0.35 / np.sqrt(1.8) / 2
 
 
 def test_the_step_is_a_share_of_what_is_stable():
