@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import sghmc
-from sghmc.checkpoint.folder import Folder
-from sghmc.checkpoint.store import Files
+from sghmc.checkpoint.folder import RunFolder
+from sghmc.checkpoint.store import DiskStore
 
 
 def logistic():
@@ -189,6 +189,8 @@ if __name__ == "__main__":
     if given.memory:
         watch_memory(given.draws, given.size, given.folder)
     else:
-        clock = Clock((Folder, "enter"), (Folder, "save"), (Folder, "resume"), (Files, "append"))
+        clock = Clock(
+            (RunFolder, "enter"), (RunFolder, "save"), (RunFolder, "resume"), (DiskStore, "append")
+        )
         for make in (logistic, network):
             compare(make, clock, given.seconds, given.pairs)

@@ -103,9 +103,9 @@ def seconds_of_sums(num_processes: int):
     from jax import lax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from sghmc.core import processes
+    from sghmc.core import runtime
 
-    processes.avoid_preemption()
+    runtime.avoid_preemption()
     everywhere = PartitionSpec()
     mesh = jax.make_mesh((num_processes,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 

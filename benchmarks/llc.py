@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 import sghmc
-from sghmc.complexity.deep_linear import deep_linear_coefficient
+from sghmc.complexity.learning_coefficient import deep_linear_coefficient
 from workloads import peers
 from workloads.deep_linear import layers_at, mean_loss
 

@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from typing import Protocol
 
 ROOT = pathlib.Path(__file__).parents[1]
 FAULTS = pathlib.Path(__file__).parent / "faults"
@@ -57,6 +58,9 @@ class Fault:
         path = pathlib.PurePosixPath(self.file)
         return (f"tests/{path.parent / f'test_{path.name}'}",)
 
+    def planted(self, text: str) -> str:
+        return text.replace(self.old, self.new)
+
     @property
     def digest(self) -> str:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
@@ -68,6 +72,15 @@ def read() -> list[Fault]:
         for entry in tomllib.loads(path.read_text("utf-8"))["fault"]:
             faults.append(Fault(**entry | {"tests": tuple(entry.get("tests", ()))}))
     return faults
+
+
+class Planted(Protocol):
+    """A fault that can be planted in a file of the repository."""
+
+    @property
+    def path(self) -> str: ...
+
+    def planted(self, text: str) -> str: ...
 
 
 class Copies:
@@ -89,14 +102,14 @@ class Copies:
                     shutil.copy2(ROOT / name, target)
             self.free.put(folder / str(i))
 
-    def run(self, tests: tuple[str, ...], marks: str, fault: Fault | None = None) -> dict:
+    def run(self, tests: tuple[str, ...], marks: str, fault: Planted | None = None) -> dict:
         """The tests in a copy that has the fault: how they ended, and the first that failed."""
         copy = self.free.get()
         path = copy / fault.path if fault else None
         whole = path.read_text("utf-8") if path else ""
         try:
             if fault and path:
-                path.write_text(whole.replace(fault.old, fault.new), encoding="utf-8")
+                path.write_text(fault.planted(whole), encoding="utf-8")
             return _pytest(copy, tests, marks)
         finally:
             if path:
@@ -106,8 +119,10 @@ class Copies:
 
 def _pytest(folder: pathlib.Path, tests: tuple[str, ...], marks: str) -> dict:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks]
+    # The copy's source comes first; what else PYTHONPATH names, PyTorch say, stays importable.
+    paths = [str(folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
-        "PYTHONPATH": str(folder / "src"),
+        "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     started = time.perf_counter()

@@ -73,7 +73,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_fold(data: pathlib.Path, file: str) -> None:
-    from sghmc.data.ratings import folds, load_ratings
+    from sghmc.recommender.ratings import folds, load_ratings
 
     ratings = load_ratings(data)
     train, test = folds(ratings, 5, seed=0)[0]

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from sghmc.data.ratings import load_ratings
-from sghmc.data.side_files import load_side
 from sghmc.estimators import MatrixFactorization
+from sghmc.recommender.features import load_side
+from sghmc.recommender.ratings import load_ratings
 
 
 def main() -> None:

@@ -98,7 +98,7 @@ def pairs(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
         score = 0.6 * factors + rng.normal(size=items) - 4
         user, item = np.nonzero(rng.random((users, items)) < 1 / (1 + np.exp(-score)))
         return user, item
-    from sghmc.data.ratings import load_ratings
+    from sghmc.recommender.ratings import load_ratings
 
     ratings = load_ratings(options.data)
     rows = np.flatnonzero(ratings.rating >= LEAST)

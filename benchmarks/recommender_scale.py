@@ -27,9 +27,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from sghmc.data.ratings import Ratings, load_ratings
 from sghmc.estimators import MatrixFactorization
-from sghmc.estimators.recommender.likelihoods.gaussian import Gaussian
+from sghmc.recommender.rating_likelihoods import Gaussian
+from sghmc.recommender.ratings import Ratings, load_ratings
 from workloads.tables import NOISE, made_up_ratings, step_costs
 
 

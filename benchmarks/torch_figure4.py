@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from sghmc.data.mnist import load_mnist
+from sghmc.data.archives import load_mnist
 from sghmc.results.scores import class_scores
 from sghmc.torch import SGHMC, GaussianPrior
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import sghmc
 from sghmc import theory
-from sghmc.samplers.base import Sampler
+from sghmc.samplers import Sampler
 
 STEP_SIZES = (0.05, 0.1, 0.2, 0.4, 0.8)
 FRICTION = 1.5

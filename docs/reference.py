@@ -18,8 +18,7 @@ import sghmc.interop.numpyro
 import sghmc.interop.optax
 from sghmc import estimators, models
 from sghmc.core import random, tree
-from sghmc.data import ratings
-from sghmc.estimators.recommender import rating_answers
+from sghmc.recommender import rating_answers, ratings
 from sghmc.samplers import settings
 from sghmc.samplers.table import EXAMPLES, markdown
 
@@ -89,7 +88,10 @@ GROUPS = {
         "Learning coefficient",
         "How many directions a trained model uses.",
         _of(sghmc, "llc", "LearningCoefficient")
-        | _of(importlib.import_module("sghmc.complexity.deep_linear"), "deep_linear_coefficient"),
+        | _of(
+            importlib.import_module("sghmc.complexity.learning_coefficient"),
+            "deep_linear_coefficient",
+        ),
     ),
     "adaptation": Group(
         "Adaptation",

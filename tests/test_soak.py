@@ -25,6 +25,7 @@ SEEDS = range(16)
 FURTHER = range(16, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(FURTHER, marks=pytest.mark.slow)], ids=str)
 def test_random_runs_are_sound(request, seeds):
     seconds = request.config.getoption("--soak")
@@ -48,6 +49,7 @@ def _resources() -> tuple[float, int, int]:
     return size, threading.active_count(), len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="asks Linux for its memory")
 @pytest.mark.parametrize("is_mapped", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_many_runs_leave_nothing_behind(is_mapped, tmp_path):

@@ -8,17 +8,16 @@ import jax.numpy as jnp
 from jax import lax
 
 import sghmc
-from sghmc.core import tree, xla
-from sghmc.engine.keys import NUM_STREAMS
+from sghmc.core import runtime, tree
+from sghmc.engine.chain import NUM_STREAMS, Program
 from sghmc.engine.layout import Layout
-from sghmc.engine.program import Program
-from sghmc.samplers.base import Sampler
+from sghmc.samplers import Sampler
 from workloads import timing
 
 
 def jitted(function: Callable, *, as_ours: bool = True) -> Callable:
     """Data are arguments of what is compiled, functions are not; `as_ours`: with our options."""
-    return eqx.filter_jit(function, **(xla.loop_options() if as_ours else {}))
+    return eqx.filter_jit(function, **(runtime.jit_options("loop") if as_ours else {}))
 
 
 def scans(

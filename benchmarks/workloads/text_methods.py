@@ -18,7 +18,7 @@ import optax
 
 import sghmc
 from sghmc.models import Transformer
-from sghmc.tuning.network import NUM_PRODUCTS
+from sghmc.tuning.tune import NUM_PRODUCTS
 from sghmc.types import PyTree
 from workloads import text
 

@@ -10,54 +10,44 @@ from types import ModuleType
 from sghmc import data, models, theory, transforms
 from sghmc.adapt import Adapt, Adaptation, Moment
 from sghmc.adapt.hmc import AdaptHMC
-from sghmc.adapt.mass import AdaptMass
-from sghmc.adapt.scale import AdaptScale
-from sghmc.checkpoint.checkpoint import Checkpoint
-from sghmc.checkpoint.errors import CheckpointError, CheckpointWarning
+from sghmc.adapt.mass import AdaptMass, AdaptScale
+from sghmc.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWarning
+from sghmc.complexity.learning_coefficient import LearningCoefficient
 from sghmc.complexity.llc import llc
-from sghmc.complexity.report import LearningCoefficient
-from sghmc.core.cache_folder import cache
-from sghmc.core.processes import LostProcessError, ProcessError
+from sghmc.core.files import cache
+from sghmc.core.runtime import LostProcessError, ProcessError
 from sghmc.core.version import __version__
 from sghmc.engine.stepper import Stepper
-from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
+from sghmc.gradients import Gradient, GradientEstimator, Oracle
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import FullBatch, NoisyGradient
-from sghmc.gradients.fisher import EmpiricalFisher
 from sghmc.gradients.minibatch import Minibatch
+from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.planning import Plan, plan
-from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.gibbs import GaussianPrior, Gibbs
 from sghmc.posterior.parameter_rows import RowLikelihood, RowPrior
 from sghmc.posterior.posterior import Posterior
-from sghmc.posterior.potential import Potential
-from sghmc.posterior.priors import GaussianPrior
-from sghmc.posterior.source import DataError
-from sghmc.posterior.target import Target
-from sghmc.results.errors import DivergenceError, GradientNoiseError
+from sghmc.posterior.sources import DataError
+from sghmc.posterior.target import Potential, Target
 from sghmc.results.health import HealthWarning
-from sghmc.results.samples import Samples
-from sghmc.results.stein import kernel_stein_discrepancy
-from sghmc.samplers.austerity import Austerity
-from sghmc.samplers.base import Dynamics, Kernel, Sampler
-from sghmc.samplers.cyclical import Cyclical
-from sghmc.samplers.descent import SGD, Momentum
-from sghmc.samplers.hmc import HMC
+from sghmc.results.samples import DivergenceError, GradientNoiseError, Samples
+from sghmc.results.scores import kernel_stein_discrepancy
+from sghmc.samplers import Dynamics, Kernel, Sampler
+from sghmc.samplers.hmc import HMC, Austerity
+from sghmc.samplers.langevin import PSGLD, SGLD
 from sghmc.samplers.lazy import Lazy
-from sghmc.samplers.psgld import PSGLD
+from sghmc.samplers.nose_hoover import SGNHT
+from sghmc.samplers.optimizers import SGD, Momentum
 from sghmc.samplers.replicas import ReplicaExchange
+from sghmc.samplers.riemannian import SGRHMC
 from sghmc.samplers.rounding import StochasticRounding
 from sghmc.samplers.sghmc import SGHMC
-from sghmc.samplers.sgld import SGLD
-from sghmc.samplers.sgnht import SGNHT
-from sghmc.samplers.sgrhmc import SGRHMC
-from sghmc.samplers.splitting import BAOAB, OBABO
-from sghmc.samplers.ubu import UBU
-from sghmc.samplers.whitened import Whitened
+from sghmc.samplers.splitting import BAOAB, OBABO, UBU
+from sghmc.samplers.wrappers import Cyclical, Whitened
 from sghmc.sampling import sample
-from sghmc.tuning.budget import BudgetError
-from sghmc.tuning.network import tune_network
-from sghmc.tuning.report import Tuned
-from sghmc.tuning.tune import tune
+from sghmc.tuning.pilots import BudgetError
+from sghmc.tuning.result import Tuned
+from sghmc.tuning.tune import tune, tune_network
 from sghmc.types import Change, Evaluation, StepInfo
 
 __all__ = [

@@ -7,20 +7,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from sghmc.core import machine, xla
-from sghmc.engine import loop, memory, traced
-from sghmc.engine.host import capacity_for
-from sghmc.engine.memory import num_bytes, shown
+from sghmc.core import runtime
+from sghmc.engine import footprint, loop
+from sghmc.engine.chain import Carry, Program
+from sghmc.engine.devices import CHAIN, DATA
+from sghmc.engine.driver import capacity_for
+from sghmc.engine.footprint import num_bytes, shown
 from sghmc.engine.mesh import OverMesh
-from sghmc.engine.options import RunOptions
-from sghmc.engine.partition import CHAIN, DATA
-from sghmc.engine.program import Carry, Program
+from sghmc.engine.options import RunOptions, hold_fixed
+from sghmc.engine.program_hash import with_batches
 from sghmc.engine.run import checked, program_of
-from sghmc.engine.tracing import with_batches
-from sghmc.engine.trainable import hold_fixed
-from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.posterior import StackedPosterior
 from sghmc.posterior.target import Target
-from sghmc.samplers.base import Sampler
+from sghmc.samplers import Sampler
 from sghmc.types import PyTree
 
 
@@ -117,27 +116,27 @@ def plan(
     parts = checked(key, target, sampler, init, given)
     place, program = parts.place, with_batches(program_of(parts, key, target, given))
     carry = place.carry_like(program)
-    record = traced.record_like(program, place.fetched_like(parts.layout, carry))
+    record = loop.record_like(program, place.fetched_like(parts.layout, carry))
     capacity, num_parts = capacity_for(record, parts.layout), place.size(CHAIN)
     num_chains = given.num_chains // num_parts
     rest = num_bytes(carry._replace(state=None)) // num_parts
     own = isinstance(place, OverMesh)
     device: dict[str, int | None] = {
-        "states of chains": num_chains * memory.state_bytes(parts.kernel, parts.layout) + rest,
+        "states of chains": num_chains * footprint.state_bytes(parts.kernel, parts.layout) + rest,
         "data and other arrays": _held_bytes(program, place.size(DATA)),
         "draws on their way": capacity * num_bytes(record) // num_parts,
         "temporary": _temporary(program, carry, capacity) if compiles and not own else None,
     }
     draws = {"draws": given.num_samples * num_bytes(record)}
-    room, is_saved = memory.device_room(given), given.checkpoint is not None
+    room, is_saved = footprint.device_room(given), given.checkpoint is not None
     return Plan(
         device=device,
         host={} if is_saved else draws,
         disk=draws if is_saved else {},
         device_room=room,
-        host_room=machine.memory_bytes(),
-        disk_room=machine.free_bytes(given.checkpoint.path) if given.checkpoint else None,
-        num_devices=memory.num_devices(given),
+        host_room=runtime.memory_bytes(),
+        disk_room=runtime.free_bytes(given.checkpoint.path) if given.checkpoint else None,
+        num_devices=footprint.num_devices(given),
         has_own_memory=room is not None,
     )
 
@@ -169,6 +168,6 @@ def _temporary(program: Program, carry: Carry, capacity: int) -> int | None:
         program, carry = eqx.combine((program, carry), rest)
         return loop.make_draws(program, carry, *numbers, capacity=capacity)
 
-    compiled = jax.jit(draws, donate_argnums=1, **xla.loop_options())
+    compiled = jax.jit(draws, donate_argnums=1, **runtime.jit_options("loop"))
     found = compiled.lower(*arrays, number, number, number).compile().memory_analysis()
     return None if found is None else int(found.temp_size_in_bytes)

@@ -10,31 +10,27 @@ import jax
 
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
-from sghmc.core import processes
+from sghmc.core import runtime
 from sghmc.engine import checks
-from sghmc.engine.options import RunOptions
-from sghmc.engine.partition import Rules
+from sghmc.engine.devices import Rules
+from sghmc.engine.options import RunOptions, hold_fixed
 from sghmc.engine.run import run
-from sghmc.engine.trainable import hold_fixed
-from sghmc.gradients.base import Gradient
+from sghmc.gradients import Gradient
 from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.stacked import StackedPosterior
+from sghmc.posterior.posterior import StackedPosterior
 from sghmc.posterior.target import Target
-from sghmc.results.samples import Samples
-from sghmc.results.thinning import thinned
-from sghmc.samplers.base import Sampler
-from sghmc.tuning import promise
-from sghmc.tuning.choice import Engine
-from sghmc.tuning.report import Tuned
-from sghmc.tuning.saved import recall
-from sghmc.tuning.tune import tune
+from sghmc.results.samples import Samples, thinned
+from sghmc.samplers import Sampler
+from sghmc.tuning import result
+from sghmc.tuning.result import Tuned
+from sghmc.tuning.tune import Engine, tune
 from sghmc.types import PyTree
 
 _BATCH_SIZE = 500
 """Examples that a step of "auto" looks at, unless a `gradient` says how many."""
-_NUM_STRETCHES = 2
-"""Longer runs of "auto" at the most, where the draws of one know too little."""
+# Longer runs of "auto" if the Monte Carlo error of the first is too large.
+_MAX_EXTENSIONS = 2
 _ENGINES: dict[str, Engine] = {"auto": "auto", "auto:exact": "exact", "auto:minibatch": "minibatch"}
 
 
@@ -133,13 +129,16 @@ def sample(
         )
     tuned = _tuned(key, target, init, options, sampler)
     samples = _drawn(jax.random.fold_in(key, 1), target, tuned, options, thinning)
-    for attempt in range(_NUM_STRETCHES):
-        longer = promise.stretch(samples, tuned.report)
-        if longer is None or thinning is not None or checkpoint is not None:
+    precision = result.precision(samples)
+    for attempt in range(_MAX_EXTENSIONS):
+        factor = result.extension_factor(tuned.report, precision, samples)
+        if factor is None or thinning is not None or checkpoint is not None:
             break
-        tuned = dataclasses.replace(tuned, thinning=math.ceil(longer * tuned.thinning))
+        tuned = dataclasses.replace(tuned, thinning=math.ceil(factor * tuned.thinning))
         samples = _drawn(jax.random.fold_in(key, 2 + attempt), target, tuned, options, thinning)
-    return samples.with_tuning(promise.judged(tuned.report, samples))
+        precision = result.precision(samples)
+    report = result.with_precision(tuned.report, precision, samples)
+    return dataclasses.replace(samples, tuning=report)
 
 
 def _drawn(
@@ -172,7 +171,7 @@ def _tuned(
             '"auto" chooses starts and settings itself, for one posterior: give one init, and no '
             "init_axis, posterior_axis or adapt; or call sghmc.tune first."
         )
-    if processes.are_many():
+    if runtime.is_multiprocess():
         raise ValueError(
             f'"auto" tunes in one process, but jax.distributed runs {jax.process_count()}: call '
             f"sghmc.tune in one of its own, and sample with its sampler in all."
@@ -192,4 +191,4 @@ def _tuned(
     )
     if options.checkpoint is None:
         return tuning()
-    return recall(options.checkpoint, options.identity(key, target, sampler, init), tuning)
+    return result.recall(options.checkpoint, options.identity(key, target, sampler, init), tuning)

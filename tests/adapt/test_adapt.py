@@ -9,10 +9,10 @@ import pytest
 
 import sghmc
 from cases import params
-from sghmc.adapt.base import Moment
+from sghmc.adapt import Moment
 from sghmc.adapt.hmc import begin_search
 from sghmc.core import matrices
-from sghmc.results.origin import Origin
+from sghmc.results.prediction import Origin
 
 START = {"a": jnp.array([0.5, -1.0, 2.0]), "b": jnp.asarray(0.3)}
 MASS = {"a": jnp.array([0.5, 1.7, 20.0]), "b": jnp.asarray(3.0)}
@@ -197,6 +197,7 @@ def assert_right(samples):
     assert np.all(np.abs(squares.mean(0) - 1) < 0.15), squares.mean(0)
 
 
+@pytest.mark.slow
 def test_hmc_finds_its_step_size_and_mass():
     samples = adapted(
         sghmc.HMC(1.0, 5, jitter=0.3), sghmc.AdaptHMC(until=300), num_samples=300, num_burnin=300
@@ -206,6 +207,7 @@ def test_hmc_finds_its_step_size_and_mass():
     assert np.all((rates > 0.75) & (rates < 0.98)), rates
 
 
+@pytest.mark.slow
 def test_sghmc_finds_its_mass():
     """The first window has steps fit for the mass 1; then all frequencies are 1."""
     steps = optax.join_schedules([lambda t: 0.01, lambda t: 0.3], [100])
@@ -263,6 +265,7 @@ def test_what_cannot_be_is_refused(make, message):
         make()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "adapt",
     [sghmc.AdaptMass(until=60, first_window=20, gradients=True), sghmc.AdaptScale(until=60)],

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from sghmc import experiments
-from sghmc.display.page import write
+from sghmc import paper
+from sghmc.display import write
 from sghmc.estimators.pages import table_page
-from sghmc.experiments.figure2 import LABELS
-from sghmc.results.info import Info
+from sghmc.paper.figure2 import LABELS
 from sghmc.results.samples import Samples
+from sghmc.results.summaries import Info
 from views import DESK, PHONE
 
 pytestmark = pytest.mark.browser
@@ -50,8 +50,8 @@ def experiment_reports(folder):
     (folder / "figure2").mkdir()
     for name, content in {"config": config, "result": result}.items():
         (folder / "figure2" / f"{name}.json").write_text(json.dumps(content))
-    write(folder / "figure2", experiments.page("figure2", config, result))
-    write(folder, experiments.contents(folder, {"table1": f"no data in {NAME}"}))
+    write(folder / "figure2", paper.page("figure2", config, result))
+    write(folder, paper.contents(folder, {"table1": f"no data in {NAME}"}))
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,13 @@ import checkpoint_run
 import sghmc
 from cases import SAMPLERS, halving
 from sghmc import sampling
-from sghmc.checkpoint import manifest, zarr_format
-from sghmc.checkpoint.errors import DamagedError
+from sghmc.checkpoint import manifest, zarr
+from sghmc.checkpoint.checkpoint import DamagedError
 from sghmc.checkpoint.folder import open_folder
-from sghmc.engine import beginning, host, loop, pace, run
+from sghmc.engine import blocking, driver, loop, run
+from sghmc.engine import init as beginning
 from sghmc.engine.progress import Bar
-from sghmc.tuning.report import TuneReport
+from sghmc.tuning.result import TuneReport
 
 KEY = jax.random.key(7)
 START = jnp.array([0.5, -1.0])
@@ -65,7 +66,7 @@ def kill_at(monkeypatch):
                 if count is not None and num_done >= count:
                     raise Killed
 
-        monkeypatch.setattr(host, "Bar", Death)
+        monkeypatch.setattr(driver, "Bar", Death)
 
     return set_end
 
@@ -125,6 +126,9 @@ ALIKE = ("without accept", "schedules", "learning rate", "resampling", "whitened
 """States of such are those of others: they are resumed in the slow tests."""
 
 
+@pytest.mark.slow_cases(
+    "hmc", "psgld", "replicas of sghmc", "sghmc", "sgld", "sgnht", "sgrhmc", "ubu"
+)
 @pytest.mark.parametrize(
     "name",
     [
@@ -138,6 +142,7 @@ def test_every_sampler_goes_on_bit_for_bit(name, kill_at, tmp_path):
     assert len(saves(tmp_path)) == 3
 
 
+@pytest.mark.slow
 def test_all_that_a_run_carries_through_burnin_and_draws(kill_at, tmp_path):
     """With parameters whose names must not lead out of the folder, and a type numpy has not."""
     init = {"../../up": START, "ε": jnp.zeros(3, jnp.bfloat16)}
@@ -177,6 +182,7 @@ def test_all_that_a_run_carries_through_burnin_and_draws(kill_at, tmp_path):
     assert len(arrays) == 5 + 3
 
 
+@pytest.mark.slow
 def test_a_posterior_for_each_chain(kill_at, tmp_path):
     one = sghmc.Posterior(log_likelihood, log_prior, DATA[:7])
     stack = sghmc.Posterior.stack([POSTERIOR, one])
@@ -206,6 +212,7 @@ def test_data_from_files_and_streams(kind, kill_at, tmp_path):
     same(sample(tmp_path / "run", target()), whole)
 
 
+@pytest.mark.slow
 def test_auto_tunes_once(kill_at, tmp_path, monkeypatch):
     tunings = []
     factor = np.array([[0.5, 0.0], [0.1, 0.4]])
@@ -214,9 +221,17 @@ def test_auto_tunes_once(kill_at, tmp_path, monkeypatch):
         tunings.append(1)
         sampler = sghmc.Whitened(SAMPLER, np.asarray(init), factor)
         report = TuneReport(
-            2, 10, 0.0, {"minibatch": 0.1}, "Minibatch", 0.1, 2.0, 0.0, float("nan"), 0.0, 1.0,
-            5.0, 0.05, True, ("a note",), 1.0, "minibatch", "as asked for", 1, float("nan"), {},
-        )  # fmt: skip
+            engine="minibatch",
+            num_parameters=2,
+            distance=0.0,
+            estimator="Minibatch",
+            step_size=0.1,
+            kinetic_temperature=1.0,
+            autocorrelation_time=5.0,
+            tolerance=0.05,
+            gradient_noise={"minibatch": 0.1},
+            notes=("a note",),
+        )
         return sghmc.Tuned(sampler, sghmc.Minibatch(3), jnp.stack([init]), 1, report)
 
     monkeypatch.setattr(sampling, "tune", tune)
@@ -293,6 +308,7 @@ def newest_state(path):
     return next((path / "saves" / f"{9:012d}" / "state" / "d").iterdir())
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_returned_without_running(folder, whole, monkeypatch):
     monkeypatch.setattr(beginning, "begin", None)
     monkeypatch.setattr(loop, "advance", None)
@@ -318,6 +334,7 @@ def make_read_only(monkeypatch):
     monkeypatch.setattr(pathlib.Path, "write_bytes", lambda *_: refuse())
 
 
+@pytest.mark.slow
 def test_a_finished_run_on_a_read_only_disk_is_returned(folder, whole, monkeypatch):
     make_read_only(monkeypatch)
     same(sample(folder), whole)
@@ -365,6 +382,7 @@ def test_draws_that_changed_are_seen_and_made_again(folder, whole):
         same(sample(folder), whole)
 
 
+@pytest.mark.slow
 def test_without_an_intact_save_nothing_is_touched(folder):
     cut(positions(folder))
     for place in (folder / "saves").iterdir():
@@ -502,6 +520,7 @@ def test_settings_that_make_no_sense():
         sghmc.Checkpoint(3)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_no_reader_takes_pickles():
     for path in pathlib.Path(sghmc.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -522,8 +541,8 @@ def test_ctrl_c_keeps_everything(tmp_path, whole, monkeypatch):
             if num_done == 5:
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(host, "Bar", CtrlC)
-    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(driver, "Bar", CtrlC)
+    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     with pytest.warns(UserWarning, match="Interrupted after 5 of 9 draws"):
         partial = sample(tmp_path)
     np.testing.assert_array_equal(partial.positions, whole.positions[:, :5])
@@ -542,10 +561,11 @@ FULL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("no_room", FULL)
 def test_a_full_disk_is_told_and_earlier_work_kept(no_room, tmp_path, kill_at, monkeypatch):
     """The store's metadata are 4 kB; a draw is 20 kB, or orbax writes 12 kB about 40 arrays."""
-    monkeypatch.setattr(zarr_format, "_CHUNK_BYTES", 1)  # no hole, whose end would be too far
+    monkeypatch.setattr(zarr, "_CHUNK_BYTES", 1)  # no hole, whose end would be too far
     room, init, keep = FULL[no_room]
     args, given = (sghmc.Potential(sum_of_squares), SAMPLER, init), {"gradient": None, "keep": keep}
     kill_at(5)
@@ -574,7 +594,7 @@ def test_a_run_that_diverges_does_so_again(tmp_path):
 
 
 def test_saves_by_time_and_the_last_few_stay(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)
     same(sample(tmp_path, saving={"seconds": 1e-9, "num_saves": 2}), whole)
     assert saves(tmp_path) == [8, 9]
 
@@ -614,6 +634,7 @@ def kill(process: subprocess.Popen, path: pathlib.Path) -> None:
         assert num_written(path) - newest(path) <= checkpoint_run.EVERY
 
 
+@pytest.mark.slow
 def test_a_process_killed_twice(tmp_path):
     path, rng, last = tmp_path / "run", np.random.default_rng(0), 0
     for _ in range(2):

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 import sghmc
-from sghmc.checkpoint.fingerprint import describe, differences, traced
-from sghmc.posterior import source as sources
+from sghmc.checkpoint.fingerprint import describe, differences, jaxpr_hash
+from sghmc.posterior import sources
 
 X = jnp.ones(3)
 module = types.ModuleType("settings_of_a_user")
@@ -127,9 +127,9 @@ KINDS = {name.removeprefix("of_"): f for name, f in globals().items() if name.st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_function_uses_is_seen_wherever_it_comes_from(kind):
-    first, second = (traced(KINDS[kind](value), X) for value in (1.0, 2.0))
+    first, second = (jaxpr_hash(KINDS[kind](value), X) for value in (1.0, 2.0))
     assert first != second
-    assert first == traced(KINDS[kind](1.0), X)
+    assert first == jaxpr_hash(KINDS[kind](1.0), X)
 
 
 def test_what_makes_no_difference_is_none():
@@ -142,16 +142,17 @@ def test_what_makes_no_difference_is_none():
         unused = 5.0  # noqa: F841
         return 2.0 * y
 
-    assert traced(plain, X) == traced(renamed, X)
-    assert traced(plain, X) == traced(plain, X + 1)  # arguments count by shape and dtype
-    assert traced(plain, X) != traced(plain, jnp.ones(4))
-    assert traced(plain, X) != traced(plain, jnp.ones(3, jnp.bfloat16))
+    assert jaxpr_hash(plain, X) == jaxpr_hash(renamed, X)
+    assert jaxpr_hash(plain, X) == jaxpr_hash(plain, X + 1)  # arguments count by shape and dtype
+    assert jaxpr_hash(plain, X) != jaxpr_hash(plain, jnp.ones(4))
+    assert jaxpr_hash(plain, X) != jaxpr_hash(plain, jnp.ones(3, jnp.bfloat16))
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same():
     code = (
-        "import jax, jax.numpy as jnp; from sghmc.checkpoint.fingerprint import traced; "
-        "print(traced(jax.value_and_grad(lambda x: jnp.sum(jax.nn.softplus(x @ x) * 3)), "
+        "import jax, jax.numpy as jnp; from sghmc.checkpoint.fingerprint import jaxpr_hash; "
+        "print(jaxpr_hash(jax.value_and_grad(lambda x: jnp.sum(jax.nn.softplus(x @ x) * 3)), "
         "jnp.ones((2, 2))))"
     )
     found = {
@@ -180,7 +181,7 @@ def test_lines_name_what_differs():
     assert differences(then, now) == ["sampler.step_size was 0.1, is 0.2"]
     gone = describe({"sampler": sghmc.SGD(0.1), "num_samples": 5, "init": {"a": X}})
     (line,) = differences(then, gone)
-    assert line.startswith("sampler was sghmc.samplers.sghmc.SGHMC, is sghmc.samplers.descent.SGD")
+    assert line.startswith("sampler was sghmc.SGHMC, is sghmc.SGD")
 
 
 def test_an_object_that_holds_itself_ends():
@@ -209,3 +210,70 @@ def test_a_file_too_large_to_be_read_whole_is_known_by_its_time_too(tmp_path, mo
     np.save(path, np.zeros((5000, 2), np.float32))
     found = sghmc.data.MemoryMapped(path).identity()
     assert found["rows.npy"] == (path.stat().st_size, path.stat().st_mtime_ns)
+
+
+def test_where_a_run_is_made_is_part_of_what_it_is_known_by():
+    """Another rounding, of 64 bits or of another device, makes other draws."""
+    lines = describe({})
+    assert lines == {
+        "the version of sghmc": sghmc.__version__,
+        "the version of jax": jax.__version__,
+        "the kind of device": jax.default_backend(),
+        "jax_enable_x64": "False",
+    }
+    with jax.enable_x64(True):
+        assert differences(lines, describe({})) == ["jax_enable_x64 was False, is True"]
+
+
+def test_the_type_of_every_array_is_said_of_a_target_too():
+    """Data in another precision round otherwise, though their numbers may be the same."""
+
+    def lines(dtype):
+        rows = jnp.ones((5, 2), dtype)
+        target = sghmc.Posterior(lambda p, x: p * jnp.sum(x), lambda p: -p, rows)
+        return describe({"target": target, "few": jnp.ones(2, dtype)})
+
+    found = differences(lines(jnp.float32), lines(jnp.bfloat16))
+    assert [line.split(" ")[0] for line in found] == ["target.data", "few"]
+    assert found[1] == "few was float32[2] [1.0, 1.0], is bfloat16[2] [1.0, 1.0]"
+
+
+def test_a_program_is_known_by_the_precision_of_all_its_numbers():
+    def through(dtype):
+        return lambda x: (x.astype(dtype) + 1).astype(jnp.float32)
+
+    assert jaxpr_hash(through(jnp.float16), X) != jaxpr_hash(through(jnp.bfloat16), X)
+
+
+def test_parts_are_named_by_their_paths():
+    lines = describe({"a": {"k": [1, (2.5, None)]}, "s": {3, 1}, "f": len, "t": int})
+    assert lines["a['k'][0]"] == "1"
+    assert lines["a['k'][1][0]"] == "2.5"
+    assert lines["a['k'][1][1]"] == "None"
+    assert (lines["s[0]"], lines["s[1]"]) == ("1", "3")
+    assert lines["f"] == "a function"
+    assert lines["t"] == "<class 'int'>"
+    key = describe({"key": jax.random.key(7)})["key"]
+    assert key.endswith("[0, 7]")
+    few, many = describe({"x": np.arange(4)})["x"], describe({"x": np.arange(5)})["x"]
+    assert few == "int64[4] [0, 1, 2, 3]"
+    assert many.startswith("int64[5] ")
+    assert len(many) == len("int64[5] ") + 16
+
+
+def test_a_part_that_came_or_went_is_told_once():
+    then, now = {"a": "x", "a.b": "1", "a[0]": "2", "ab": "3"}, {"ab": "4"}
+    assert differences(then, now) == ["a was x, is gone", "ab was 3, is 4"]
+    assert differences({}, {"a": "x"}) == ["a was not there, is x"]
+
+
+def test_the_number_of_real_rows_counts_unless_a_stream_grows():
+    def lines(data):
+        target = sghmc.Posterior(lambda p, x: p * jnp.sum(x), lambda p: -p, data)
+        return describe({"target": target})
+
+    rows = np.ones((5, 2), np.float32)
+    assert "target.num_real" in lines(rows)
+    growing = lines(sghmc.data.Stream([rows], size=5))
+    assert "target.num_real" not in growing
+    assert "target.log_prior" in growing

@@ -9,12 +9,12 @@ import pathlib
 import pytest
 
 from sghmc.checkpoint import manifest
-from sghmc.checkpoint.errors import DamagedError
-from sghmc.checkpoint.manifest import Manifest, Progress, Stored
+from sghmc.checkpoint.checkpoint import CheckpointError, DamagedError
+from sghmc.checkpoint.manifest import Manifest, RunProgress, StoredArray
 
 DIGEST = "0" * 64
-STORED = Stored("positions", "float32", (2, 3), 16, DIGEST)
-PROGRESS = Progress(
+STORED = StoredArray("positions", "float32", (2, 3), 16, DIGEST)
+PROGRESS = RunProgress(
     done=5,
     seconds=1.5,
     startup_seconds=0.5,
@@ -47,7 +47,7 @@ def whole(place):
 def craft(place, text):
     """Write a manifest with any text and a right checksum."""
     digest = hashlib.sha256(text.encode()).hexdigest()
-    (place / "manifest.json").write_text(f"sghmc checkpoint, format 3\n{digest}\n{text}")
+    (place / "manifest.json").write_text(f"sghmc checkpoint, format 4\n{digest}\n{text}")
 
 
 def changed(place, path, value):
@@ -68,7 +68,7 @@ def test_what_is_written_is_read(folder):
     found = manifest.read(folder)
     assert (found.arguments, found.arrays) == ({"key": "0"}, {"0000": ("float32", (2, 3))})
     assert set(found.files) == {"state/one", "state/two"}
-    assert Progress.of(found) == PROGRESS
+    assert RunProgress.of(found) == PROGRESS
     manifest.check_files(folder, found)
 
 
@@ -97,7 +97,7 @@ def test_a_field_that_is_missing_or_of_another_type(field, folder):
         manifest.write(folder, whole(folder))
         changed(folder, [field], value)
         with pytest.raises(DamagedError, match="its manifest"):
-            Progress.of(manifest.read(folder))
+            RunProgress.of(manifest.read(folder))
 
 
 CRAFTED = [
@@ -132,7 +132,7 @@ CRAFTED = [
 def test_entries_that_are_not_believed(path, value, folder):
     changed(folder, path, value)
     with pytest.raises(DamagedError, match=r"its manifest('s draws)? (has|contradicts itself)"):
-        Progress.of(manifest.read(folder))
+        RunProgress.of(manifest.read(folder))
 
 
 OUTWARD = [
@@ -153,13 +153,13 @@ def test_paths_of_draws_lead_to_arrays(name, folder):
     """Whoever reads the draws opens them."""
     changed(folder, ["content", "draws"], {name: dataclasses.asdict(STORED)})
     with pytest.raises(DamagedError, match="for draws"):
-        Progress.of(manifest.read(folder))
+        RunProgress.of(manifest.read(folder))
 
 
 def test_a_save_of_another_format_is_named(folder):
     path = folder / "manifest.json"
-    path.write_text(path.read_text().replace("format 3", "format 1", 1))
-    with pytest.raises(DamagedError, match=r"another version of sghmc, .* format 1 and not 3"):
+    path.write_text(path.read_text().replace("format 4", "format 3", 1))
+    with pytest.raises(CheckpointError, match=r"format 3, and this version reads format 4"):
         manifest.read(folder)
 
 

@@ -13,16 +13,16 @@ import pytest
 import tensorstore
 
 import sghmc
-from sghmc.checkpoint import zarr_format
-from sghmc.checkpoint.draw_file import DrawFile
-from sghmc.checkpoint.store import Files
-from sghmc.engine import host, pace
+from sghmc.checkpoint import zarr
+from sghmc.checkpoint.store import DiskStore
+from sghmc.checkpoint.zarr import DrawFile
+from sghmc.engine import blocking, driver
 from sghmc.engine.progress import Bar
-from sghmc.results import diagnostics
+from sghmc.results import summaries
 
 LocalStore = pytest.importorskip("zarr.storage").LocalStore
 xarray = pytest.importorskip("xarray")
-arviz: Any = diagnostics._import_arviz()  # which keeps its daily announcement from us
+arviz: Any = summaries._import_arviz()  # which keeps its daily announcement from us
 EVERY, NUM_SAMPLES = 10, 25
 WEIGHTS = np.dtype("f4").itemsize * 2 * 6  # bytes of a draw's, for two chains
 
@@ -77,7 +77,7 @@ def sample(folder):
 def chunks_of_ten_draws():
     """Of the weights: three chunks, of which the last is not full."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zarr_format, "_CHUNK_BYTES", 10 * WEIGHTS)
+        patch.setattr(zarr, "_CHUNK_BYTES", 10 * WEIGHTS)
         yield
 
 
@@ -101,6 +101,7 @@ def check_same(found, expected, num_draws=NUM_SAMPLES):
             np.testing.assert_array_equal(array.values, wanted.values[:, :num_draws])
 
 
+@pytest.mark.slow
 def test_arviz_opens_what_the_run_returned(finished):
     folder, samples = finished
     found = opened(folder / "draws")
@@ -150,12 +151,12 @@ def test_an_interrupted_run_is_there_until_its_last_save(finished, tmp_path, mon
             if num_done >= 14:
                 raise Killed
 
-    monkeypatch.setattr(host, "Bar", Death)
-    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(driver, "Bar", Death)
+    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     with pytest.raises(Killed):
         sample(tmp_path)
     check_same(opened(tmp_path / "draws"), finished[1].to_arviz(), num_draws=EVERY)
-    monkeypatch.setattr(host, "Bar", Bar)
+    monkeypatch.setattr(driver, "Bar", Bar)
     sample(tmp_path)
     check_same(opened(tmp_path / "draws"), finished[1].to_arviz())
 
@@ -167,9 +168,9 @@ def test_no_draws_are_promised_that_a_resumed_run_takes_away(copy, finished, mon
     def die(*_):
         raise Killed
 
-    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     ways = (
-        (DrawFile, "go_on", contextlib.nullcontext()),
+        (DrawFile, "reopen", contextlib.nullcontext()),
         (Bar, "update", pytest.warns(match="is damaged")),
     )
     for kind, name, told in ways:
@@ -223,8 +224,8 @@ def test_every_type_and_shape(num_chains, tmp_path):
     draws = {name: rows(leaf, num_chains, 9) for name, leaf in ARRAYS.items()}
     nothing = {"positions": {name: array[:, :0] for name, array in draws.items()}}
     (tmp_path / "draws").mkdir()
-    with contextlib.closing(Files(tmp_path / "draws", nothing, 11)) as store:
-        store.begin()
+    with contextlib.closing(DiskStore(tmp_path / "draws", nothing, 11)) as store:
+        store.create()
         for part in (slice(0, 1), slice(1, 7), slice(7, 9)):
             store.append({"positions": {name: array[:, part] for name, array in draws.items()}})
         assert opened(tmp_path / "draws")["posterior"].sizes["draw"] == 0
@@ -253,8 +254,8 @@ def test_every_type_and_shape(num_chains, tmp_path):
 def paths(names, tmp_path):
     nothing = {"positions": dict.fromkeys(names, np.zeros((1, 0)))}
     (tmp_path / "draws").mkdir(parents=True)
-    store = Files(tmp_path / "draws", nothing, 1)
-    store.begin()
+    store = DiskStore(tmp_path / "draws", nothing, 1)
+    store.create()
     store.close()
     found = json.loads((tmp_path / "draws" / "zarr.json").read_text())
     arrays = found["consolidated_metadata"]["metadata"]
@@ -272,7 +273,7 @@ def test_names_are_kept_and_none_leads_out_or_to_anothers_file(tmp_path):
         assert not set(name) & set("/\\:\0")
         assert not name.startswith(("__", "."))
         assert len(name.encode()) <= 200
-        assert zarr_format.safe_name(name) == name, "a manifest with it would not be believed"
+        assert zarr.safe_name(name) == name, "a manifest with it would not be believed"
     inside = {path.parent.name for path in (tmp_path / "hostile").rglob("c.0.0")}
     assert inside == found
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "hostile"}

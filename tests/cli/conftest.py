@@ -7,10 +7,15 @@ from sghmc import cli
 from sghmc.cli import session
 
 
-@pytest.fixture(autouse=True)
-def no_compiled_programs_on_disk(monkeypatch):
-    """jax's cache folder belongs to the process: one test must not choose it for the others."""
-    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
+@pytest.fixture(autouse=True, scope="module")
+def no_compiled_programs_on_disk():
+    """jax's cache folder belongs to the process: one test must not choose it for the others.
+
+    Of the scope of fixtures that run commands themselves, or it would come after them.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(session, "keep_compiled_programs", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from demo_results import demo_result, drawn
-from sghmc.experiments import demo
+from sghmc.paper import demo
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +21,7 @@ def test_a_folder_that_cannot_be_made_is_seen_before_the_work(invoke, monkeypatc
     assert "/dev/null" in result.stderr
 
 
+@pytest.mark.slow
 def test_demo_writes_and_prints(invoke, monkeypatch, tmp_path, tiny_result):
     monkeypatch.setattr(demo, "run", lambda *_, **__: tiny_result)
     result = invoke("demo", "--out", tmp_path / "demo")
@@ -35,6 +36,7 @@ def test_demo_writes_and_prints(invoke, monkeypatch, tmp_path, tiny_result):
     assert json.loads(invoke("demo", "--json", "--out", tmp_path / "demo").stdout) == tiny_result
 
 
+@pytest.mark.slow
 def test_the_demos_picture_goes_where_it_is_wanted(invoke, monkeypatch, tmp_path, tiny_result):
     monkeypatch.setattr(demo, "run", lambda *_, **__: tiny_result)
     for name in ("picture.png", "picture.svg"):

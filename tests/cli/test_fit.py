@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from sghmc import estimators
-from sghmc.estimators.table import tabular
+from sghmc.estimators import tables
 
 
 def houses(count: int = 120) -> pd.DataFrame:
@@ -56,6 +56,7 @@ def fitted(invoke, table, tmp_path_factory):
     return folder, results
 
 
+@pytest.mark.slow
 def test_fit_judges_and_writes(fitted):
     folder, results = fitted
     assert results["price"]["task"] == "regression"
@@ -79,6 +80,7 @@ def test_fit_judges_and_writes(fitted):
         assert len(pd.read_csv(folder / target / "predictions.csv")) == result["num_test"] == 24
 
 
+@pytest.mark.slow
 def test_predict_is_that_of_the_model(invoke, fitted, table, tmp_path):
     folder, _ = fitted
     new = pd.DataFrame({"town": ["B", "A"], "size": [140, 60]})
@@ -123,7 +125,7 @@ def test_predict_for_machines_and_in_silence(invoke, fitted, tmp_path):
 def test_a_place_that_cannot_be_written_to_is_seen_before_the_work(
     invoke, table, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(tabular, "fit_table", lambda *_, **__: pytest.fail("the work began"))
+    monkeypatch.setattr(tables, "fit_table", lambda *_, **__: pytest.fail("the work began"))
     monkeypatch.setattr(estimators, "load", lambda *_: pytest.fail("the work began"))
     (tmp_path / "file").touch()
     for command in (["fit", table, "--target", "price"], ["predict", "model", table]):
@@ -203,20 +205,21 @@ def test_tables_that_cannot_be_learned_from(invoke, tmp_path):
 
 
 def test_what_is_a_class():
-    assert tabular.detect_task(np.array(["a"], object)) == "classification"
-    assert tabular.detect_task(np.array([True])) == "classification"
-    assert tabular.detect_task(np.arange(20)) == "classification"
-    assert tabular.detect_task(np.arange(21)) == "regression"
-    assert tabular.detect_task(np.array([0.0, 1.0])) == "regression"
+    assert tables.detect_task(np.array(["a"], object)) == "classification"
+    assert tables.detect_task(np.array([True])) == "classification"
+    assert tables.detect_task(np.arange(20)) == "classification"
+    assert tables.detect_task(np.arange(21)) == "regression"
+    assert tables.detect_task(np.array([0.0, 1.0])) == "regression"
 
 
 def test_words_for_people(fitted):
     for result in fitted[1].values():
-        text = "\n".join(tabular.summary(result))
+        text = "\n".join(tables.summary(result))
         assert "held-out rows" in text
         assert "calibration error" in text
 
 
+@pytest.mark.slow
 def test_the_default_model_is_a_network(table, tmp_path, monkeypatch):
     class Quick(estimators.BayesianMLPClassifier):
         def __init__(self, random_state=None, progress=False):
@@ -231,13 +234,13 @@ def test_the_default_model_is_a_network(table, tmp_path, monkeypatch):
                 progress=progress,
             )
 
-    monkeypatch.setitem(tabular.KINDS, ("classification", "mlp"), Quick)
-    result = tabular.fit_table(tabular_columns(table), "is_dear", ignored=["price", "id"])
+    monkeypatch.setitem(tables.KINDS, ("classification", "mlp"), Quick)
+    result = tables.fit_table(tabular_columns(table), "is_dear", ignored=["price", "id"])
     assert result.result["model"] == "Quick"
     assert result.predictions.startswith("row,truth,prediction,confidence,p(cheap),p(dear),entropy")
 
 
 def tabular_columns(path):
-    from sghmc.data.tables.features import read_table
+    from sghmc.data.table_files import read_table
 
     return read_table(path, ignored=["sold"])

@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 
 from command_results import fit_result, ratings_result
 from demo_results import demo_result, drawn
-from sghmc import cli, estimators, experiments
+from sghmc import cli, estimators, paper
 from sghmc.cli import session
-from sghmc.data import ratings
-from sghmc.data.tables import features
-from sghmc.estimators import recommender
-from sghmc.estimators.recommender import ratings as fitted_ratings
-from sghmc.estimators.table import tabular
-from sghmc.estimators.table.encoding import Encoding
-from sghmc.experiments import demo
+from sghmc.data import table_files
+from sghmc.estimators import tables
+from sghmc.estimators.encoding import Encoding
+from sghmc.paper import demo
+from sghmc.recommender import evaluation as fitted_ratings
+from sghmc.recommender import ratings
+from sghmc.recommender.matrix_factorization import MatrixFactorization
 
 LONG = "a name that is far too long for a column of a table, and " * 3
 COMMANDS = {
@@ -74,20 +74,20 @@ def stubs(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
     columns = {"row": [1], "prediction": [LONG], "confidence": [1 / 3], "entropy": [2 / 3]}
     columns |= {f"p({k})": [1 / 3] for k in range(30)}
-    fitted = tabular.Fit(Model(), fit_result(inputs=[LONG] * 9), "row\n1\n")
+    fitted = tables.Fit(Model(), fit_result(inputs=[LONG] * 9), "row\n1\n")
     for owner, name, value in (
         (session, "keep_compiled_programs", lambda: None),
         (demo, "run", demo_run),
-        (experiments, "reproduce", experiment_result),
-        (features, "read_table", lambda *_, **__: {}),
-        (tabular, "encoding_of", lambda model: Encoding("y", [])),
-        (tabular, "fit_table", lambda *_, **__: fitted),
-        (tabular, "predict_table", lambda *_: columns),
+        (paper, "reproduce", experiment_result),
+        (table_files, "read_table", lambda *_, **__: {}),
+        (tables, "encoding_of", lambda model: Encoding("y", [])),
+        (tables, "fit_table", lambda *_, **__: fitted),
+        (tables, "predict_table", lambda *_: columns),
         (estimators, "load", lambda path: Model()),
         (ratings, "load_ratings", lambda *_, **__: None),
         (fitted_ratings, "fit_and_judge", lambda *_, **__: (Model(), ratings_result(0.9))),
         (fitted_ratings, "is_model", lambda path: True),
-        (recommender.MatrixFactorization, "load", lambda path: Model()),
+        (MatrixFactorization, "load", lambda path: Model()),
     ):
         monkeypatch.setattr(owner, name, value)
     (tmp_path / "run").mkdir()
@@ -105,6 +105,7 @@ def test_every_command_is_here():
     assert set(typer.main.get_command(cli.app).commands) == set(COMMANDS)  # pyright: ignore
 
 
+@pytest.mark.slow_cases("demo")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_reader_sees_lines_of_80_columns(stubs, monkeypatch, command):
     # A terminal, as far as we ask; the bars of a run are not shown, as nothing runs.

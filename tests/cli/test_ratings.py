@@ -11,16 +11,9 @@ from typer.testing import CliRunner
 
 from handmade_factors import handmade_draws
 from sghmc import cli
-from sghmc.cli import session
-from sghmc.data.ratings import synthetic_ratings
-from sghmc.estimators.recommender import factor_chain
-from sghmc.estimators.recommender.factor_chain import Chain
-
-
-@pytest.fixture(autouse=True)
-def no_compiled_programs_on_disk(monkeypatch):
-    """jax's cache folder belongs to the process: one test must not choose it for the others."""
-    monkeypatch.setattr(session, "keep_compiled_programs", lambda: None)
+from sghmc.recommender import matrix_factorization
+from sghmc.recommender.chain import Chain
+from sghmc.recommender.ratings import synthetic_ratings
 
 
 def call(*args) -> Any:
@@ -67,12 +60,13 @@ def model(table, tmp_path, monkeypatch):
     def run(key, ratings, settings, start, *_):
         return Chain.of(handmade_draws(sizes={"user": 24, "item": 16}))
 
-    monkeypatch.setattr(factor_chain, "run", run)
+    monkeypatch.setattr(matrix_factorization, "run_factor_chain", run)
     fitted = call("fit-ratings", table, "--out", tmp_path / "m", "--holdout", 0)
     assert fitted.exit_code == 0, fitted.output
     return tmp_path / "m"
 
 
+@pytest.mark.slow
 def test_new_users_are_taken_in_without_a_fit(model, tmp_path):
     (tmp_path / "new.csv").write_text("user,item,rating\neve,3,5\neve,7,1\n")
     answer = call("recommend", model, "--user", "eve", "--new", tmp_path / "new.csv", "--json")
@@ -82,6 +76,7 @@ def test_new_users_are_taken_in_without_a_fit(model, tmp_path):
     assert not {3, 7} & set(best["items"])
 
 
+@pytest.mark.slow
 def test_features_of_users_come_from_a_file(table, tmp_path, monkeypatch):
     """Somebody of whom only features are known is no stranger; also when they come later."""
     seen = []
@@ -92,7 +87,7 @@ def test_features_of_users_come_from_a_file(table, tmp_path, monkeypatch):
         weights = {"user.weights": np.ones((5, 2, 4)), "user.weight_scale": np.ones((5, 1, 2))}
         return Chain.of(draws | weights)
 
-    monkeypatch.setattr(factor_chain, "run", run)
+    monkeypatch.setattr(matrix_factorization, "run_factor_chain", run)
     people = "".join(f"user{i},{'ab'[i % 2]}\n" for i in range(24))
     (tmp_path / "people.csv").write_text(f"user,kind\n{people}eve,a\n")
     options = ("--out", tmp_path / "m", "--holdout", 0, "--users", tmp_path / "people.csv")
@@ -114,7 +109,8 @@ def test_events_are_judged_by_their_rankings(tmp_path, monkeypatch):
     """A file without ratings, in which a pair comes twice."""
     rows = "".join(f"{i % 7},{i % 6}\n" for i in range(50))
     (tmp_path / "log.csv").write_text(f"user,item\n{rows}")
-    monkeypatch.setattr(factor_chain, "run", lambda *_: Chain.of(handmade_draws()))
+    drawn = Chain.of(handmade_draws())
+    monkeypatch.setattr(matrix_factorization, "run_factor_chain", lambda *_: drawn)
     options = ("--likelihood", "implicit", "--out", tmp_path / "m")
     fitted = call("fit-ratings", tmp_path / "log.csv", *options)
     assert fitted.exit_code == 0, fitted.output
@@ -125,6 +121,7 @@ def test_events_are_judged_by_their_rankings(tmp_path, monkeypatch):
     assert "no column of ratings" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_all_users_get_a_table(model, tmp_path):
     printed = call("recommend", model, "--all", "-k", 3)
     assert printed.exit_code == 0, printed.output
@@ -161,7 +158,7 @@ def test_ctrl_c_ends_the_command_without_a_model(table, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(factor_chain, "run", interrupted)
+    monkeypatch.setattr(matrix_factorization, "run_factor_chain", interrupted)
     for args in (
         ("fit-ratings", table, "--out", tmp_path / "m"),
         ("recommend", table, "--user", 1),

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from command_results import SCRIPT, fit_result, ratings_result
-from sghmc import experiments
+from sghmc import paper
 
 
 def page_of(invoke, folder, result, config=None):
@@ -34,6 +34,7 @@ def test_fit(invoke, tmp_path):
     assert "Verdict: not sure enough" in content
 
 
+@pytest.mark.slow
 def test_fit_ratings(invoke, tmp_path):
     config = {"ratings": SCRIPT, "rank": 20}
     content = page_of(invoke, tmp_path / "good", ratings_result(0.9), config)
@@ -108,10 +109,9 @@ def test_no_folder_at_all(invoke, tmp_path):
     assert "is a file" in invoke("report", tmp_path / "file").stderr
 
 
+@pytest.mark.slow
 def test_experiments_and_their_contents(invoke, tmp_path):
-    experiments.reproduce(
-        "figure2", tmp_path, quick=True, progress=False, num_steps=100, num_chains=2
-    )
+    paper.reproduce("figure2", tmp_path, quick=True, progress=False, num_steps=100, num_chains=2)
     folder = tmp_path / "figure2"
     written = (folder / "report.html").read_text("utf-8")
     for words in ("Friction corrects this.", "--seed 0 --quick", "gradient_noise", " cores"):

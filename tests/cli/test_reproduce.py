@@ -5,22 +5,23 @@ import json
 import pytest
 
 import sghmc
-from sghmc import experiments
+from sghmc import paper
 
 
 def test_help_names_every_experiment(invoke):
     shown = invoke("reproduce", "--help").output
-    assert all(name in shown for name in experiments.EXPERIMENTS)
+    assert all(name in shown for name in paper.EXPERIMENTS)
 
 
 def test_an_unknown_experiment_lists_the_known_ones(invoke, tmp_path):
     result = invoke("reproduce", "figure1", "figure9", "--out", tmp_path)
     assert result.exit_code == 2
     assert "figure9" in result.stderr
-    assert all(name in result.stderr for name in experiments.EXPERIMENTS)
+    assert all(name in result.stderr for name in paper.EXPERIMENTS)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_quick_experiment_writes_its_files_and_prints_its_table(invoke, tmp_path):
     result = invoke("reproduce", "figure2", "--quick", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -50,26 +51,27 @@ class Recorded:
 
 def test_all_means_every_experiment_once(invoke, monkeypatch, tmp_path):
     recorded = Recorded()
-    monkeypatch.setattr(experiments, "reproduce", recorded)
+    monkeypatch.setattr(paper, "reproduce", recorded)
     arguments = ["all", "figure1", "--seed", 3, "--quick", "--out", tmp_path]
     assert invoke("reproduce", *arguments, "--quiet").output == ""
-    assert [name for name, _ in recorded.calls] == list(experiments.EXPERIMENTS)
+    assert [name for name, _ in recorded.calls] == list(paper.EXPERIMENTS)
     assert recorded.calls[0][1] == {"quick": True, "seed": 3, "progress": False}
 
 
+@pytest.mark.slow
 def test_missing_data_do_not_stop_the_others(invoke, monkeypatch, tmp_path):
-    reproduce = experiments.reproduce
+    reproduce = paper.reproduce
 
     def some(name, out, **options):
         if name != "figure2":
             raise FileNotFoundError(f"no <b>data</b> for {name}")
         return reproduce(name, out, num_steps=100, num_chains=2, **options)
 
-    monkeypatch.setattr(experiments, "reproduce", some)
+    monkeypatch.setattr(paper, "reproduce", some)
     result = invoke("reproduce", "all", "--quick", "--out", tmp_path, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
-    assert set(found) == set(experiments.EXPERIMENTS)
+    assert set(found) == set(paper.EXPERIMENTS)
     assert found["table1"] == {"missing": "no <b>data</b> for table1"}
     assert "sghmc: figure1: no <b>data</b> for figure1" in result.stderr
     contents = (tmp_path / "report.html").read_text("utf-8")
@@ -81,7 +83,7 @@ def test_missing_data_do_not_stop_the_others(invoke, monkeypatch, tmp_path):
 
 
 def test_json_is_all_that_is_printed(invoke, monkeypatch, tmp_path):
-    monkeypatch.setattr(experiments, "reproduce", Recorded())
+    monkeypatch.setattr(paper, "reproduce", Recorded())
     result = invoke("reproduce", "figure1", "figure3", "--json", "--out", tmp_path)
     assert json.loads(result.stdout) == {"figure1": {"value": 1.5}, "figure3": {"value": 1.5}}
 
@@ -98,7 +100,7 @@ def test_json_is_all_that_is_printed(invoke, monkeypatch, tmp_path):
     ids=lambda error: type(error).__name__,
 )
 def test_errors_are_one_message_unless_debugging(invoke, monkeypatch, tmp_path, error):
-    monkeypatch.setattr(experiments, "reproduce", Recorded(error))
+    monkeypatch.setattr(paper, "reproduce", Recorded(error))
     result = invoke("reproduce", "figure1", "--out", tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"sghmc: {error}\n"
@@ -107,5 +109,5 @@ def test_errors_are_one_message_unless_debugging(invoke, monkeypatch, tmp_path, 
 
 def test_other_errors_are_ours_and_keep_their_traceback(invoke, monkeypatch, tmp_path):
     error = AttributeError("a mistake of the library")
-    monkeypatch.setattr(experiments, "reproduce", Recorded(error))
+    monkeypatch.setattr(paper, "reproduce", Recorded(error))
     assert invoke("reproduce", "figure1", "--out", tmp_path).exception is error

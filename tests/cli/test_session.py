@@ -51,6 +51,7 @@ def test_warnings_are_one_message(capsys):
     assert warnings.showwarning is before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", [["-m", "sghmc"], [pathlib.Path(sys.executable).with_name("sghmc")]]
 )
@@ -62,6 +63,7 @@ def test_the_command_and_the_module_are_the_same(way):
     assert shown.stdout == f"sghmc {sghmc.__version__}\n"
 
 
+@pytest.mark.slow
 def test_compiled_programs_are_kept_where_possible(tmp_path):
     code = (
         "import jax; from sghmc.cli import session; session.keep_compiled_programs(); "

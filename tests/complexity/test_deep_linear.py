@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sghmc.complexity.deep_linear import deep_linear_coefficient
+from sghmc.complexity.learning_coefficient import deep_linear_coefficient
 
 
 @pytest.mark.parametrize(("rows", "columns", "rank"), [(3, 4, 0), (3, 4, 2), (5, 5, 5)])

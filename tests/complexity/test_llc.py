@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.complexity.deep_linear import deep_linear_coefficient
-from sghmc.complexity.report import LlcSettings, agree, error_of, judged
-from sghmc.complexity.spectrum import Spectrum
+from sghmc.complexity.learning_coefficient import (
+    LlcSettings,
+    agree,
+    deep_linear_coefficient,
+    error_of,
+    judged,
+)
+from sghmc.posterior.curvature import Spectrum
 
 KEY = jax.random.key(7)
 
@@ -36,6 +41,7 @@ def exact_quadratic(scales, settings):
     return float(np.sum(curvatures / (curvatures + settings.localization)) / 2)
 
 
+@pytest.mark.slow
 def test_a_quadratic_loss_has_its_exact_coefficient(quadratic):
     scales, found = quadratic
     exact = exact_quadratic(scales, found.settings)
@@ -76,6 +82,7 @@ def test_localization_and_temperature_are_taken_as_given(quadratic):
     assert found.num_steps == found.settings.num_steps
 
 
+@pytest.mark.slow_cases("control variate")
 @pytest.mark.parametrize("gradient", [None, "control variate"])
 def test_a_posterior_is_tempered_example_by_example(gradient):
     """Linear regression: the exact law is Gaussian; the posterior's own prior does not count."""
@@ -143,6 +150,7 @@ def deep_linear(widths, rank):
     return lambda layers: 0.5 * jnp.sum((product(layers) - best) ** 2), layers
 
 
+@pytest.mark.slow
 def test_singular_directions_count_in_part_and_the_error_bar_says_so():
     """Half the rank: a fifth of λ no Hessian sees, and γ keeps a part of that away.
 
@@ -179,6 +187,7 @@ def test_a_budget_of_gradients_is_kept():
         sghmc.llc(KEY, loss, jnp.zeros(600), **arguments, num_gradients=100, num_samples=9)
 
 
+@pytest.mark.slow
 def test_a_deep_linear_network_untuned():
     """Half the parameters are flat or singular; within 5 % of Aoyagi's value."""
     widths, rank = [12, 16, 14, 12], 10
@@ -189,6 +198,7 @@ def test_a_deep_linear_network_untuned():
     assert found.is_sound, found
 
 
+@pytest.mark.slow
 def test_a_step_that_is_too_large_is_halved_and_told():
     """SGLD's variance on a quadratic is 1/(1 − ½εk) times right: halving moves it far."""
 

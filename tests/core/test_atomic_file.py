@@ -5,12 +5,12 @@ import stat
 
 import pytest
 
-from sghmc.core import atomic_file
+from sghmc.core import files
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path):
     for content in ("ä\n", b"\0\xff"):
-        atomic_file.write(tmp_path / "new" / "a", content)
+        files.write(tmp_path / "new" / "a", content)
         expected = content.encode() if isinstance(content, str) else content
         assert (tmp_path / "new" / "a").read_bytes() == expected
     assert os.listdir(tmp_path / "new") == ["a"]
@@ -20,8 +20,8 @@ def test_text_and_bytes_replace_what_was_there(tmp_path):
 def test_permissions_follow_the_umask(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
-        atomic_file.write(tmp_path / "a", "")
-        with atomic_file.drafts(tmp_path) as stage:
+        files.write(tmp_path / "a", "")
+        with files.drafts(tmp_path) as stage:
             (stage / "b").write_text("")
     finally:
         os.umask(before)
@@ -32,17 +32,17 @@ def test_permissions_follow_the_umask(tmp_path, umask, mode):
 def test_a_link_is_replaced_and_not_followed(tmp_path):
     (tmp_path / "elsewhere").write_text("precious")
     (tmp_path / "a").symlink_to(tmp_path / "elsewhere")
-    atomic_file.write(tmp_path / "a", "new")
+    files.write(tmp_path / "a", "new")
     assert (tmp_path / "elsewhere").read_text() == "precious"
     assert not (tmp_path / "a").is_symlink()
 
 
 def test_what_fails_changes_nothing(tmp_path):
-    atomic_file.write(tmp_path / "a", "old")
-    with pytest.raises(RuntimeError), atomic_file.draft(tmp_path / "a") as draft:  # noqa: PT012
+    files.write(tmp_path / "a", "old")
+    with pytest.raises(RuntimeError), files.draft(tmp_path / "a") as draft:  # noqa: PT012
         draft.write_text("half of the ne")
         raise RuntimeError
-    with pytest.raises(RuntimeError), atomic_file.drafts(tmp_path) as stage:  # noqa: PT012
+    with pytest.raises(RuntimeError), files.drafts(tmp_path) as stage:  # noqa: PT012
         (stage / "a").write_text("new")
         raise RuntimeError
     assert (tmp_path / "a").read_text() == "old"
@@ -50,11 +50,11 @@ def test_what_fails_changes_nothing(tmp_path):
 
 
 def test_folders_are_made_and_go_again_if_nothing_is_put_there(tmp_path):
-    for make in (atomic_file.drafts, atomic_file.draft):
+    for make in (files.drafts, files.draft):
         with pytest.raises(RuntimeError), make(tmp_path / "new" / "newer"):
             raise RuntimeError
         assert os.listdir(tmp_path) == []
-    with atomic_file.drafts(tmp_path / "new" / "newer") as stage:
+    with files.drafts(tmp_path / "new" / "newer") as stage:
         assert stage.parent == tmp_path / "new" / "newer", "another file system cannot be moved to"
         (stage / "a").write_text("a")
         (stage / "b").write_text("b")
@@ -64,18 +64,18 @@ def test_folders_are_made_and_go_again_if_nothing_is_put_there(tmp_path):
 
 def test_a_place_that_cannot_be_written_to_is_seen_before_the_work(tmp_path):
     (tmp_path / "file").write_text("")
-    for make in (atomic_file.drafts, atomic_file.draft):
+    for make in (files.drafts, files.draft):
         with pytest.raises(OSError, match="Not a directory"), make(tmp_path / "file" / "a" / "b"):
             pytest.fail("the work began")
-    with pytest.raises(OSError, match="file is a file"), atomic_file.drafts(tmp_path / "file"):
+    with pytest.raises(OSError, match="file is a file"), files.drafts(tmp_path / "file"):
         pytest.fail("the work began")
 
 
 def test_drafts_of_the_killed_are_known_and_removed(tmp_path):
     (tmp_path / "deep").mkdir()
-    with atomic_file.draft(tmp_path / "deep" / "a") as draft:
-        assert atomic_file.is_draft(draft.name)
-        assert not any(map(atomic_file.is_draft, ("a", "unfinished", ".hidden")))
+    with files.draft(tmp_path / "deep" / "a") as draft:
+        assert files.is_draft(draft.name)
+        assert not any(map(files.is_draft, ("a", "unfinished", ".hidden")))
         os.link(draft, tmp_path / "deep" / f".left{draft.name}")
-    atomic_file.remove_drafts(tmp_path)
+    files.remove_drafts(tmp_path)
     assert os.listdir(tmp_path / "deep") == ["a"]

@@ -3,9 +3,11 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
-from sghmc.core.cache_folder import cache, cache_folder
+from sghmc.core.files import cache, cache_folder
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,45 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert int(second[0]) > 0
     assert second[1] == "0"
     assert first[2] == second[2]
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """What jax was told, by name; nothing of it is changed."""
+    told, reset = {}, []
+    monkeypatch.setattr(
+        type(jax.config), "update", lambda self, name, value: told.update({name: value})
+    )
+    known = property(lambda self: {"jax_compilation_cache_dir": None} | told)
+    monkeypatch.setattr(type(jax.config), "values", known)
+    monkeypatch.setattr(compilation_cache, "reset_cache", lambda: reset.append(1))
+    return told, reset
+
+
+def test_jax_is_told_the_folder_and_what_is_worth_a_file(settings, tmp_path, monkeypatch):
+    told, reset = settings
+    assert cache(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert (tmp_path / "a" / "b").is_dir()
+    assert told == {
+        "jax_compilation_cache_dir": str(tmp_path / "a" / "b"),
+        "jax_persistent_cache_min_compile_time_secs": 0.2,
+    }
+    assert reset == [1]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert cache() == tmp_path / "a" / "b"  # as jax was told
+    told.clear()
+    assert cache() == tmp_path / "home" / "sghmc" / f"jax-{jax.__version__}"
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(settings, tmp_path, monkeypatch):
+    asked = []
+
+    def access(folder, mode):
+        asked.append((folder, mode))
+        return False
+
+    monkeypatch.setattr(os, "access", access)
+    with pytest.raises(PermissionError, match="it is read-only"):
+        cache(tmp_path)
+    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
+    assert settings[0] == {}

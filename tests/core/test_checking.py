@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sghmc.core.checking import check_choice, check_count
+from sghmc.core.checks import check_choice, check_count
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int32(3), np.uint8(1)])

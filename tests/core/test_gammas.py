@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from sghmc.core import random
-from sghmc.core.gammas import gammas as drawn_gammas
+from sghmc.core.random import gammas as drawn_gammas
 
 FALSE_ALARM = 1e-6
 """The chance that a right generator fails one check; with fixed keys it fails always or never."""

@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from sghmc.core.integers import check_fit, held, held_type
+from sghmc.core.checks import check_fit, held, held_type
 
 
 @pytest.mark.parametrize(

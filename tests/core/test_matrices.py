@@ -184,6 +184,7 @@ def test_an_empty_leaf_has_an_empty_diagonal():
     np.testing.assert_array_equal(mass.dense(tree.sizes(like)).array, 2 * np.eye(2))
 
 
+@pytest.mark.slow_cases("scalar")
 @pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense"])
 def test_every_leaf_keeps_its_dtype(kind):
     with jax.enable_x64(True):
@@ -220,3 +221,122 @@ def test_a_dense_matrix_that_would_take_minutes_is_refused_at_once():
     for parsed in (parse, lambda value, like: matrices.parse_factor(value, like, "factor")):
         with pytest.raises(ValueError, match=r"dense matrix over 2,001 parameters.*diagonal"):
             parsed(matrix, np.zeros(size))
+
+
+SKEW = np.array([[1.0, 0.5, -2.0], [0.3, 2.0, 0.7], [0.1, -0.4, 1.5]])
+SMALL = {"a": jnp.zeros(2), "b": jnp.zeros(())}
+
+
+def array_of(matrix):
+    """Of one that must be dense."""
+    assert isinstance(matrix, matrices.Dense)
+    return matrix.array
+
+
+def test_a_factor_need_not_be_symmetric_but_invertible():
+    found = matrices.parse_factor(SKEW, SMALL, "factor")
+    assert isinstance(found, matrices.Dense)
+    np.testing.assert_array_equal(found.array, SKEW)
+    np.testing.assert_allclose(found.inverse().array @ SKEW, np.eye(3), atol=1e-12)
+    singular = np.stack([SKEW[0], SKEW[1], SKEW[0] + SKEW[1]])
+    with pytest.raises(ValueError, match=r"factor must be invertible, but its singular values"):
+        matrices.parse_factor(singular, SMALL, "factor")
+    assert isinstance(matrices.parse_factor(2.0, SMALL, "factor"), matrices.Diagonal)
+    with pytest.raises(ValueError, match="must be positive"):
+        matrices.parse_factor(-np.eye(1), {"a": jnp.zeros(1)}, "factor")
+
+
+def test_the_inverse_of_a_symmetric_matrix_is_exactly_symmetric():
+    inverse = matrices.Dense(spd(4)).inverse().array
+    np.testing.assert_array_equal(inverse, inverse.T)
+    np.testing.assert_allclose(inverse @ spd(4), np.eye(TOTAL), atol=1e-9)
+
+
+def test_covariances_in_other_coordinates():
+    """LᵀAL of θ = Lz."""
+    a, factor = spd(5, 3), matrices.Dense(SKEW)
+    found = array_of(matrices.congruent(factor, matrices.Dense(a), [2, 1]))
+    np.testing.assert_allclose(found, SKEW.T @ a @ SKEW, rtol=1e-12)
+    diagonal = matrices.Diagonal([np.array([2.0, 3.0]), np.asarray(5.0)])
+    found = array_of(matrices.congruent(diagonal, matrices.Dense(a), [2, 1]))
+    np.testing.assert_allclose(found, np.diag([2, 3, 5]) @ a @ np.diag([2, 3, 5]), rtol=1e-12)
+    found = matrices.congruent(diagonal, diagonal, [2, 1])
+    assert isinstance(found, matrices.Diagonal)
+    np.testing.assert_allclose(found.vector([2, 1]), [8, 27, 125])
+    np.testing.assert_array_equal(array_of(matrices.transpose(factor)), SKEW.T)
+
+
+def test_products_between_two_others_inside_of_a_program():
+    outer, inner = spd(6, 3), spd(7, 3)
+    found = array_of(matrices.between(matrices.Dense(outer), matrices.Dense(inner)))
+    np.testing.assert_allclose(found, outer @ inner @ outer, rtol=1e-5)
+    diagonal = matrices.from_entries(jnp.asarray([2.0, 3.0, 5.0]), [2, 1])
+    assert isinstance(diagonal, matrices.Diagonal)
+    assert [value.shape for value in diagonal.values] == [(2,), (1,)]
+    found = array_of(matrices.between(diagonal, matrices.Dense(inner)))
+    np.testing.assert_allclose(found, np.diag([2, 3, 5]) @ inner @ np.diag([2, 3, 5]), rtol=1e-5)
+    squares = matrices.between(diagonal, diagonal)
+    assert isinstance(squares, matrices.Diagonal)
+    np.testing.assert_allclose(jnp.concatenate(squares.values), [8, 27, 125])
+
+
+def test_entries_of_a_diagonal_in_the_shapes_of_parameters_and_back():
+    like = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(3)}
+    diagonal = matrices.Diagonal([jnp.arange(4.0), jnp.asarray(7.0)])
+    found = matrices.entries(diagonal, like)
+    np.testing.assert_array_equal(found["a"], [[0, 1], [2, 3]])
+    np.testing.assert_array_equal(found["b"], [7, 7, 7])
+    back = matrices.raveled(found)
+    np.testing.assert_array_equal(back.vector([4, 3]), [0, 1, 2, 3, 7, 7, 7])
+
+
+def test_a_number_that_many_leaves_have_is_held_once():
+    many = [jnp.zeros(2)] * 17
+    number = matrices.number_for_all(np.asarray(3.0), many)
+    assert (len(number.given), len(number.values), number.num_leaves) == (1, 17, 17)
+    assert len(matrices.number_for_all(np.asarray(3.0), many[:3]).given) == 3
+    product = matrices.times(number, number)
+    assert (len(product.given), product.num_leaves, product.given[0]) == (1, 17, 9.0)
+    others = matrices.Diagonal([np.asarray(float(i)) for i in range(17)])
+    assert matrices.times(number, others).values == tuple(3.0 * i for i in range(17))
+    assert number.inverse().given[0] == pytest.approx(1 / 3)
+
+
+def test_zero_is_seen_for_what_it_is():
+    assert matrices.Diagonal([np.zeros(2), np.asarray(0.0)]).is_zero
+    assert not matrices.Diagonal([np.zeros(2), np.asarray(0.1)]).is_zero
+    assert matrices.Dense(np.zeros((2, 2))).is_zero
+    assert not matrices.Dense(np.eye(2)).is_zero
+
+
+def test_arrays_take_the_place_of_those_of_a_module():
+    """A number that all leaves had may become an entry of each; what is None stays."""
+    fixed = {"mass": matrices.Diagonal([jnp.asarray(2.0)], 2), "name": "mine", "step": 0.5}
+    own = {"mass": matrices.Diagonal([jnp.ones(2), jnp.ones(3)]), "name": None, "step": 0.7}
+    found = matrices.combine(own, fixed)
+    assert len(found["mass"].given) == 2
+    assert (found["name"], found["step"]) == ("mine", 0.7)
+
+
+def test_a_matrix_may_be_off_by_single_precision_and_no_more():
+    skew = np.eye(TOTAL)
+    skew[0, 1] = 0.9e-5
+    assert array_of(parse(skew))[1, 0] == pytest.approx(0.45e-5)
+    skew[0, 1] = 1.1e-5
+    with pytest.raises(ValueError, match="must be symmetric"):
+        parse(skew)
+    for lowest, is_good in ((-0.9e-6, True), (-1.1e-6, False)):
+        value = np.diag([1.0] * 7 + [lowest])
+        if is_good:
+            assert isinstance(parse(value, definite=False), matrices.Dense)
+        else:
+            with pytest.raises(ValueError, match="positive semi-definite, but its smallest"):
+                parse(value, definite=False)
+    with pytest.raises(ValueError, match="Every entry of mass must be not negative"):
+        parse({"a": 1.0, "b": -1.0, "c": (1.0,)}, definite=False)
+
+
+def test_the_largest_dense_matrix_is_of_two_thousand_parameters():
+    matrices._check_size(2000, "mass")
+    with pytest.raises(ValueError, match="one of more than 2,000 takes minutes"):
+        matrices._check_size(2001, "mass")

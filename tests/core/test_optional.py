@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from sghmc.core.optional import require
+from sghmc.core.checks import require
 
 
 def test_a_library_that_is_there():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sghmc.core import pieces, xla
+from sghmc.core import runtime
 
 
 def both(x, y, z):
@@ -26,14 +26,14 @@ def group(shape):
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 @pytest.mark.parametrize("shapes", [[(1, 1)], [(1, 3)], [(2, 1)], [(5, 7)], [(1, 1), (3, 4)]])
 def test_pieces_are_the_whole(shapes, backend, monkeypatch):
-    monkeypatch.setattr(pieces, "_ENTRIES", 4)
-    monkeypatch.setattr(xla, "has_accelerator", lambda: backend == "gpu")
+    monkeypatch.setattr(runtime, "_PIECE_ENTRIES", 4)
+    monkeypatch.setattr(runtime, "has_accelerator", lambda: backend == "gpu")
     groups = [group(shape) for shape in shapes]
-    assert_pieces(jax.jit(lambda groups: pieces.in_pieces(both, groups))(groups), groups)
+    assert_pieces(jax.jit(lambda groups: runtime.in_pieces(both, groups))(groups), groups)
 
 
 def test_pieces_of_several_chains(monkeypatch):
-    monkeypatch.setattr(pieces, "_ENTRIES", 4)
+    monkeypatch.setattr(runtime, "_PIECE_ENTRIES", 4)
     chains = jax.tree.map(lambda *leaves: jnp.stack(leaves), group((5, 3)), group((5, 3)))
-    seen = jax.jit(jax.vmap(lambda *arrays: pieces.in_pieces(both, [arrays])))(*chains)
+    seen = jax.jit(jax.vmap(lambda *arrays: runtime.in_pieces(both, [arrays])))(*chains)
     assert_pieces(seen, [(*chains[:2], chains[2][:, None, None])])

@@ -66,6 +66,7 @@ def check(folder: pathlib.Path, count: int, whole: sghmc.Samples) -> None:
         np.testing.assert_allclose(found["square"], whole.averages["square"], atol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_two_processes_with_half_of_the_rows_each(tmp_path):
     processes = launch(tmp_path, 2, "data=2")
     whole = processes_run.go()

@@ -10,9 +10,9 @@ import scipy.stats
 
 import sghmc
 from cases import GRADIENTS, SAMPLERS, params, posterior
-from sghmc.core import random, tree, xla
-from sghmc.engine import beginning
-from sghmc.engine.keys import GIBBS, INIT, NUM_STREAMS, chain_keys
+from sghmc.core import random, runtime, tree
+from sghmc.engine import init
+from sghmc.engine.chain import GIBBS, INIT, NUM_STREAMS, chain_keys
 
 FALSE_ALARM = 1e-6
 """The chance that a right generator fails one check; with fixed keys it fails always or never."""
@@ -49,6 +49,7 @@ def test_bits_of_step_0_are_jax_random_bits():
     np.testing.assert_array_equal(high ^ low, jax.random.bits(typed(6), (100,), jnp.uint32))
 
 
+@pytest.mark.slow
 def test_uniforms_of_step_0_are_jax_random_uniform():
     np.testing.assert_array_equal(
         uniforms(words(7), 0, 1, 1000), jax.random.uniform(typed(7), (1000,))
@@ -60,6 +61,7 @@ def test_uniforms_of_step_0_are_jax_random_uniform():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_normals_of_step_0_are_jax_random_normal_to_rounding():
     ours = normals(words(8), 0, 1, 100_000)
     theirs = jax.random.normal(typed(8), (100_000,))
@@ -100,6 +102,7 @@ def test_fold_is_fold_in():
         np.testing.assert_array_equal(random.fold(words(1), number), expected)
 
 
+@pytest.mark.slow
 def test_keys_of_chains_are_folded_from_the_runs_key():
     keys = chain_keys(typed(9), 3)
     for chain, stream in itertools.product(range(3), range(NUM_STREAMS)):
@@ -110,6 +113,7 @@ def test_keys_of_chains_are_folded_from_the_runs_key():
     np.testing.assert_array_equal(jax.jit(chain_keys, static_argnums=1)(typed(9), 3), keys)
 
 
+@pytest.mark.slow
 def test_words_of_other_generators_are_distinct_and_each_key_has_its_own():
     keys = jax.random.split(jax.random.key(0, impl="rbg"), (3, 2))
     together = np.asarray(random.words(keys))
@@ -131,6 +135,7 @@ def check_normal(draws):
             assert test.pvalue > FALSE_ALARM, f"beyond {bound}: {test}"
 
 
+@pytest.mark.slow
 def test_normals_are_standard_normal():
     draws = np.asarray(normals(words(10), 5, 1000, 2000), np.float64)
     check_normal(draws)
@@ -170,6 +175,7 @@ def test_block_length_does_not_change_variates(draw):
         np.testing.assert_array_equal(jnp.concatenate(parts).reshape(6, 5), together)
 
 
+@pytest.mark.slow_cases("epochs", "minibatch without replacement", "noisy")
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_block_length_does_not_change_batches(name):
     like = params()
@@ -195,6 +201,7 @@ def test_a_leaf_has_its_own_variates_and_copies():
     assert len(np.unique(everything)) == 33
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 3])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
 def test_many_leaves_have_the_normals_that_each_would_draw_alone(num_steps, dtype):
@@ -229,7 +236,7 @@ def program_of(sampler, gradient, monkeypatch):
     def capture(program, *_, **__):
         raise Captured(program)
 
-    monkeypatch.setattr(beginning, "begin", capture)
+    monkeypatch.setattr(init, "begin", capture)
     with pytest.raises(Captured) as captured:
         sghmc.sample(
             jax.random.key(15), posterior(), sampler, params(), gradient=gradient, num_chains=2
@@ -237,6 +244,19 @@ def program_of(sampler, gradient, monkeypatch):
     return captured.value.args[0]
 
 
+@pytest.mark.slow_cases(
+    "baoab-noisy",
+    "hmc-control variate",
+    "hmc-epochs",
+    "hmc-minibatch",
+    "hmc-minibatch without replacement",
+    "hmc-noisy",
+    "hmc-palindrome",
+    "psgld-noisy",
+    "sghmc resampling-noisy",
+    "sghmc-noisy",
+    "sgld-noisy",
+)
 @pytest.mark.parametrize(
     ("sampler", "gradient"),
     [
@@ -256,7 +276,8 @@ def test_no_counter_is_used_twice(sampler, gradient, monkeypatch):
 
     program = program_of(SAMPLERS[sampler], GRADIENTS[gradient], monkeypatch)
     monkeypatch.setattr(random, "_threefry", record)
-    monkeypatch.setattr(xla, "apart", lambda _, make: make())  # which would trace it first
+    # Compiled branches would trace the generator before it is recorded.
+    monkeypatch.setattr(runtime, "unfused", lambda _, make, *args: make(*args))
 
     def counters(keys):
         used.clear()
@@ -337,6 +358,7 @@ def test_images_and_pairs_of_images_are_uniform(bound):
         assert scipy.stats.chisquare(between).pvalue > FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_every_image_is_exactly_uniform_by_the_rotation(monkeypatch):
     """With the swaps fixed, the last counter alone carries every index to every image."""
     scale, bound, turns = random._scale, 5, []
@@ -355,6 +377,7 @@ def test_every_image_is_exactly_uniform_by_the_rotation(monkeypatch):
     assert np.all(np.sort(np.stack(images), axis=0) == np.arange(bound)[:, None, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_variates_of_several_chains_are_those_of_each(name):
     """Keys of chains with their axis last, as small models have it."""
@@ -373,6 +396,7 @@ def test_variates_of_several_chains_are_those_of_each(name):
             np.testing.assert_array_equal(all_chains[..., chain], alone)
 
 
+@pytest.mark.slow
 def test_uniforms_of_any_slots_are_those_of_step_0():
     key = random.words(jax.random.key(3))
     every = random.uniforms(key, 0, 1, 50)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc.core import running_sum
+from sghmc.core import tree
 
 
 def test_a_million_single_precision_terms_lose_nothing():
@@ -13,12 +13,12 @@ def test_a_million_single_precision_terms_lose_nothing():
     def means(terms):
         def one(i, loop):
             running, naive = loop
-            return running_sum.add(running, terms[i], jnp.asarray(True)), naive + terms[i]
+            return running.add(terms[i], jnp.asarray(True)), naive + terms[i]
 
         running, naive = lax.fori_loop(
-            0, len(terms), one, (running_sum.empty(terms[0]), jnp.zeros(()))
+            0, len(terms), one, (tree.RunningSum.zeros(terms[0]), jnp.zeros(()))
         )
-        return running_sum.mean(running), naive / len(terms)
+        return running.mean(), naive / len(terms)
 
     compensated, naive = means(terms)
     exact = np.mean(np.asarray(terms, np.float64))
@@ -27,12 +27,12 @@ def test_a_million_single_precision_terms_lose_nothing():
 
 
 def test_terms_that_are_not_counted_leave_no_trace():
-    running = running_sum.empty({"x": jnp.zeros(2)})
+    running = tree.RunningSum.zeros({"x": jnp.zeros(2)})
     terms = [([1.0, 2.0], True), ([np.nan, np.inf], False), ([3.0, 6.0], True), ([9.0, 9.0], False)]
     for value, is_counted in terms:
-        running = running_sum.add(running, {"x": jnp.array(value)}, jnp.asarray(is_counted))
+        running = running.add({"x": jnp.array(value)}, jnp.asarray(is_counted))
     assert running.num_terms == 2
-    np.testing.assert_array_equal(running_sum.mean(running)["x"], [2, 4])
+    np.testing.assert_array_equal(running.mean()["x"], [2, 4])
 
 
 def test_integers_booleans_and_low_precision_are_summed_as_floats():
@@ -41,10 +41,10 @@ def test_integers_booleans_and_low_precision_are_summed_as_floats():
         "boolean": jnp.asarray(True),
         "low": jnp.asarray(1 / 3, jnp.bfloat16),
     }
-    running = running_sum.empty(values)
+    running = tree.RunningSum.zeros(values)
     for _ in range(5):
-        running = running_sum.add(running, values, jnp.asarray(True))
-    mean = running_sum.mean(running)
+        running = running.add(values, jnp.asarray(True))
+    mean = running.mean()
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(mean))
     assert mean["integer"] == 2**30
     assert mean["boolean"] == 1
@@ -52,17 +52,17 @@ def test_integers_booleans_and_low_precision_are_summed_as_floats():
 
 
 def test_the_mean_of_nothing_is_not_a_number():
-    assert np.isnan(running_sum.mean(running_sum.empty(jnp.zeros(()))))
+    assert np.isnan(tree.RunningSum.zeros(jnp.zeros(())).mean())
 
 
 def test_means_of_several_are_those_of_each_without_a_compiler():
-    one = running_sum.RunningSum(
+    one = tree.RunningSum(
         {"x": jnp.array([3.0, 1.0])}, {"x": jnp.zeros(2)}, jnp.asarray(3, jnp.int32)
     )
-    none = running_sum.empty({"x": jnp.zeros(2)})
+    none = tree.RunningSum.zeros({"x": jnp.zeros(2)})
     both = jax.tree.map(lambda *leaves: np.stack(leaves), one, none)
-    found = running_sum.means(both)["x"]
+    found = both.means()["x"]
     assert isinstance(found, np.ndarray)
-    np.testing.assert_array_equal(found[0], np.asarray(running_sum.mean(one)["x"]))
+    np.testing.assert_array_equal(found[0], np.asarray(one.mean()["x"]))
     assert found.dtype == np.float32
     assert np.isnan(found[1]).all()

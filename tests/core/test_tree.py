@@ -78,3 +78,34 @@ def test_add_scaled_keeps_dtypes():
     for leaf, original in zip(jax.tree.leaves(total), jax.tree.leaves(MIXED), strict=True):
         assert leaf.dtype == original.dtype
         np.testing.assert_array_equal(leaf, original + 2)
+
+
+def test_leaves_are_many_from_seventeen_on():
+    assert not tree.are_many(range(16))
+    assert tree.are_many(range(17))
+
+
+def test_terms_of_equal_shape_are_gathered_where_they_are_many():
+    few = MANY[:16]
+    assert tree._gathered(few) is few
+    gathered = tree._gathered(MANY)  # 25 of each of two shapes: groups of 16 and of 9
+    assert [leaf.shape for leaf in gathered] == [(3,), (3,), (4,), (4,)]
+    assert float(gathered[0][0]) == sum(range(0, 32, 2))
+    assert float(gathered[3][0]) == sum(range(33, 50, 2))
+
+
+def test_entries_are_named_as_a_user_would_write_them():
+    names = [tree.entry_name(MIXED, index) for index in (0, 4, 7, 8)]
+    assert names == [
+        "params['nested'][0][0][0]",
+        "params['nested'][0][1][1]",
+        "params['nested'][1][0][1]",
+        "params['scalar']",
+    ]
+    with pytest.raises(IndexError, match="no entry"):
+        tree.entry_name(MIXED, 9)
+
+
+def test_add_scaled_is_a_sum():
+    found = tree.add_scaled({"x": jnp.array([1.0, 2.0])}, -3.0, {"x": jnp.array([0.5, 4.0])})
+    np.testing.assert_array_equal(found["x"], [-0.5, -10.0])

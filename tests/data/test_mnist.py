@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from sghmc.data import mnist
+from sghmc.data import archives
 
 
 def write_idx(path, array, pack=gzip.compress):
@@ -41,13 +41,13 @@ def test_mnist_is_read_packed_and_plain(tmp_path, monkeypatch, pack, suffix):
         write_idx(folder / f"{part}-images-idx3-ubyte{suffix}", images[chosen], pack)
         write_idx(folder / f"{part}-labels-idx1-ubyte{suffix}", labels[chosen], pack)
     monkeypatch.setenv("SGHMC_DATA", str(tmp_path))
-    train, test = mnist.load_mnist()
+    train, test = archives.load_mnist()
     for found, chosen in ((train, slice(0, 4)), (test, slice(4, 6))):
         assert (found.x.dtype, found.y.dtype) == (np.uint8, np.int32)
         np.testing.assert_array_equal(found.y, labels[chosen])
         for k, image in enumerate(images[chosen]):
             assert found.x[k].tolist() == [int(pixel) for row in image for pixel in row]
-    named, _ = mnist.load_mnist(folder)
+    named, _ = archives.load_mnist(folder)
     np.testing.assert_array_equal(named.x, train.x)
 
 
@@ -80,7 +80,7 @@ def test_damaged_mnist_is_refused(tmp_path, change, error):
     write_mnist(tmp_path, pack=bytes, suffix="")
     change(tmp_path)
     with pytest.raises((ValueError, FileNotFoundError), match=error):
-        mnist.load_mnist(tmp_path)
+        archives.load_mnist(tmp_path)
 
 
 class Answers:
@@ -111,21 +111,23 @@ def cache(tmp_path, monkeypatch):
     ids=["other", "page", "cut", "bomb"],
 )
 def test_downloads_are_checked(cache, monkeypatch, content, message):
-    monkeypatch.setattr(mnist.urllib.request, "urlopen", Answers(content))
+    monkeypatch.setattr(archives.urllib.request, "urlopen", Answers(content))
     with pytest.raises(FileNotFoundError, match=rf"{message}.*--data or \$SGHMC_DATA"):
-        mnist.load_mnist()
+        archives.load_mnist()
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
 def test_downloads_are_kept(cache, monkeypatch):
     content = bytes([0, 0, 8, 1, 0, 0, 0, 0])
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(mnist, "_FILES", dict.fromkeys(mnist._FILES, digest))
-    monkeypatch.setattr(mnist.urllib.request, "urlopen", Answers(gzip.compress(content)))
+    monkeypatch.setattr(archives, "_FILES", dict.fromkeys(archives._FILES, digest))
+    monkeypatch.setattr(archives.urllib.request, "urlopen", Answers(gzip.compress(content)))
     for _ in range(2):
         with pytest.raises(ValueError, match="do not belong together"):  # four equal files
-            mnist.load_mnist()
-        monkeypatch.setattr(mnist.urllib.request, "urlopen", lambda *_, **__: pytest.fail("again"))
+            archives.load_mnist()
+        monkeypatch.setattr(
+            archives.urllib.request, "urlopen", lambda *_, **__: pytest.fail("again")
+        )
     assert {path.name for path in (cache / "sghmc" / "mnist").iterdir()} == {
-        f"{name}.gz" for name in mnist._FILES
+        f"{name}.gz" for name in archives._FILES
     }

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sghmc.display import page
+from sghmc import display
 
 HOSTILE = "<script>alert('\"&')</script>"
 
@@ -27,16 +27,16 @@ class Words(html.parser.HTMLParser):
 
 
 PARTS = {
-    "section": page.section,
-    "verdict": lambda words: page.verdict(words, True),
-    "paragraph": page.paragraph,
-    "points": lambda words: page.points([words]),
-    "facts": lambda words: page.facts({words: words}),
-    "grid": lambda words: page.grid([words], [[words]]),
-    "links": lambda words: page.links([(words, words, words)]),
-    "preformatted": page.preformatted,
-    "rows": lambda words: page.rows("numbers", [words], [(words, [1.0])]),
-    "side_by_side": lambda words: page.side_by_side(words, []),
+    "section": display.section,
+    "verdict": lambda words: display.verdict(words, True),
+    "paragraph": display.paragraph,
+    "points": lambda words: display.points([words]),
+    "facts": lambda words: display.facts({words: words}),
+    "grid": lambda words: display.grid([words], [[words]]),
+    "links": lambda words: display.links([(words, words, words)]),
+    "preformatted": display.preformatted,
+    "rows": lambda words: display.rows("numbers", [words], [(words, [1.0])]),
+    "side_by_side": lambda words: display.side_by_side(words, []),
 }
 
 
@@ -51,18 +51,20 @@ def test_words_are_shown_and_not_obeyed(name):
 
 def test_pictures_are_described():
     for content in (
-        page.picture(("data:light", "data:dark"), HOSTILE),
-        page.card("data:", HOSTILE),
+        display.picture(("data:light", "data:dark"), HOSTILE),
+        display.card("data:", HOSTILE),
     ):
         images = [attributes for tag, attributes in Words(content).elements if tag == "img"]
         assert {image["alt"] for image in images} == {HOSTILE}
-    light, dark = Words(page.picture(("data:1", "data:2"), "")).elements
+    light, dark = Words(display.picture(("data:1", "data:2"), "")).elements
     assert (light[1]["class"], light[1]["src"]) == ("light", "data:1")
     assert (dark[1]["class"], dark[1]["src"]) == ("dark", "data:2")
 
 
 def test_a_table_to_sort_has_the_numbers_themselves():
-    found = Words(page.rows("numbers", ["name", "mean"], [("a", [1 / 3]), ("b", [float("nan")])]))
+    found = Words(
+        display.rows("numbers", ["name", "mean"], [("a", [1 / 3]), ("b", [float("nan")])])
+    )
     values = [a["data-value"] for tag, a in found.elements if tag == "td" and "data-value" in a]
     assert values == [repr(1 / 3), ""]
     assert "0.3333" in found.text
@@ -70,18 +72,18 @@ def test_a_table_to_sort_has_the_numbers_themselves():
 
 
 def test_verdicts_are_told_apart_by_more_than_words():
-    assert 'class="verdict good"' in page.verdict("fine", True)
-    assert 'class="verdict bad"' in page.verdict("fine", False)
+    assert 'class="verdict good"' in display.verdict("fine", True)
+    assert 'class="verdict bad"' in display.verdict("fine", False)
 
 
 def test_links_lead_to_files_of_any_name():
-    (address,) = [a["href"] for tag, a in Words(page.links([("a b/?#.html", "", "")])).elements
+    (address,) = [a["href"] for tag, a in Words(display.links([("a b/?#.html", "", "")])).elements
                   if tag == "a"]  # fmt: skip
     assert address == "a%20b/%3F%23.html"
 
 
 def test_a_whole_page_asks_nothing_of_any_network():
-    content = page.page(HOSTILE, [page.paragraph("one")])
+    content = display.page(HOSTILE, [display.paragraph("one")])
     found = Words(content)
     policy = next(a["content"] for tag, a in found.elements if a.get("http-equiv"))
     assert policy.startswith("default-src 'none'; img-src data:;")
@@ -91,15 +93,15 @@ def test_a_whole_page_asks_nothing_of_any_network():
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    path = page.write(tmp_path / "run.html", "old")
+    path = display.write(tmp_path / "run.html", "old")
     with pytest.raises(UnicodeEncodeError):
-        page.write(path, "\ud800")
+        display.write(path, "\ud800")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_gets_a_report_in_it(tmp_path):
-    assert page.write(str(tmp_path), "a") == tmp_path / "report.html"
+    assert display.write(str(tmp_path), "a") == tmp_path / "report.html"
     assert os.listdir(tmp_path) == ["report.html"]
 
 
@@ -115,7 +117,7 @@ def test_planted_links_are_not_followed(tmp_path, kind):
         outside.write_text("precious")
     (folder / "report.html").symlink_to(outside)
     with pytest.raises(ValueError, match=r"results/report\.html is a link"):
-        page.write(folder, "new")
+        display.write(folder, "new")
     assert (folder / "report.html").is_symlink()
     assert outside.exists() == (kind != "nothing")
     if kind != "nothing":

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from sghmc.display import pictures
-from sghmc.results.diagnostics import _import_arviz
+from sghmc import display
+from sghmc.results.summaries import _import_arviz
 
 
 def pixels(address):
@@ -26,17 +26,17 @@ def axes(monkeypatch):
         drawn.append(figure.axes[0])
         return ""
 
-    monkeypatch.setattr(pictures, "address", keep)
+    monkeypatch.setattr(display, "picture_address", keep)
     return drawn
 
 
 def test_every_picture_is_there_for_bright_and_for_dark_pages():
     values = np.random.default_rng(0).normal(size=(2, 50))
     for pair in (
-        pictures.trace(values, level=1.0),
-        pictures.ranks(values),
-        pictures.autocorrelation(values),
-        pictures.replicates(0.5, values.ravel()),
+        display.trace_picture(values, level=1.0),
+        display.rank_picture(values),
+        display.autocorrelation_picture(values),
+        display.replicates_picture(0.5, values.ravel()),
     ):
         light, dark = map(pixels, pair)
         assert light.shape == dark.shape == (200, 440, 4)
@@ -49,20 +49,20 @@ def test_correlations_are_those_of_arviz():
     if not arviz.__version__.startswith("0."):
         pytest.skip("ArviZ 1 has no such function")
     chain = np.cumsum(np.random.default_rng(0).normal(size=101))
-    np.testing.assert_allclose(pictures.correlations(chain), arviz.autocorr(chain), atol=1e-12)
+    np.testing.assert_allclose(display.correlations(chain), arviz.autocorr(chain), atol=1e-12)
 
 
 def test_correlations_are_lag_products():
     chain = np.random.default_rng(1).normal(size=40) ** 2
     away = chain - chain.mean()
     expected = [np.sum(away[: 40 - lag] * away[lag:]) / np.sum(away**2) for lag in range(40)]
-    np.testing.assert_allclose(pictures.correlations(chain), expected, atol=1e-12)
-    assert np.isnan(pictures.correlations(np.ones(5))).all()
+    np.testing.assert_allclose(display.correlations(chain), expected, atol=1e-12)
+    assert np.isnan(display.correlations(np.ones(5))).all()
 
 
 def test_a_trace_has_a_line_for_each_chain_thinned_to_a_screen(axes):
     values = np.arange(20_000.0).reshape(10, 2_000)
-    pictures.trace(values, "name", level=3.0)
+    display.trace_picture(values, "name", level=3.0)
     *chains, level = axes[0].lines
     assert len(chains) == 8
     assert level.get_ydata() == [3.0, 3.0]
@@ -74,10 +74,10 @@ def test_a_trace_has_a_line_for_each_chain_thinned_to_a_screen(axes):
 
 def test_ranks_are_level_where_chains_agree_and_are_not_elsewhere(axes):
     mixed = np.arange(400).reshape(200, 2).T  # the chains take turns
-    pictures.ranks(mixed)
+    display.rank_picture(mixed)
     for stairs in axes[0].patches:
         np.testing.assert_allclose(stairs.get_data().values, 1.0)
-    pictures.ranks(np.arange(400).reshape(2, 200))  # one below the other
+    display.rank_picture(np.arange(400).reshape(2, 200))  # one below the other
     low, high = (stairs.get_data().values for stairs in axes[2].patches)
     np.testing.assert_array_equal(low, [2.0] * 10 + [0.0] * 10)
     np.testing.assert_array_equal(high, low[::-1])
@@ -85,14 +85,14 @@ def test_ranks_are_level_where_chains_agree_and_are_not_elsewhere(axes):
 
 def test_autocorrelations_are_shown_by_lag(axes):
     values = np.random.default_rng(0).normal(size=(3, 100))
-    pictures.autocorrelation(values)
+    display.autocorrelation_picture(values)
     *chains, _ = axes[0].lines
     for chain, line in zip(values, chains, strict=True):
-        np.testing.assert_array_equal(line.get_ydata(), pictures.correlations(chain)[:60])
+        np.testing.assert_array_equal(line.get_ydata(), display.correlations(chain)[:60])
 
 
 def test_replicates_stand_around_the_observed(axes):
-    pictures.replicates(0.5, np.arange(60.0))
+    display.replicates_picture(0.5, np.arange(60.0))
     (line,) = axes[0].lines
     assert line.get_xdata() == [0.5, 0.5]
     assert sum(bar.get_height() for bar in axes[0].patches) == 60

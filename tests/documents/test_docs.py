@@ -39,6 +39,15 @@ SLOW = {"data.md", "get-started/ratings.md", "get-started/table.md", "large-netw
 """What takes longest to compile, and is run by a docstring's example, too."""
 
 
+@pytest.mark.slow_cases(
+    "choosing.md",
+    "coming-from.md",
+    "constraints.md",
+    "learning-coefficient.md",
+    "minibatches.md",
+    "pytorch.md",
+    "stepping.md",
+)
 @pytest.mark.parametrize(
     "page",
     [
@@ -69,6 +78,7 @@ def test_launch_files_can_be_read():
         assert spec["completions"] == spec["parallelism"]
 
 
+@pytest.mark.slow
 def test_a_posterior_is_right():
     names, printed = run("get-started/posterior.md")
     assert "no sign of trouble" in printed
@@ -76,6 +86,7 @@ def test_a_posterior_is_right():
     assert abs(names["slopes"].std((0, 1)) / 0.01 - 1).max() < 0.15
 
 
+@pytest.mark.slow
 def test_health_tells_a_right_answer_from_a_wrong_one():
     names, _ = run("trust.md")
     assert "gradient noise" in names["plain"].verdict
@@ -83,6 +94,7 @@ def test_health_tells_a_right_answer_from_a_wrong_one():
     assert names["corrected"].is_sound
 
 
+@pytest.mark.slow
 def test_the_sampler_of_the_page_on_extending_has_the_law_it_says():
     """The page asserts the law; here the draws of its run, and a planted fault."""
     names, _ = run("extend.md")
@@ -96,6 +108,7 @@ def test_the_sampler_of_the_page_on_extending_has_the_law_it_says():
         exec(compile(PAGES["extend.md"][-1], "extend.md", "exec"), names)
 
 
+@pytest.mark.slow
 def test_the_site_builds_with_nothing_missing(tmp_path, caplog):
     """All but what takes long to make: the gallery, and the front page's picture."""
     left_out = {"gallery", "pictures"}

@@ -168,6 +168,9 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.slow_cases(
+    "double_well", "gaussian", "pytorch_network", "resume", "streaming", "uncertainty"
+)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_shows_what_is_true(name):
     if not outputs.can_run(gallery.script(name).read_text("utf-8")):

@@ -5,9 +5,10 @@ import re
 
 import jax
 import numpy as np
+import pytest
 
 import sghmc
-from sghmc import experiments
+from sghmc import paper
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -16,6 +17,7 @@ def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_is_right(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", read("README.md"), re.DOTALL)
     names: dict = {}
@@ -45,7 +47,7 @@ def test_commands_that_are_named_exist():
         assert set(re.findall(r"^make ([a-z]+)", read(document), re.MULTILINE)) <= targets
     reproduced = re.findall(r"`sghmc reproduce ([a-z0-9 ]+)", read("README.md"))
     assert len(reproduced) >= 3
-    assert set(" ".join(reproduced).split()) <= set(experiments.EXPERIMENTS)
+    assert set(" ".join(reproduced).split()) <= set(paper.EXPERIMENTS)
 
 
 def test_names_in_the_readme_are_public():

@@ -20,6 +20,7 @@ def pages(reference):
     return reference["pages"]()
 
 
+@pytest.mark.slow
 def test_every_public_name_is_there(pages):
     index = pages["index.md"]
     modules = {"data", "models", "theory", "transforms", "__version__"}
@@ -27,12 +28,14 @@ def test_every_public_name_is_there(pages):
     assert not missing
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_navigation(pages):
     navigation = (DOCS.parent / "mkdocs.yml").read_text("utf-8")
     missing = [name for name in pages if f"- reference/{name}\n" not in navigation]
     assert not missing
 
 
+@pytest.mark.slow
 def test_a_page_has_call_formula_and_example(pages):
     page = pages["samplers/sgld.md"]
     assert "sghmc.SGLD(\n    step_size,\n    preconditioner=1.0," in page

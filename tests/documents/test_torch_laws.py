@@ -10,6 +10,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_table_on_the_page_is_that_of_the_script(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["torch_laws.py"])
     runpy.run_path(str(ROOT / "benchmarks" / "torch_laws.py"), run_name="__main__")

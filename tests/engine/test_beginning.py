@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import beginning
+from sghmc.engine import init as beginning
 
 SAMPLERS = {
     "sghmc": sghmc.SGHMC(0.01, 1.0),
@@ -23,6 +23,11 @@ KINK = {
 }
 
 
+@pytest.mark.slow_cases(
+    "sghmc-settings0-a bad potential",
+    "sghmc-settings1-a bad gradient",
+    "sghmc-settings1-a bad potential",
+)
 @pytest.mark.parametrize("kind", KINK)
 @pytest.mark.parametrize(
     ("name", "settings"),

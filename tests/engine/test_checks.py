@@ -10,7 +10,7 @@ import pytest
 
 import sghmc
 from sghmc import SGHMC, SGLD, Minibatch
-from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
+from sghmc.gradients import Gradient, GradientEstimator, Oracle
 
 QUADRATIC = sghmc.Potential(lambda p: 0.5 * jnp.sum(p**2))
 START = jnp.zeros(2)
@@ -121,6 +121,7 @@ def test_starts(init, settings, error, message):
     refuses(error, message, sample, init=init, **settings)
 
 
+@pytest.mark.slow
 def test_starts_where_the_potential_is_not_finite():
     logarithm = sghmc.Potential(lambda p: -jnp.sum(jnp.log(p)))
     starts = jnp.array([[1.0], [-1.0], [2.0]])
@@ -180,6 +181,7 @@ def test_batch_sizes(size):
     refuses(ValueError, f"batch_size must be a whole number from 1, but is {size}", Minibatch, size)
 
 
+@pytest.mark.slow_cases("False", "epochs")
 @pytest.mark.parametrize("replacement", [False, "epochs", "palindrome"])
 def test_batches_larger_than_the_data(replacement):
     gradient = Minibatch(5, replacement=replacement)
@@ -340,7 +342,7 @@ class StreamedGradient(Gradient):
 
 
 class StreamedEstimator(GradientEstimator):
-    def oracle(self, target, noise, memory=()):
+    def oracle(self, target, noise, anchor=()):
         return Oracle(lambda i, position: target.evaluate(position), None, False)
 
 

@@ -19,13 +19,12 @@ from cases import GRADIENTS, params, posterior
 from sghmc import theory
 from sghmc.core import tree
 from sghmc.engine import loop
-from sghmc.engine.keys import GRADIENT
-from sghmc.engine.program import NEVER
-from sghmc.gradients import fisher as noise
-from sghmc.gradients.fisher import gradient_noise, no_noise
+from sghmc.engine.chain import GRADIENT, NEVER
+from sghmc.gradients import noise
 from sghmc.gradients.minibatch import BatchEstimator
+from sghmc.gradients.noise import gradient_noise, no_noise
 from sghmc.interop.optax import transformation
-from sghmc.samplers.base import Sampler
+from sghmc.samplers import Sampler
 
 EmpiricalFisher = sghmc.EmpiricalFisher
 
@@ -70,6 +69,7 @@ class Estimated(Sampler):
         return dataclasses.replace(self, sampler=self.sampler.rescaled(factor))
 
 
+@pytest.mark.slow_cases("dense-False", "dense-True", "diagonal-True", "number-False", "number-True")
 @pytest.mark.parametrize(("name", "diagonal"), COMBINATIONS)
 def test_a_step_with_an_estimate_is_the_step_with_that_gradient_noise(name, diagonal):
     friction, mass = MATRICES[name]
@@ -88,6 +88,7 @@ def test_a_step_with_an_estimate_is_the_step_with_that_gradient_noise(name, diag
     )
 
 
+@pytest.mark.slow
 def test_an_estimate_follows_the_schedule_of_the_step_size():
     sampler: Any = sghmc.SGHMC(
         lambda t: 0.4 * 0.8**t, lambda t: 1.3 + 0.2 * t, 0.8, EmpiricalFisher(False), 1.7
@@ -109,6 +110,7 @@ def raised(friction, gradient_noise, limit):
     return (root * np.maximum(1, values / limit)) @ root.T
 
 
+@pytest.mark.slow_cases("number-False")
 @pytest.mark.parametrize(("name", "diagonal"), COMBINATIONS)
 def test_friction_is_raised_where_the_noise_needs_it(name, diagonal):
     """2τC′ ⪰ εV̂ with equality in some directions, C′ = C in the others; then the law of C′."""
@@ -162,6 +164,7 @@ def test_an_estimate_is_judged_by_the_steps_that_it_is_for(kind):
     assert room_of(ending, NOISES[True], t=2)[1] == pytest.approx(2 / 0.1)
 
 
+@pytest.mark.slow
 def test_a_mass_that_adapts_keeps_its_estimate():
     start, mass = jnp.zeros(SIZE), np.array([0.5, 1.5, 2.0])
     for fisher in (EmpiricalFisher(), EmpiricalFisher(raise_friction=True)):
@@ -241,6 +244,7 @@ def recorded(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "diagonal"),
     [
@@ -284,7 +288,7 @@ def test_a_run_estimates_from_the_rows_of_the_coming_step(name, diagonal, monkey
             estimate = gradient_noise(
                 estimator,
                 target,
-                estimator.remember(target),
+                estimator.init_anchor(target),
                 position,
                 target.rows(rows),
                 diagonal=False,
@@ -334,12 +338,14 @@ def judge_law(fisher, make: Any = sghmc.SGHMC, **settings: float):
 INERTIAL = {"step_size": 0.05, "friction": 5.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("diagonal", [True, False], ids=["diagonal", "dense noise"])
 def test_law_with_an_estimate(diagonal):
     """The friction is raised in burn-in only, where the average is still one of a few estimates."""
     judge_law(EmpiricalFisher(diagonal, every=5, raise_friction=True), **INERTIAL)
 
 
+@pytest.mark.slow
 def test_law_of_sgld_with_an_estimate():
     judge_law(EmpiricalFisher(False, every=5), sghmc.SGLD, step_size=0.003)
 
@@ -384,6 +390,7 @@ TOO_LARGE = (
 )
 
 
+@pytest.mark.slow
 def test_too_much_noise_is_an_error_with_both_numbers():
     with pytest.raises(sghmc.GradientNoiseError, match=TOO_LARGE) as caught:
         run(EmpiricalFisher())
@@ -392,6 +399,7 @@ def test_too_much_noise_is_an_error_with_both_numbers():
         run(EmpiricalFisher(False), 1.0, make=sghmc.SGLD)
 
 
+@pytest.mark.slow
 def test_it_is_a_warning_on_request_and_the_run_goes_on():
     with pytest.warns(UserWarning, match=TOO_LARGE) as caught:
         samples = run(EmpiricalFisher(), num_samples=50, throw=False)
@@ -400,6 +408,7 @@ def test_it_is_a_warning_on_request_and_the_run_goes_on():
     assert len(caught) == 1
 
 
+@pytest.mark.slow
 def test_noise_that_becomes_too_large_is_seen_then():
     """Far from the center the noise of a control variate grows: step 16 is the first to see it."""
     rows = np.stack([np.linspace(1, 3, N), np.ones(N)], 1).astype(np.float32)
@@ -413,6 +422,7 @@ def test_noise_that_becomes_too_large_is_seen_then():
         run(EmpiricalFisher(every=8, window=1), 2.0, gradient, target=target, num_samples=20)
 
 
+@pytest.mark.slow
 def test_raised_friction_gives_the_law_where_all_noise_is_the_gradient():
     """C = 0.5 where ½εV̂ is about 3; uncorrected, variances would be about six times too large.
 
@@ -432,6 +442,7 @@ def test_raised_friction_gives_the_law_where_all_noise_is_the_gradient():
     assert abs(kinetic.mean() - 1) < 0.1
 
 
+@pytest.mark.slow
 def test_a_friction_that_would_have_to_be_too_large_is_an_error():
     message = r"momentum decay εC/M [\d.]+, but every chain diverges from 2 on.*step_size at most"
     with pytest.raises(sghmc.GradientNoiseError, match=message):
@@ -516,6 +527,7 @@ def test_gradients_without_such_an_estimate_are_refused(gradient, message):
         run(EmpiricalFisher(), 30.0, gradient)
 
 
+@pytest.mark.slow
 def test_samplers_that_cannot_are_refused():
     with pytest.raises(ValueError, match="SGLD has no friction to raise"):
         sghmc.SGLD(0.1, gradient_noise=EmpiricalFisher(raise_friction=True))

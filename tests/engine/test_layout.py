@@ -31,6 +31,7 @@ def test_chains_come_out_as_they_went_in(like, axis, num_chains):
         np.testing.assert_array_equal(with_draws[:, 1], 2 * outside)
 
 
+@pytest.mark.slow
 def test_an_oracle_of_flat_parameters_is_the_oracle():
     like = params()
     layout = Layout.of(like, 1)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import beginning, loop, plan
+from sghmc.engine import blocking, loop
+from sghmc.engine.chain import Program
+from sghmc.engine.init import Start, begin
 from sghmc.engine.layout import Layout
-from sghmc.engine.program import Program
-from sghmc.engine.starts import Start
 
 PRECISION = np.linalg.inv(np.array([[1.0, 0.9], [0.9, 1.0]])).astype(np.float32)
 
@@ -40,12 +40,13 @@ def two_dimensional_program():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Some donated buffers")
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA's compiler for CPUs")
 def test_the_loop_of_a_small_model_is_one_kernel():
     """Ten times slower otherwise: XLA:CPU then hands out every operation of every step."""
     program = two_dimensional_program()
-    carry = beginning.begin(program, Start(jnp.zeros((1, 2)), 0), looks=False).carry
+    carry = begin(program, Start(jnp.zeros((1, 2)), 0), looks=False).carry
     one = np.int32(1)
     compiled = loop.compiled_draws().lower(program, carry, one, one, one, capacity=100).compile()
     assert "xla_cpu_small_call" in compiled.compiled.as_text()
@@ -70,6 +71,7 @@ def run_wide(step_size=0.1, potential=wide, num_samples=4, **settings):
     )
 
 
+@pytest.mark.slow
 def test_a_large_model_thinned_is_every_third_draw():
     """Its normals are made step by step, and it is looked at once a draw."""
     thinned, every = run_wide(thinning=3), run_wide(num_samples=12)
@@ -85,6 +87,7 @@ def test_a_large_model_that_diverges_is_seen_within_a_draw(num_burnin):
         run_wide(1.0, lambda theta: 10 * wide(theta), thinning=100, num_burnin=num_burnin)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinning", [1, 4])
 def test_very_many_chains_move_as_a_few_do(thinning):
     """With 3,000 chains a block has fewer steps than a small model's."""
@@ -106,6 +109,7 @@ def test_very_many_chains_move_as_a_few_do(thinning):
     np.testing.assert_allclose(many.positions[:2], few.positions, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_whole_blocks_of_an_accelerator_give_the_same_draws_and_averages(monkeypatch):
     """Seven draws in blocks of four: the last block makes one more, which leaves no trace."""
 
@@ -123,8 +127,8 @@ def test_whole_blocks_of_an_accelerator_give_the_same_draws_and_averages(monkeyp
         )
 
     usual = run(gaussian)
-    monkeypatch.setattr(plan.xla, "has_accelerator", lambda: True)
-    monkeypatch.setattr(plan, "_BLOCK_DRAWS", 4)
+    monkeypatch.setattr(blocking.runtime, "has_accelerator", lambda: True)
+    monkeypatch.setattr(blocking, "_BLOCK_DRAWS", 4)
     padded = run(functools.partial(gaussian))  # another function: nothing compiled fits it
     for one, other in ((usual.positions, padded.positions), (usual.averages, padded.averages)):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), one, other)
@@ -176,6 +180,7 @@ DEEP_RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["sghmc", *(pytest.param(n, marks=pytest.mark.slow) for n in DEEP_RUNS if n != "sghmc")]
 )

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.core import machine
-from sghmc.engine import memory
+from sghmc.core import runtime
+from sghmc.engine import footprint
+from sghmc.engine.footprint import shown
 from sghmc.engine.layout import Layout
-from sghmc.engine.memory import shown
 from sghmc.engine.options import RunOptions
 
 NUM, CHAINS, DRAWS = 50, 4, 20
@@ -44,14 +44,15 @@ def there_is(monkeypatch):
     """Sets what there is."""
 
     def there_is(memory=None, device=None, disk=None, held=0):
-        monkeypatch.setattr(machine, "memory_bytes", lambda: memory)
-        monkeypatch.setattr(machine, "device_bytes", lambda _: device)
-        monkeypatch.setattr(machine, "free_bytes", lambda _: disk)
-        monkeypatch.setattr(machine, "held_bytes", lambda _: held)
+        monkeypatch.setattr(runtime, "memory_bytes", lambda: memory)
+        monkeypatch.setattr(runtime, "device_bytes", lambda _: device)
+        monkeypatch.setattr(runtime, "free_bytes", lambda _: disk)
+        monkeypatch.setattr(runtime, "folder_bytes", lambda _: held)
 
     return there_is
 
 
+@pytest.mark.slow_cases("0")
 @pytest.mark.parametrize("missing", [0, 1])
 def test_draws_and_states_share_a_machine_s_memory(missing, there_is):
     there_is(memory=POSITIONS + STATE - missing)
@@ -62,6 +63,7 @@ def test_draws_and_states_share_a_machine_s_memory(missing, there_is):
         sample()
 
 
+@pytest.mark.slow
 def test_too_many_draws_are_refused_with_the_remedies(there_is):
     there_is(memory=POSITIONS - 1)
     with pytest.raises(MemoryError, match="4 chains of 20 draws need 16 kB") as error:
@@ -100,6 +102,7 @@ def test_what_is_not_known_is_not_refused(there_is):
     sample()
 
 
+@pytest.mark.slow
 def test_what_is_kept_counts_as_it_is(there_is):
     large: dict[str, Any] = {"keep": lambda theta: jnp.outer(theta, theta).astype(jnp.bfloat16)}
     there_is(memory=2 * NUM * NUM * CHAINS * DRAWS + STATE)
@@ -112,11 +115,11 @@ def test_what_is_kept_counts_as_it_is(there_is):
 def test_a_check_costs_less_than_a_millisecond():
     kernel, like = SGHMC.prepare(jnp.zeros(NUM)), jax.ShapeDtypeStruct((NUM,), jnp.float32)
     layout, options = Layout.of(like, CHAINS), RunOptions(num_chains=CHAINS)
-    memory.check_memory(kernel, layout, options, None, 1)
+    footprint.check_memory(kernel, layout, options, None, 1)
     seconds = []
     for _ in range(20):
         start = time.perf_counter()
-        memory.check_memory(kernel, layout, options, None, 1)
+        footprint.check_memory(kernel, layout, options, None, 1)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 1e-3
 
@@ -156,6 +159,7 @@ def test_a_plan_of_a_run_that_does_not_fit(there_is, tmp_path):
     assert not plan(compiles=False).fits
 
 
+@pytest.mark.slow
 def test_data_and_buffers_are_counted():
     rows = {"x": np.ones((1000, NUM), np.float32), "y": np.ones(1000, np.float32)}
     target = sghmc.Posterior(

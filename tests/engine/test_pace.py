@@ -2,19 +2,19 @@
 
 import pytest
 
-from sghmc.engine import pace
+from sghmc.engine import blocking
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that goes on by hand."""
     now = [0.0]
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(blocking.time, "perf_counter", lambda: now[0])
     return now
 
 
 def blocks(clock, seconds_per_draw, compilation, num_blocks, most=10**9, least=1):
-    made, steps = pace.Pace(least), []
+    made, steps = blocking.Pace(least), []
     for i in range(num_blocks):
         with made.timing(most) as count:
             clock[0] += count * seconds_per_draw + (compilation if i == 0 else 0.0)
@@ -39,3 +39,12 @@ def test_no_more_than_are_left(clock):
 def test_no_fewer_than_a_program_makes_at_once(clock):
     assert blocks(clock, 0.1, compilation=0.0, num_blocks=3, least=32)[1] == [32, 32, 32]
     assert blocks(clock, 0.1, compilation=0.0, num_blocks=2, least=32, most=20)[1] == [20, 20]
+
+
+def test_memory_is_given_back_after_a_long_first_block_alone(clock, monkeypatch):
+    given = []
+    monkeypatch.setattr(blocking, "_give_memory_back", lambda: given.append(clock[0]))
+    blocks(clock, 0.001, compilation=0.9, num_blocks=3)
+    assert given == []
+    blocks(clock, 2.0, compilation=0.5, num_blocks=3)
+    assert len(given) == 1

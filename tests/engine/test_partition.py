@@ -8,8 +8,8 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import sghmc
-from sghmc.engine import partition
-from sghmc.engine.partition import first_axes, matched, used_axes
+from sghmc.engine import devices
+from sghmc.engine.devices import first_axes, matched, used_axes
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
 PARAMS = {
@@ -112,8 +112,9 @@ def test_what_are_no_rules_is_refused(given, error, words):
         sample(**given, trainable=True)
 
 
+@pytest.mark.slow
 def test_one_device_follows_any_rules():
     plain = sample(num_samples=3, progress=False)
     ruled = sample(num_samples=3, progress=False, mesh=ONE, sharding=[("", P("model"))])
     assert (plain.positions == ruled.positions).all()
-    assert partition.shardings([("", P("model"))], jnp.zeros(4), ONE) is None
+    assert devices.shardings([("", P("model"))], jnp.zeros(4), ONE) is None

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SUPPORT = pathlib.Path(__file__).parents[1] / "support"
 FILES = {
     each.name: path
@@ -58,6 +60,7 @@ def slow_outcomes() -> dict[str, str]:
     return run(SLOW)
 
 
+@pytest.mark.slow_cases("test_chains_spread_over_devices_are_the_same_bit_for_bit")
 @pytest.mark.parametrize("name", [name for name in FILES if name not in SLOW])
 def test_on_four_devices(name, outcomes):
     assert outcomes[name] == "PASSED", outcomes[name]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import rich.console
 
-from sghmc.engine.program import NEVER
+from sghmc.engine.chain import NEVER
 from sghmc.engine.progress import Bar
 
 FAILED = np.array([NEVER, 7])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import reading
+from sghmc.engine import prefetch
 from sghmc.gradients.minibatch import BatchEstimator
-from sghmc.posterior import source
+from sghmc.posterior import sources
 
 N = 300
 INIT = jnp.full(2, 0.1)
@@ -36,8 +36,8 @@ def posteriors(tmp_path, arrays, monkeypatch):
     """The same posterior in memory and in files, read in windows of a few draws."""
     for name, array in arrays.items():
         np.save(tmp_path / f"{name}.npy", array)
-    monkeypatch.setattr(reading, "_WINDOW_BYTES", 1_000)
-    monkeypatch.setattr(source, "_CHUNK_ROWS", 128)
+    monkeypatch.setattr(prefetch, "_WINDOW_BYTES", 1_000)
+    monkeypatch.setattr(sources, "_CHUNK_ROWS", 128)
     mapped = sghmc.data.MemoryMapped(tmp_path)
     return [sghmc.Posterior(log_likelihood, log_prior, data) for data in (arrays, mapped)]
 
@@ -48,6 +48,7 @@ def run(posterior, gradient, sampler=None, **options):
     return sghmc.sample(jax.random.key(5), posterior, sampler, INIT, gradient=gradient, **options)
 
 
+@pytest.mark.slow
 def test_passes_over_all_data(posteriors):
     in_memory, mapped = posteriors
     for method in ("potential", "gradient"):
@@ -56,19 +57,20 @@ def test_passes_over_all_data(posteriors):
         np.testing.assert_allclose(jax.jit(getattr(mapped, method))(INIT), there, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_rows_that_arrays_would_give(posteriors, monkeypatch):
     """With an estimate of the noise, which looks at the next step's batch, over several windows.
 
     The next window has always been read before a window is used: it must lie elsewhere.
     """
-    submit = reading.Reader._submit
+    submit = prefetch.Reader._submit
 
     def submit_and_wait(self, number, before):
         future = submit(self, number, before)
         concurrent.futures.wait([future])
         return future
 
-    monkeypatch.setattr(reading.Reader, "_submit", submit_and_wait)
+    monkeypatch.setattr(prefetch.Reader, "_submit", submit_and_wait)
     fisher = sghmc.EmpiricalFisher(every=2, raise_friction=True)
     sampler = sghmc.SGHMC(0.01, friction=3.0, gradient_noise=fisher)
     there, here = (run(each, sghmc.Minibatch(10), sampler, num_chains=2) for each in posteriors)
@@ -76,6 +78,7 @@ def test_a_run_takes_the_rows_that_arrays_would_give(posteriors, monkeypatch):
     np.testing.assert_allclose(here.info.potential, there.info.potential, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_control_variate_and_an_accept_step_stream_over_all_data(posteriors):
     sampler = sghmc.HMC(0.05, 3)
     gradient = sghmc.ControlVariate(10, INIT, shared=True)
@@ -98,6 +101,7 @@ def fail_after(num_reads, message, posterior, monkeypatch):
     monkeypatch.setattr(kind, "read", failing)
 
 
+@pytest.mark.slow
 def test_a_file_that_fails_leaves_the_draws_before(posteriors, monkeypatch):
     """Rows spoiled after some draws: the error has these draws, and names the row."""
     mapped = posteriors[1]
@@ -124,6 +128,7 @@ def test_a_file_that_fails_leaves_the_draws_before(posteriors, monkeypatch):
     np.testing.assert_array_equal(flagged.positions, kept)
 
 
+@pytest.mark.slow
 def test_a_pass_that_fails_leaves_the_draws_before(posteriors, monkeypatch):
     """Inside the compiled loop: every step of an exact gradient reads all rows."""
     mapped = posteriors[1]

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import sghmc
 from cases import halving, params, posterior
-from sghmc.engine import host, pace, plan
+from sghmc.engine import blocking, driver
 from sghmc.engine.progress import Bar
 
 KEY = jax.random.key(7)
@@ -64,13 +64,14 @@ def terminal(monkeypatch):
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=120)
     monkeypatch.setattr(rich, "_console", console)
-    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)
     return written
 
 
 # What is kept
 
 
+@pytest.mark.slow
 def test_the_draws_of_every_leaf_in_its_own_shape_and_dtype():
     start = params()
     samples = sample(posterior(), init=start, num_samples=3, num_chains=2)
@@ -82,6 +83,7 @@ def test_the_draws_of_every_leaf_in_its_own_shape_and_dtype():
         assert np.all(drawn[0] != drawn[1])
 
 
+@pytest.mark.slow
 def test_burnin_is_what_comes_first(plain):
     samples = sample(num_burnin=5, num_samples=7)
     close(samples.positions, plain.positions[:, 5:])
@@ -89,6 +91,7 @@ def test_burnin_is_what_comes_first(plain):
     assert samples.num_steps == plain.num_steps == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinning", [2, 3])
 def test_a_thinned_run_is_every_kth_draw_of_the_whole(thinning, plain):
     samples = sample(num_burnin=1, num_samples=12 // thinning - 1, thinning=thinning)
@@ -96,12 +99,14 @@ def test_a_thinned_run_is_every_kth_draw_of_the_whole(thinning, plain):
     assert samples.num_steps == 12
 
 
+@pytest.mark.slow
 def test_keep_says_what_is_stored(plain):
     samples = sample(keep=lambda theta: {"norm": jnp.sum(theta**2), "first": theta[0]})
     close(samples.positions["norm"], np.sum(plain.positions**2, axis=-1))
     close(samples.positions["first"], plain.positions[..., 0])
 
 
+@pytest.mark.slow
 def test_averages_are_means_of_the_kept_draws_even_if_nothing_is_kept():
     averages = {"mean": lambda theta: theta, "square": lambda theta: jnp.sum(theta**2)}
     for settings in ({}, {"num_chains": 3}):
@@ -130,6 +135,7 @@ def test_info_of_each_draw(plain):
     close(plain.info.kinetic_temperature[0], (1 - 0.1) * np.mean(velocity**2, axis=1), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_info_of_hmc_has_the_acceptance_and_the_potential_of_the_draw():
     samples = sample(sampler=sghmc.HMC(0.9, 3), num_samples=40)
     acceptance, draws = samples.info.acceptance, samples.positions
@@ -150,6 +156,7 @@ def test_the_same_key_gives_the_same_draws_and_another_key_others(plain):
     assert np.all(sample(key=jax.random.key(8)).positions != plain.positions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 300])
 def test_a_chain_does_not_depend_on_how_many_there_are(size):
     """Few parameters have the chain axis last, many have it first, one chain has none."""
@@ -165,6 +172,7 @@ def test_a_chain_does_not_depend_on_how_many_there_are(size):
     assert np.all(runs[3].positions[0] != runs[3].positions[1])
 
 
+@pytest.mark.slow
 def test_init_without_an_axis_is_the_start_of_every_chain():
     samples = sample(sampler=sghmc.SGD(0.1), num_chains=3, num_samples=2)
     close(samples.positions[1:], samples.positions[:2])
@@ -172,25 +180,27 @@ def test_init_without_an_axis_is_the_start_of_every_chain():
     close(samples.positions[0, 0], one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinning", [1, 5])
 def test_draws_do_not_depend_on_blocks_of_variates(thinning, monkeypatch):
     settings = {"num_samples": 6, "thinning": thinning, "num_chains": 2}
     usual = sample(POSTERIOR, gradient=sghmc.Minibatch(3), **settings)
     for variates in (1, 25):  # one step at a time; two steps, so that blocks do not fit draws
-        monkeypatch.setattr(plan, "_BLOCK_VARIATES", variates)
+        monkeypatch.setattr(blocking, "_BLOCK_VARIATES", variates)
         anew = functools.partial(log_likelihood)  # another function: nothing compiled fits it
         target = sghmc.Posterior(anew, log_prior, DATA)
         samples = sample(target, gradient=sghmc.Minibatch(3), **settings)
         close(samples.positions, usual.positions)
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_segments_or_the_progress_bar(plain, monkeypatch, capsys):
-    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
-    monkeypatch.setattr(host, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(driver, "_BLOCK_BYTES", 100)
     segmented = sample(progress=True, num_burnin=2, num_samples=10)
     close(segmented.positions, plain.positions[:, 2:])
     assert capsys.readouterr() == ("", "")  # no terminal, no bar
-    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e9)
+    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e9)
     close(sample(num_burnin=2, num_samples=10).positions, plain.positions[:, 2:])
 
 
@@ -231,6 +241,7 @@ def test_schedules_count_steps_from_0_with_burnin_and_thinning():
     np.testing.assert_array_equal(samples.positions[0], last * (last + 1) / 2)
 
 
+@pytest.mark.slow
 def test_schedules_reach_the_loop_in_double_precision_too():
     with jax.enable_x64(True):
         sampler = sghmc.SGHMC(halving(0.1), halving(2.0), temperature=halving(1.0))
@@ -239,6 +250,7 @@ def test_schedules_reach_the_loop_in_double_precision_too():
         assert np.all(samples.info.is_finite)
 
 
+@pytest.mark.slow
 def test_an_old_generator_is_welcome():
     key = jax.random.key(0, impl="rbg")
     one, three = (sample(key=key, num_chains=count, num_samples=2) for count in (1, 3))
@@ -265,6 +277,7 @@ def count_update(key, theta, posterior):
     }
 
 
+@pytest.mark.slow
 def test_gibbs_updates_follow_every_kth_step_of_one_counter():
     settings = {"gibbs": sghmc.Gibbs(count_update, every=3), "num_chains": 2}
     samples = sample(counting_posterior(), num_burnin=1, thinning=2, num_samples=6, **settings)
@@ -274,6 +287,7 @@ def test_gibbs_updates_follow_every_kth_step_of_one_counter():
     assert len(np.unique(every_draw)) == 2 * len(np.unique(steps_done // 3))
 
 
+@pytest.mark.slow
 def test_gibbs_looks_half_a_drift_back():
     """With a constant step the position there is the mean of the last two."""
     settings = {"gibbs": sghmc.Gibbs(count_update), "num_samples": 5}
@@ -317,7 +331,7 @@ def walk(**given: Any):
 
 
 def test_divergence_raises_with_chain_step_and_remedy_and_carries_the_draws(monkeypatch):
-    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e9)
+    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e9)
     with pytest.raises(sghmc.DivergenceError, match=r"step_size.*throw=False") as caught:
         walk()
     message = str(caught.value)
@@ -388,6 +402,7 @@ def test_a_last_draw_that_is_not_finite_does_not_pass():
     assert np.all(np.isfinite(samples.info.potential))
 
 
+@pytest.mark.slow
 def test_without_info_draws_are_the_same_and_no_potential_is_computed(plain):
     looks = []
 
@@ -440,7 +455,7 @@ class CtrlC(Bar):
 
 
 def test_ctrl_c_returns_what_was_drawn(monkeypatch, plain):
-    monkeypatch.setattr(host, "Bar", CtrlC)
+    monkeypatch.setattr(driver, "Bar", CtrlC)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.warns(UserWarning, match=r"Interrupted after \d+ of 10000000 draws") as caught:
         samples = sample(num_samples=10**7, averages={"mean": lambda theta: theta})
@@ -460,7 +475,7 @@ def test_ctrl_c_in_the_last_block_does_not_vanish(monkeypatch):
             if num_done == 5:
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(host, "Bar", AtTheEnd)
+    monkeypatch.setattr(driver, "Bar", AtTheEnd)
     with pytest.warns(UserWarning, match="Interrupted after 5 of 5 draws"):
         samples = sample(num_samples=5)
     assert samples.num_draws == 5
@@ -468,7 +483,7 @@ def test_ctrl_c_in_the_last_block_does_not_vanish(monkeypatch):
 
 
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
-    monkeypatch.setattr(host, "Bar", CtrlC)
+    monkeypatch.setattr(driver, "Bar", CtrlC)
     monkeypatch.setattr(CtrlC, "times", 2)
     # A shell starts background jobs with the signal ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -502,6 +517,7 @@ def test_chains_see_batches_of_their_own_unless_they_share_them(is_shared):
     assert np.array_equal(*samples.positions) == is_shared
 
 
+@pytest.mark.slow
 def test_thinned_draws_are_every_third_of_the_same_chain():
     """Also what is told of them, which depends on the step where settings change with it."""
     sampler = sghmc.SGHMC(lambda t: 0.1 / (1 + t), 2.0)

@@ -40,6 +40,7 @@ def stepped(stepper, key, num_steps):
     return jax.lax.scan(one, stepper.init(key, INIT), length=num_steps)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_the_same_key_gives_the_steps_of_sample(name):
     sampler, gradient = RUNS[name]
@@ -77,6 +78,7 @@ def test_gibbs_updates_are_made_when_they_are_due():
     assert seen == [0, 0, 1, 1, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_chains_are_mapped_over_keys():
     stepper = sghmc.Stepper(POSTERIOR, sghmc.SGHMC(0.02, 1.0), INIT, gradient=sghmc.Minibatch(5))
     several = jax.random.split(jax.random.key(1), 3)

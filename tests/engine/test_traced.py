@@ -9,7 +9,7 @@ import pytest
 from jax import monitoring
 
 import sghmc
-from sghmc.engine import host
+from sghmc.engine import driver
 
 KEY = jax.random.key(5)
 ROWS = np.random.default_rng(2).normal(size=(12, 2)).astype(np.float32)
@@ -76,6 +76,15 @@ SAVED = ("averages", "large")
 """Cases that are saved by default; the others are slow."""
 
 
+@pytest.mark.slow_cases(
+    "averages-False",
+    "averages-True",
+    "gibbs-False",
+    "large, adapted-False",
+    "large-True",
+    "one chain-False",
+    "several chains-False",
+)
 @pytest.mark.parametrize(
     ("name", "is_saved"),
     [(name, False) for name in CASES]
@@ -108,11 +117,12 @@ def test_burnin_runs_the_program_that_keeps_draws(name, compiled):
     np.testing.assert_array_equal(part.positions, whole.positions[:, 3:])
 
 
+@pytest.mark.slow
 def test_a_record_that_fills_its_room_is_made_after_the_loop(compiled, monkeypatch):
     """The averages are over kept draws alone, though burn-in's last ones were looked at."""
     options = {"size": LARGE, "averages": {"mean": lambda theta: theta}, "num_chains": 2}
     usual = Case(**options).run(num_samples=4, num_burnin=3)
-    monkeypatch.setattr(host, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(driver, "_BLOCK_BYTES", 1)
     compiled.clear()
     single = Case(**options).run(num_samples=4, num_burnin=3)
     assert compiled.count("jit(make_draws)") == 1
@@ -120,6 +130,7 @@ def test_a_record_that_fills_its_room_is_made_after_the_loop(compiled, monkeypat
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), one, other)
 
 
+@pytest.mark.slow
 def test_python_goes_through_a_model_once():
     """Once for one row, to check what it returns, and once for a batch."""
     calls = []

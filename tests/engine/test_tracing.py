@@ -75,6 +75,7 @@ def run(folder, **options):
     )
 
 
+@pytest.mark.slow_cases("averages", "gibbs", "keep", "schedule", "target", "trace")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_value_that_changed_is_seen_wherever_it_is_used(name, tmp_path, monkeypatch):
     first = run(tmp_path, **CALLS[name])
@@ -86,6 +87,7 @@ def test_a_value_that_changed_is_seen_wherever_it_is_used(name, tmp_path, monkey
         run(tmp_path, **CALLS[name])
 
 
+@pytest.mark.slow
 def test_rows_of_a_source_are_traced_by_shape(tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", DATA)
     source = sghmc.data.MemoryMapped(tmp_path / "x.npy")

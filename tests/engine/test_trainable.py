@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import beginning
+from sghmc.engine import init as beginning
 
 ROWS = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
 INIT = {
@@ -52,6 +52,7 @@ def by_hand():
     return sample(target, init=INIT["head"], trainable=None).positions
 
 
+@pytest.mark.slow
 def test_draws_are_those_of_a_posterior_written_for_the_part_that_moves():
     samples = sample(averages={"base": lambda params: params["base"][0, 0]})
     assert samples.positions["base"] is None
@@ -63,6 +64,7 @@ def test_draws_are_those_of_a_posterior_written_for_the_part_that_moves():
     assert draw["name"] is np.tanh
 
 
+@pytest.mark.slow
 def test_what_is_fixed_exists_once(monkeypatch):
     """No array of the loop's carry is as large, and all functions hold the same array."""
     seen = []
@@ -88,6 +90,7 @@ def test_what_is_fixed_exists_once(monkeypatch):
     assert len({leaf.unsafe_buffer_pointer() for leaf in held}) == 1
 
 
+@pytest.mark.slow_cases("leaves")
 @pytest.mark.parametrize(
     "trainable",
     [
@@ -102,6 +105,7 @@ def test_filters_are_those_of_equinox(trainable):
     assert samples.positions["head"]["weights"].shape == (3, 4, 50)
 
 
+@pytest.mark.slow
 def test_a_function_alone_is_a_filter_and_what_is_no_array_is_held():
     network = eqx.nn.MLP(3, 1, 4, 1, key=jax.random.key(1))
     target = sghmc.Posterior(
@@ -114,6 +118,7 @@ def test_a_function_alone_is_a_filter_and_what_is_no_array_is_held():
     assert samples.positions.activation is None
 
 
+@pytest.mark.slow
 def test_a_chain_axis_and_a_mass_are_those_of_the_part_that_moves():
     head = {"weights": jnp.zeros((3, 50)), "bias": jnp.array([0.1, 0.2, 0.3])}
     mass = {"base": None, "head": {"weights": 2.0, "bias": np.array(0.5)}, "name": None}
@@ -121,6 +126,7 @@ def test_a_chain_axis_and_a_mass_are_those_of_the_part_that_moves():
     np.testing.assert_allclose(samples.positions["head"]["bias"][:, 0], [0.1, 0.2, 0.3], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_potentials_and_gibbs_updates_see_all_parameters():
     def potential(params, key):
         return jnp.sum((params["a"] - params["b"]) ** 2) + 0 * jax.random.normal(key)

@@ -23,6 +23,24 @@ from sghmc.estimators import (
 )
 
 
+@pytest.mark.slow_cases(
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_classifiers_classes",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_classifiers_train",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_dtype_object",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_estimators_dtypes",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_estimators_nan_inf",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_estimators_overwrite_params",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_estimators_partial_fit_n_features",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_fit2d_1feature",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_fit_idempotent",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_fit_score_takes_y",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_n_features_in_after_fitting",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_pipeline_consistency",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_positive_only_tag_during_fit",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_sample_weight_equivalence_on_dense_data",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_sample_weights_pandas_series",
+    "BayesianLogisticRegression(num_chains=2,num_draws=20)-check_sample_weights_shape",
+)
 @parametrize_with_checks([BayesianLogisticRegression(**SMALL)])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
@@ -51,6 +69,7 @@ LABELS = {
 }
 
 
+@pytest.mark.slow_cases("booleans", "text")
 @pytest.mark.parametrize("kind", LABELS)
 def test_labels_of_any_type_survive_files(kind, tmp_path):
     x, y = blobs()
@@ -87,6 +106,7 @@ def outputs(model, x):
     return model.predict(x, return_std=True) if is_regressor(model) else model.predict_proba(x)
 
 
+@pytest.mark.slow_cases("BayesianLinearRegression", "BayesianMLPClassifier", "BayesianMLPRegressor")
 def test_files_keep_every_bit(fitted, tmp_path):
     model, frame, _ = fitted
     path = tmp_path / "model.sghmc"
@@ -187,6 +207,7 @@ def test_values_that_hide_all_others_are_told():
         BayesianLogisticRegression(**SMALL).fit(x, y > 4)
 
 
+@pytest.mark.slow
 def test_bad_input_is_explained():
     x, y = blobs()
     model = BayesianLogisticRegression(**SMALL)

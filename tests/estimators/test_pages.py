@@ -6,6 +6,7 @@ import pytest
 
 from command_results import SCRIPT, fit_result, ratings_result
 from sghmc.estimators import pages
+from sghmc.recommender import evaluation
 
 
 def points(expected, observed, count):
@@ -52,12 +53,12 @@ def test_every_score_is_there_and_words_are_escaped():
 
 
 def test_ratings_are_judged_by_their_intervals():
-    assert "as sure as it should be" in pages.ratings_page({}, ratings_result(0.9))
-    assert "Verdict: too sure" in pages.ratings_page({}, ratings_result(0.8))
-    assert "Verdict: not sure enough" in pages.ratings_page({}, ratings_result(0.99))
+    assert "as sure as it should be" in evaluation.ratings_page({}, ratings_result(0.9))
+    assert "Verdict: too sure" in evaluation.ratings_page({}, ratings_result(0.8))
+    assert "Verdict: not sure enough" in evaluation.ratings_page({}, ratings_result(0.99))
     result = ratings_result(0.9)
     del result["held_out"]
-    page = pages.ratings_page({"ratings": SCRIPT}, result)
+    page = evaluation.ratings_page({"ratings": SCRIPT}, result)
     assert "not judged" in page
     assert "Verdict" not in page
     assert SCRIPT not in page

@@ -1,11 +1,13 @@
 """What regressors make of their draws, for draws made by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from estimator_data import by_hand
-from sghmc.estimators import BayesianLinearRegression
-from sghmc.estimators.rows import Scaling
+from sghmc.estimators import BayesianLinearRegression, base
+from sghmc.estimators.weighted_rows import Scaling
 
 X = np.array([[0.5], [-2.0]])
 
@@ -60,3 +62,56 @@ def test_intervals_of_a_single_draw_are_gaussian(model):
         np.testing.assert_allclose(low, mean - reach * std, rtol=1e-6)
         np.testing.assert_allclose(high, mean + reach * std, rtol=1e-6)
     np.testing.assert_allclose(model.predict_cdf(X, mean + std), 0.8413447, rtol=1e-6)
+
+
+def test_rows_are_predicted_in_parts_that_fit_into_memory(model, monkeypatch):
+    """Two draws a row, and room for four numbers: parts of two rows, and the same answers."""
+    x, y = np.linspace(-2, 3, 5)[:, None], np.linspace(-4, 20, 5)
+
+    def answers():
+        return [
+            *model.predict(x, return_std=True),
+            model.predict_interval(x, 0.8),
+            *model.predict_uncertainty(x),
+            model.predict_cdf(x, y),
+            model.log_likelihood(x, y),
+        ]
+
+    whole = answers()
+    monkeypatch.setattr(base, "_MOST_NUMBERS", 4)
+    assert [len(part) for _, part in model._parts(x)] == [2, 2, 1]
+    for one, other in zip(answers(), whole, strict=True):
+        np.testing.assert_allclose(one, other)
+    monkeypatch.setattr(base, "_MOST_NUMBERS", 1)
+    assert len(list(model._parts(x))) == 5
+    assert model.sample_predictive(x, 7, random_state=0).shape == (7, 5)
+
+
+def test_draws_are_chosen_without_replacement(model):
+    chosen = model.sample_posterior(2, random_state=0)["coef"][:, 0, 0]
+    assert sorted(chosen) == [2.5, 7.5]
+    for wrong in (0, 3):
+        with pytest.raises(ValueError, match=f"from 1 to 2, the draws kept, but is {wrong}"):
+            model.sample_posterior(wrong)
+
+
+def test_draws_are_shared_by_chains_and_settings_are_whole_numbers():
+    assert BayesianLinearRegression(10, 4)._draws_per_chain == 3
+    assert BayesianLinearRegression(8, 4)._draws_per_chain == 2
+    BayesianLinearRegression(1, 1)._check_settings()
+    faults: list[dict[str, Any]] = [{"num_draws": 0}, {"num_chains": 1.5}]
+    for wrong in faults:
+        with pytest.raises(ValueError, match="must be a whole number from 1"):
+            BayesianLinearRegression(**wrong)._check_settings()
+
+
+def test_a_fit_that_fails_leaves_the_model_as_it_was(model, monkeypatch):
+    def failing(key):
+        raise FloatingPointError
+
+    model._rows, model._num_calls, model._seed = None, 1, 0
+    before = dict(vars(model))
+    monkeypatch.setattr(type(model), "_sample", lambda self, key: failing(key))
+    with pytest.raises(FloatingPointError):
+        model._learn(X, np.array([1.0, 2.0]), np.ones(2))
+    assert vars(model) == before

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from sghmc.estimators.rows import Rows, Scaling, hides_the_rest, padded, padded_size, rounding
+from sghmc.estimators.weighted_rows import (
+    Rows,
+    Scaling,
+    hides_the_rest,
+    padded,
+    padded_size,
+    rounding,
+)
 
 
 def rows(x, y, weight):

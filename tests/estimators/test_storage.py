@@ -1,5 +1,6 @@
 """Models in files: every bit comes back, and nothing is believed that was not written here."""
 
+import abc
 import hashlib
 import io
 import json
@@ -12,12 +13,15 @@ import pytest
 from sklearn.base import BaseEstimator
 
 from sghmc.estimators import storage
-from sghmc.estimators.rows import Scaling
 from sghmc.estimators.storage import ModelFileError
+from sghmc.estimators.weighted_rows import Scaling
 
 
-class Kind:
-    """What the models of these tests have in common."""
+class Kind(abc.ABC):
+    """What the models of these tests have in common: nothing is only that."""
+
+    @abc.abstractmethod
+    def predict(self): ...
 
 
 class Toy(BaseEstimator, Kind):
@@ -31,9 +35,11 @@ class Toy(BaseEstimator, Kind):
     def __init__(self, sizes=(3, 2), rate=0.1, random_state=None):
         self.sizes, self.rate, self.random_state = sizes, rate, random_state
 
+    def predict(self): ...
+
 
 class Other(BaseEstimator, Kind):
-    pass
+    def predict(self): ...
 
 
 def fitted(**attributes) -> Any:
@@ -76,6 +82,23 @@ def test_what_is_written_is_read(path):
 
 def test_one_of_another_kind_says_which(path):
     with pytest.raises(ModelFileError, match=r"holds a Toy, not a Other: load it with Toy\.load"):
+        storage.read(path, Other)
+
+
+def test_a_class_that_somebody_has_derived_from_can_still_be_read(path):
+    class Derived(Toy):
+        pass
+
+    for wanted in (Toy, Kind):
+        assert type(storage.read(path, wanted)) is Toy
+    with pytest.raises(ModelFileError, match="holds a Toy, not a Derived"):
+        storage.read(path, Derived)
+    derived = Derived()
+    derived.draws_ = {}
+    storage.write(derived, path)
+    for wanted in (Derived, Toy, Kind):
+        assert type(storage.read(path, wanted)) is Derived
+    with pytest.raises(ModelFileError, match="holds a Derived, not a Other"):
         storage.read(path, Other)
 
 
@@ -135,6 +158,7 @@ CRAFTED = {
     "more": with_header(HEADER | {"code": "x"}),
     "class of another type": with_header(HEADER | {"class": ["Toy"]}),
     "unknown class": with_header(HEADER | {"class": "Popen"}),
+    "abstract class": with_header(HEADER | {"class": "Kind"}),
     "params of another type": with_header(HEADER | {"params": [1]}),
     "unknown params": with_header(HEADER | {"params": {"command": "rm"}}),
     "a method": with_header(HEADER | {"attributes": {"predict": "mine"}}),
@@ -151,7 +175,7 @@ CRAFTED = {
 def test_crafted_files_are_refused_with_a_message(name, tmp_path):
     path = craft(tmp_path / "model", CRAFTED[name])
     with pytest.raises(
-        ModelFileError, match=r"model (is none that sghmc wrote|holds a Popen)"
+        ModelFileError, match=r"model (is none that sghmc wrote|holds a (Popen|Kind))"
     ) as e:
         storage.read(path, Kind)
     assert "pickle" not in str(e.value)

@@ -1,6 +1,7 @@
 """Control variates judged exactly: over all batches there are, and where no noise is left."""
 
 import itertools
+import warnings
 from typing import Any
 
 import jax
@@ -12,10 +13,11 @@ import laws
 import sghmc
 from cases import params, posterior
 from sghmc.core import random
-from sghmc.engine import beginning, loop
+from sghmc.engine import init, loop
 from sghmc.gradients import control_variate
-from sghmc.gradients.fisher import scatter
 from sghmc.gradients.minibatch import Minibatch
+from sghmc.gradients.noise import scatter
+from sghmc.posterior import mode
 from sghmc.posterior.mode import find_mode
 
 N, BATCH = 5, 3
@@ -42,16 +44,17 @@ def all_batches(replacement):
     return np.array(list(draw(range(N), **repeat)))
 
 
-def estimates(gradient, position, batches, remember=lambda estimator, target: None):
+def estimates(gradient, position, batches, other_anchor=lambda estimator, target: None):
     """Ũ and ∇Ũ of every batch, in double precision, and the exact ones."""
     with jax.enable_x64(True):
         model, position = target(), jnp.asarray(position)
         estimator = gradient.prepare(model, position)
-        memory = remember(estimator, model) or estimator.remember(model)
-        oracle = jax.jit(jax.vmap(lambda rows: estimator.oracle(model, rows, memory)(0, position)))
+        anchor = other_anchor(estimator, model) or estimator.init_anchor(model)
+        oracle = jax.jit(jax.vmap(lambda rows: estimator.oracle(model, rows, anchor)(0, position)))
         return jax.tree.map(np.asarray, (oracle(batches), model.evaluate(position)))
 
 
+@pytest.mark.slow_cases("with-near")
 @pytest.mark.parametrize("center", [THETA + 0.1, FAR], ids=["near", "far"])
 @pytest.mark.parametrize("replacement", [True, False], ids=["with", "without"])
 def test_over_all_batches_the_mean_is_exact_and_the_covariance_as_foretold(replacement, center):
@@ -109,7 +112,7 @@ def test_noise_falls_with_the_square_of_the_distance_from_the_center():
 
 def test_a_center_that_follows_the_chain_stays_unbiased():
     def follow(estimator, model):
-        return estimator.follow(model, estimator.remember(model), jnp.asarray(THETA + 0.2))
+        return estimator.move_anchor(model, estimator.init_anchor(model), jnp.asarray(THETA + 0.2))
 
     gradient = sghmc.ControlVariate(BATCH, FAR, renew_every=3)
     seen, exact = estimates(gradient, THETA, all_batches(True), follow)
@@ -118,13 +121,14 @@ def test_a_center_that_follows_the_chain_stays_unbiased():
     assert np.all(seen.grad.std(0) < stayed.grad.std(0) / 2)
 
 
+@pytest.mark.slow
 def test_scatter_of_its_example_gradients_is_its_noise():
     """Over all rows: what one batch estimates, without the chance of a batch."""
     with jax.enable_x64(True):
         model = target()
         estimator = sghmc.ControlVariate(BATCH, FAR).prepare(model, jnp.asarray(THETA))
-        memory = estimator.remember(model)
-        terms = estimator.example_gradients(model, jnp.asarray(THETA), model.data, memory)
+        anchor = estimator.init_anchor(model)
+        terms = estimator.example_gradients(model, jnp.asarray(THETA), model.data, anchor)
         noise = np.asarray(estimator.noise_scale * scatter(terms, diagonal=False))
     seen, _ = estimates(sghmc.ControlVariate(BATCH, FAR), THETA, all_batches(True))
     laws.assert_close(np.cov(seen.grad.T, ddof=0), noise * (N - 1) / N)
@@ -181,34 +185,38 @@ def whole(center: np.ndarray | None = FAR, **settings):
 GIBBS = sghmc.Gibbs(double_hyper, every=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "num_chains"), [(None, 1), (2, 1), (3, 2)])
 def test_memory_is_renewed_when_hyperparameters_or_the_center_change(every, num_chains):
     judge_memory(whole(renew_every=every), gibbs=GIBBS, num_chains=num_chains)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stale", ["renew", "follow"])
+@pytest.mark.parametrize("stale", ["renew_anchor", "move_anchor"])
 def test_memory_that_is_not_renewed_is_seen(stale, monkeypatch):
     kind = control_variate._ControlEstimator
-    if stale == "renew":
-        monkeypatch.setattr(kind, "renew", lambda self, target, memory: memory)
+    if stale == "renew_anchor":
+        monkeypatch.setattr(kind, "renew_anchor", lambda self, target, anchor: anchor)
     else:  # the center moves, the sums over all data do not
         monkeypatch.setattr(
-            kind, "follow", lambda self, target, memory, position: memory._replace(center=position)
+            kind,
+            "move_anchor",
+            lambda self, target, anchor, position: anchor._replace(center=position),
         )
     jax.clear_caches()
     with pytest.raises(AssertionError):
-        judge_memory(whole(renew_every=None if stale == "renew" else 2), gibbs=GIBBS)
+        judge_memory(whole(renew_every=None if stale == "renew_anchor" else 2), gibbs=GIBBS)
     jax.clear_caches()
 
 
+@pytest.mark.slow
 def test_the_center_moves_to_the_chain(monkeypatch):
     carries = []
     advance = loop.advance
 
     def recorded(*args, **settings):
         carry, records = advance(*args, **settings)
-        carries.append(jax.tree.map(np.array, carry.memory.center))
+        carries.append(jax.tree.map(np.array, carry.anchor.center))
         return carry, records
 
     monkeypatch.setattr(loop, "advance", recorded)
@@ -245,13 +253,13 @@ def posteriors():
 @pytest.mark.slow
 def test_every_stacked_posterior_has_its_own_mode(monkeypatch):
     estimators = []
-    start = beginning.begin
+    start = init.begin
 
     def recorded(program, positions, *, looks):
         estimators.append(program.estimator)
         return start(program, positions, looks=looks)
 
-    monkeypatch.setattr(beginning, "begin", recorded)
+    monkeypatch.setattr(init, "begin", recorded)
 
     def run(target, **settings):
         return sghmc.sample(
@@ -281,6 +289,7 @@ def test_any_pytree_and_any_number_as_center():
     assert kinds == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params())
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_a_minibatch():
     for replacement in (True, False, "epochs", "palindrome"):
         plain, controlled = (
@@ -354,6 +363,7 @@ def make_runs(gradient_of):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [sghmc.Minibatch, sghmc.ControlVariate])
 def test_shared_batches_are_those_of_the_first_chain(kind):
     """Without injected noise batches are all that chains differ by, but for their momenta: none."""
@@ -400,8 +410,64 @@ def test_a_center_that_has_moved_stays_there_when_hyperparameters_change():
     )
     center = jnp.asarray(0.0)
     estimator: Any = sghmc.ControlVariate(2, center, renew_every=5).prepare(posterior, center)
-    moved = estimator.follow(posterior, estimator.remember(posterior), jnp.asarray(2.0))
-    renewed = estimator.renew(posterior.with_hyper(jnp.asarray(3.0)), moved)
+    moved = estimator.move_anchor(posterior, estimator.init_anchor(posterior), jnp.asarray(2.0))
+    renewed = estimator.renew_anchor(posterior.with_hyper(jnp.asarray(3.0)), moved)
     assert float(renewed.center) == 2.0
     # Σ hyper·(x − θ) at the new center, under the new hyperparameter.
     assert float(renewed.total.grad) == pytest.approx(3 * (1.0 - 0.0 - 2.0 + 2.0))
+
+
+def test_an_estimate_is_that_of_its_formula_for_one_batch():
+    """−∇log p(θ) − Σ∇ℓ(θ̂) − (N/n) Σ [∇ℓ(θ) − ∇ℓ(θ̂)], rows of the second batch; and for Ũ."""
+    x = np.array([0.5, -1.0, 2.0, 3.0], np.float32)
+    model = sghmc.Posterior(
+        lambda theta, x: x * theta**3, lambda theta: -0.7 * theta**2, jnp.asarray(x)
+    )
+    theta, center, rows = 0.9, 0.4, [3, 0, 3]
+    gradient = sghmc.ControlVariate(3, jnp.asarray(center), renew_every=7, shared=True)
+    estimator: Any = gradient.prepare(model, jnp.asarray(theta))
+    numbers = jnp.array([1, 1, 1, *rows])
+
+    @jax.jit
+    def facts(theta):
+        anchor = estimator.init_anchor(model)
+        examples = model.rows(numbers[3:])
+        return (
+            estimator.oracle(model, numbers, anchor)(1, theta),
+            anchor.total,
+            estimator.example_gradients(model, theta, examples, anchor),
+            estimator.examples(model, numbers),
+        )
+
+    (value, grad), total, each, first = facts(jnp.asarray(theta))
+    batch = x[rows].sum()
+    slope = -(-1.4 * theta) - 3 * x.sum() * center**2
+    slope -= 4 / 3 * batch * 3 * (theta**2 - center**2)
+    np.testing.assert_allclose(grad, slope, rtol=1e-5)
+    potential = 0.7 * theta**2 - x.sum() * center**3 - 4 / 3 * batch * (theta**3 - center**3)
+    np.testing.assert_allclose(value, potential, rtol=1e-5)
+    np.testing.assert_allclose(total, [x.sum() * center**3, 3 * x.sum() * center**2], rtol=1e-5)
+    np.testing.assert_allclose(each, -3 * x[rows] * (theta**2 - center**2), rtol=1e-5)
+    assert (estimator.renew_every, estimator.is_shared, estimator.takes_rows) == (7, True, True)
+    assert estimator.noise_scale == pytest.approx(16 / 3)
+    np.testing.assert_array_equal(first, x[[1, 1, 1]])
+
+
+def test_by_default_the_center_stays_and_chains_have_their_own_batches():
+    usual = sghmc.ControlVariate(3)
+    assert (usual.center, usual.renew_every, usual.shared) == (None, None, False)
+    assert usual.replacement is True
+
+
+def test_a_center_that_is_no_mode_is_told(monkeypatch):
+    """Where a Hessian says so: of many parameters, without one, nothing is known."""
+    model = sghmc.Posterior(lambda t, x: x * t, lambda t: -(t**2), jnp.ones(3))
+    for hessian, distance, is_told in ((np.eye(1), 9.0, True), (np.eye(1), 0.0, False),
+                                       (None, 9.0, False)):  # fmt: skip
+        found = mode.Mode(jnp.asarray(2.0), 0.0, hessian, distance)
+        monkeypatch.setattr(control_variate, "find_mode", lambda *args, found=found: found)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            estimator: Any = sghmc.ControlVariate(3).prepare(model, jnp.asarray(1.0))
+        assert float(estimator.center) == 2.0
+        assert any("No mode was found" in str(each.message) for each in seen) == is_told

@@ -1,6 +1,7 @@
 """The noise of an estimator from single examples: unbiased, over all batches there are."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 import laws
 import sghmc
-from sghmc.gradients import fisher
+from sghmc.gradients import noise as fisher
 from sghmc.gradients.minibatch import BatchEstimator
 
 N, BATCH = 5, 3
@@ -41,14 +42,14 @@ def judge(kind, replacement, diagonal):
     with jax.enable_x64(True):
         model, position = target(), jax.tree.map(jnp.asarray, POSITION)
         estimator = GRADIENTS[kind](replacement).prepare(model, position)
-        memory = estimator.remember(model)
+        anchor = estimator.init_anchor(model)
 
         def of_batch(rows):
             examples = model.rows(rows)
             estimate = fisher.gradient_noise(
-                estimator, model, memory, position, examples, diagonal=diagonal
+                estimator, model, anchor, position, examples, diagonal=diagonal
             )
-            grad = estimator.oracle(model, rows, memory)(0, position).grad
+            grad = estimator.oracle(model, rows, anchor)(0, position).grad
             return estimate, jnp.concatenate([grad["offset"][None], grad["slope"]])
 
         estimates, grads = map(np.asarray, jax.jit(jax.vmap(of_batch))(all_batches(replacement)))
@@ -57,6 +58,7 @@ def judge(kind, replacement, diagonal):
     assert estimates.std(0).max() > 0.1 * np.abs(covariance).max()
 
 
+@pytest.mark.slow_cases("control variate-with-dense", "control variate-with-diagonal")
 @pytest.mark.parametrize("diagonal", [True, False], ids=["diagonal", "dense"])
 @pytest.mark.parametrize("replacement", [True, False], ids=["with", "without"])
 @pytest.mark.parametrize("kind", GRADIENTS)
@@ -101,6 +103,7 @@ def test_scatter_is_the_sample_covariance():
         laws.assert_close(diagonal, np.var(rows, axis=0, ddof=1))
 
 
+@pytest.mark.slow
 def test_mean_over_positions_each_with_its_rows():
     with jax.enable_x64(True):
         model = target()
@@ -128,3 +131,86 @@ def test_without_batches_there_is_nothing_to_estimate_from(gradient):
     estimator = gradient.prepare(target(), position)
     with pytest.raises(TypeError, match="takes no batches: its noise has no such estimate"):
         fisher.gradient_noise(estimator, target(), (), position, target().data, diagonal=True)
+
+
+def running(**fields):
+    zero = jnp.zeros(())
+    usual = fisher.RunningNoise(zero, jnp.int32(0), jnp.int32(99), zero, zero)
+    return usual._replace(**fields)
+
+
+def test_the_average_is_a_mean_of_the_first_estimates_then_forgets():
+    """A window of 3: weights 1, ½, ⅓, and then ⅓ for ever."""
+    noise, seen = running(mean=jnp.asarray(7.0)), []
+    for estimate in (3.0, 6.0, 12.0, 1.0, 4.0):
+        noise = noise.with_estimate(jnp.asarray(estimate), 3)
+        seen.append(float(noise.mean))
+    assert seen == pytest.approx([3.0, 4.5, 7.0, 5.0, 14 / 3])
+    assert int(noise.num_estimates) == 5
+    assert int(noise.failed_at) == 99
+
+
+def test_too_large_a_noise_is_remembered_once_with_both_numbers():
+    """Rounding may pass: a hundred-thousandth of what is allowed."""
+    noise = running()
+    same = noise.judged(4, jnp.asarray(2.0), jnp.asarray(2.0))
+    within = noise.judged(4, jnp.asarray(2.0 * (1 + 0.5e-5)), jnp.asarray(2.0))
+    assert int(same.failed_at) == int(within.failed_at) == 99
+    assert float(same.needed) == float(within.allowed) == 0
+    failed = noise.judged(4, jnp.asarray(2.0 * (1 + 2e-5)), jnp.asarray(2.0))
+    assert int(failed.failed_at) == 4
+    assert float(failed.needed) > 2.0 == float(failed.allowed)
+    later = failed.judged(5, jnp.asarray(8.0), jnp.asarray(3.0))
+    assert (int(later.failed_at), float(later.allowed)) == (4, 2.0)
+    assert float(later.needed) == float(failed.needed)
+
+
+@pytest.mark.parametrize(("diagonal", "shape"), [(True, (3,)), (False, (3, 3))])
+def test_before_the_first_estimate_there_is_no_noise(diagonal, shape):
+    found = fisher.no_noise(3, sghmc.EmpiricalFisher(diagonal=diagonal), jnp.float32, 1_000)
+    np.testing.assert_array_equal(found.mean, np.zeros(shape))
+    assert found.mean.dtype == jnp.float32
+    assert (int(found.num_estimates), int(found.failed_at)) == (0, 1_000)
+    assert (float(found.needed), float(found.allowed)) == (0, 0)
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+def test_noise_in_other_coordinates_and_over_positions(diagonal):
+    """z = θ/2, and the mean over two positions, each with rows of its own; by NumPy."""
+    scales = np.array([[1.0, 2.0], [-1.5, 0.5], [3.0, -1.0], [0.5, 4.0], [2.0, -3.0]], np.float32)
+    model = sghmc.Posterior(
+        lambda theta, x: -0.5 * jnp.sum(x * theta**2), lambda theta: jnp.sum(theta) * 5, scales
+    )
+    estimator = sghmc.Minibatch(BATCH).prepare(model, jnp.zeros(2))
+    positions = np.array([[0.5, -1.5], [2.0, 0.7]], np.float32)
+    rows = np.array([[0, 1, 3, 4], [2, 2, 4, 0]])
+    found = fisher.mean_gradient_noise(
+        estimator, model, jnp.asarray(positions), jnp.asarray(rows), diagonal=diagonal
+    )
+    parts = [np.cov((scales[r] * p).T) for p, r in zip(positions, rows, strict=True)]
+    expected = N**2 / BATCH * np.mean(parts, axis=0)
+    expected = np.diag(expected) if diagonal else expected
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    single = jax.jit(
+        lambda theta, examples: fisher.gradient_noise(
+            estimator, model, (), theta, examples, diagonal=diagonal, pull_back=lambda g: 2 * g
+        )
+    )(jnp.asarray(positions[0]), jnp.asarray(scales[rows[0]]))
+    expected = 4 * N**2 / BATCH * parts[0]
+    np.testing.assert_allclose(single, np.diag(expected) if diagonal else expected, rtol=1e-4)
+
+
+def wrong(name, value) -> dict[str, Any]:
+    return {name: value}
+
+
+def test_by_default_variances_alone_are_estimated_every_hundred_steps():
+    usual = sghmc.EmpiricalFisher()
+    assert (usual.diagonal, usual.every, usual.window) == (True, 100, 20)
+    assert not usual.raise_friction
+    for name in ("diagonal", "raise_friction"):
+        with pytest.raises(ValueError, match=f"{name} must be True or False"):
+            sghmc.EmpiricalFisher(**wrong(name, "no"))
+    for name in ("every", "window"):
+        with pytest.raises(ValueError, match=f"{name} must be a whole number from 1"):
+            sghmc.EmpiricalFisher(**wrong(name, 0))

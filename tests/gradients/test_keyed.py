@@ -41,6 +41,7 @@ def key_of(words, i):
     return jax.random.wrap_key_data(words[2 * i : 2 * i + 2], impl="threefry2x32")
 
 
+@pytest.mark.slow_cases("hmc", "sghmc", "ubu")
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -69,6 +70,7 @@ def test_a_step_is_that_of_a_noisy_gradient_with_the_normals_of_the_keys(sampler
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_every_chain_step_and_evaluation_has_its_own_key():
     """What a step draws depends on the key and the step alone: a run resumes anywhere."""
     estimator = sghmc.FullBatch().prepare(TARGET, INIT)
@@ -79,6 +81,7 @@ def test_every_chain_step_and_evaluation_has_its_own_key():
     np.testing.assert_array_equal(later, drawn[0][60:75])
 
 
+@pytest.mark.slow
 def test_its_noise_is_estimated_from_repeated_keys():
     """200 estimates of 16 keys: V to √(2/3000) = 2.6 %, five of which are 13 %."""
     chain = Chain(jax.random.key(4), TARGET, sghmc.SGLD(0.1), sghmc.FullBatch(), INIT)
@@ -129,6 +132,7 @@ TAKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [n if n in ("sgnht", "psgld") else pytest.param(n, marks=pytest.mark.slow) for n in TAKEN],
@@ -139,6 +143,7 @@ def test_samplers_without_an_accept_step_take_it(name):
     assert len({float(x) for x in samples.info.potential[:, -1]}) == 3
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit_and_knows_its_potential(tmp_path):
     fisher = sghmc.EmpiricalFisher(every=3)
     sampler = sghmc.SGHMC(0.05, 3.0, gradient_noise=fisher)
@@ -154,6 +159,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_knows_its_potential(tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_its_verdict_says_what_it_did_not_look_at():
     samples = run(sghmc.SGHMC(0.1, 1.0), num_samples=200)
     assert "the potential is stochastic" in str(samples.health())
@@ -191,3 +197,36 @@ def test_a_potential_of_the_wrong_kind():
             sghmc.SGLD(0.1),
             jnp.zeros(2),
         )
+
+
+def test_a_gradient_takes_the_key_of_its_two_words_and_noise_sixteen_others():
+    """The third evaluation of a step: its words are the fifth and the sixth."""
+    words = jnp.arange(11, 17, dtype=jnp.uint32)
+    estimator = sghmc.FullBatch().prepare(TARGET, INIT)
+
+    @jax.jit
+    def seen(words):
+        keys = estimator.examples(TARGET, words)
+        grads = estimator.example_gradients(TARGET, INIT, keys, ())
+        return estimator.oracle(TARGET, words)(2, INIT), jax.vmap(tree.ravel)(grads)
+
+    @jax.jit
+    def expected(words):
+        own = jax.random.wrap_key_data(words[4:6], impl="threefry2x32")
+        first = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
+        others = jax.random.split(jax.random.fold_in(first, 0x7FFFFFFF), 16)
+        return (
+            jax.random.normal(own, (2,)),
+            jax.vmap(lambda k: jax.random.normal(k, (2,)))(others),
+        )
+
+    (value, grad), grads = seen(words)
+    normal, normals = map(np.asarray, expected(words))
+    theta, force = np.array([0.3, -0.7]), ROOT @ normal
+    np.testing.assert_allclose(value, theta @ PRECISION @ theta / 2 + force @ theta, rtol=1e-5)
+    np.testing.assert_allclose([*grad["a"], grad["b"]], PRECISION @ theta + force, rtol=1e-4)
+    np.testing.assert_allclose(grads, PRECISION @ theta + normals @ ROOT.T, rtol=1e-4, atol=1e-5)
+    assert not estimator.oracle(TARGET, words).is_exact
+    assert estimator.noise_scale == 1
+    drawn = jax.eval_shape(lambda: estimator.draw(jnp.zeros(2, jnp.uint32), 3, 5, 4, INIT))
+    assert drawn.shape == (2 * 4 * 5,)

@@ -43,6 +43,7 @@ def full_gradient():
     return np.asarray(target().gradient(THETA), np.float64)
 
 
+@pytest.mark.slow_cases("with")
 @pytest.mark.parametrize(
     ("replacement", "shrink"), [(True, 1.0), (False, 1 - 3 / N)], ids=["with", "without"]
 )
@@ -61,6 +62,7 @@ def test_over_all_batches_the_mean_is_exact_and_the_covariance_as_documented(rep
     np.testing.assert_allclose(covariance, N**2 / 3 * shrink * spread, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow_cases("1-0", "2-1", "5-0")
 @pytest.mark.parametrize(("batch_size", "left_out"), [(1, 0), (5, 0), (2, 1), (3, 2), (4, 1)])
 def test_a_pass_of_an_epoch_sees_every_row_once(batch_size, left_out):
     gradient = sghmc.Minibatch(batch_size, replacement="epochs")
@@ -122,6 +124,7 @@ def test_batches_are_rows_of_the_data_with_and_without_repeats(replacement):
     assert np.all(np.abs(counts - 80) < 48)  # six standard deviations
 
 
+@pytest.mark.slow
 def test_every_evaluation_of_a_trajectory_has_its_own_batch():
     like = params()
     chain = Chain(jax.random.key(3), posterior(), sghmc.HMC(0.1, 4), GRADIENTS["minibatch"], like)
@@ -140,6 +143,7 @@ def test_every_evaluation_of_a_trajectory_has_its_own_batch():
     np.testing.assert_allclose(*compare(noise), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_trajectory_asks_for_each_of_its_gradients_once():
     asked = []
 
@@ -150,7 +154,7 @@ def test_a_trajectory_asks_for_each_of_its_gradients_once():
             kind: Any = type(estimator)
 
             class Recording(kind):
-                def oracle(self, target, noise, memory=()):
+                def oracle(self, target, noise, anchor=()):
                     def evaluate(i, position):
                         jax.debug.callback(lambda i: asked.append(int(i)), i)
                         return exact(i, position)
@@ -168,6 +172,9 @@ def test_a_trajectory_asks_for_each_of_its_gradients_once():
 DENSE = np.array([[2.0, 0.7, 0.1], [0.7, 1.0, -0.3], [0.1, -0.3, 0.5]])
 
 
+@pytest.mark.slow_cases(
+    "0-diagonal", "0-scalar", "0-singular", "0-zero", "1-diagonal", "1-scalar", "1-zero"
+)
 @pytest.mark.parametrize(
     ("variance", "covariance"),
     [
@@ -201,6 +208,7 @@ def test_noise_has_the_covariance_asked_for(variance, covariance, i):
         assert not np.any(np.concatenate(used) & ~own), "another evaluation's noise was used"
 
 
+@pytest.mark.slow
 def test_the_exact_potential_is_always_there():
     like = params()
     exact = posterior().potential(like)
@@ -209,12 +217,87 @@ def test_the_exact_potential_is_always_there():
         noise = jax.jit(lambda key, e=estimator: e.draw(key, 0, 1, 1, like))(
             random.words(jax.random.key(6))
         )
-        memory = estimator.remember(posterior())
-        oracle = estimator.oracle(posterior(), noise, memory)
+        anchor = estimator.init_anchor(posterior())
+        oracle = estimator.oracle(posterior(), noise, anchor)
         np.testing.assert_allclose(oracle.potential(like), exact, rtol=1e-6)
         assert oracle.is_exact == (name == "full")
 
 
+@pytest.mark.slow
 def test_only_shuffled_epochs_have_errors_that_depend_on_each_other():
     dependent = [name for name, gradient in GRADIENTS.items() if not gradient.is_independent]
     assert dependent == ["epochs", "palindrome"]
+
+
+def estimator_of(gradient):
+    return gradient.prepare(target(), THETA)
+
+
+def test_a_gradient_is_that_of_the_rows_of_its_batch():
+    """The second batch of a step, N/n times its rows, and the prior once."""
+    estimator = estimator_of(sghmc.Minibatch(3))
+    rows = np.array([0, 0, 0, 4, 2, 4])
+    value, grad = jax.jit(lambda rows: estimator.oracle(target(), rows)(1, THETA))(rows)
+    expected = N / 3 * row_gradients()[[4, 2, 4]].sum(0) + 1.7 * np.asarray(THETA)
+    np.testing.assert_allclose(grad, expected, rtol=1e-5)
+    x, theta = DATA[[4, 2, 4]], np.asarray(THETA)
+    each = 0.5 * np.sum((x - theta) ** 2, 1) + 0.1 * np.prod(theta - x, 1)
+    np.testing.assert_allclose(value, N / 3 * each.sum() + 0.85 * theta @ theta, rtol=1e-5)
+    oracle = estimator.oracle(target(), rows)
+    assert not oracle.is_exact
+    np.testing.assert_array_equal(estimator.examples(target(), rows), DATA[[0, 0, 0]])
+
+
+def test_gradients_of_single_examples_have_no_prior_and_no_scale():
+    estimator = estimator_of(sghmc.Minibatch(3))
+    found = jax.jit(lambda rows: estimator.example_gradients(target(), THETA, rows, ()))(DATA[1:4])
+    np.testing.assert_allclose(found, row_gradients()[1:4], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("replacement", "scale"),
+    [(True, 25 / 3), (False, 25 / 3 * 2 / 5), ("epochs", 25 / 3 * 2 / 5)],
+)
+def test_the_scale_of_the_noise_of_a_batch(replacement, scale):
+    assert estimator_of(sghmc.Minibatch(3, replacement)).noise_scale == pytest.approx(scale)
+
+
+def test_batches_are_drawn_as_many_as_there_are_gradients():
+    """By numbers of permutations: that of an evaluation, of a pass, of a palindrome."""
+    key = random.words(jax.random.key(0))
+    for replacement in (False, "epochs", "palindrome"):
+        estimator = estimator_of(sghmc.Minibatch(2, replacement))
+        rows = jax.jit(lambda key, e=estimator: e.draw(key, 3, 2, 3, THETA))(key)
+        evaluations = np.arange(9, 15)  # three steps of three came before
+        if replacement is False:
+            permutation, batch = evaluations, 0 * evaluations
+        elif replacement == "epochs":
+            permutation, batch = evaluations // 2, evaluations % 2
+        else:
+            permutation = evaluations // 4
+            batch = np.array([0, 1, 1, 0])[evaluations % 4]
+        place = 2 * batch[:, None] + np.arange(2)
+        permuted = jax.jit(random.permuted, static_argnums=3)
+        expected = permuted(key, permutation.astype(np.uint32), place.astype(np.int32), N)
+        np.testing.assert_array_equal(rows.reshape(6, 2), np.asarray(expected).reshape(6, 2))
+    plain = estimator_of(sghmc.Minibatch(2))
+    drawn, expected = jax.jit(
+        lambda key: (plain.draw(key, 3, 2, 3, THETA), random.integers(key, 3, 2, 6, N))
+    )(key)
+    np.testing.assert_array_equal(drawn, expected)
+
+
+def test_batches_of_more_rows_than_there_are_need_replacement():
+    assert estimator_of(sghmc.Minibatch(6)).batch_size == 6
+    assert estimator_of(sghmc.Minibatch(5, False)).batch_size == 5
+    for replacement in (False, "epochs", "palindrome"):
+        with pytest.raises(ValueError, match="batch_size is 6, but the data have 5 rows"):
+            estimator_of(sghmc.Minibatch(6, replacement))
+
+
+def test_rows_are_taken_and_shared_as_the_settings_say():
+    for shared in (True, False):
+        estimator = estimator_of(sghmc.Minibatch(3, shared=shared))
+        assert (estimator.is_shared, estimator.takes_rows) == (shared, True)
+    assert not sghmc.Minibatch(3).shared
+    assert sghmc.Minibatch(3).replacement is True

@@ -17,13 +17,18 @@ import numpyro.distributions as dist
 import pandas
 import pytest
 from flax import linen
+from numpyro import handlers
 from numpyro.contrib.module import random_flax_module
 from numpyro.infer.util import potential_energy
+from scipy import stats
 
 import numpyro_models as models
 import sghmc
 from numpyro_models import CASES
+from sghmc.interop import numpyro as numpyro_interop
 from sghmc.interop.numpyro import NumPyroPosterior, Rows, Whole, posterior
+from sghmc.results.samples import Samples
+from sghmc.results.summaries import Info
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +61,7 @@ def assert_close(tree, other, rtol=1e-5):
 SLOW = ("correlated", "local simplex", "network", "horseshoe")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES]
 )
@@ -74,6 +80,7 @@ def test_densities_are_numpyros_in_full_and_in_batches(name):
     np.testing.assert_allclose(np.mean(estimates), expected[0], rtol=1e-4)
 
 
+@pytest.mark.slow_cases("by index")
 @pytest.mark.parametrize(
     "subsampling",
     [
@@ -99,6 +106,7 @@ def axis_lengths(target):
     }
 
 
+@pytest.mark.slow_cases("logistic", "varying intercepts")
 @pytest.mark.parametrize("name", ["logistic", "varying intercepts", "subsample"])
 def test_a_batch_costs_its_own_rows_only(name):
     assert case(name).num_examples == models.N
@@ -109,6 +117,7 @@ def test_the_cost_of_all_data_would_be_seen():
     assert models.N in axis_lengths(case("no plate"))
 
 
+@pytest.mark.slow
 def test_without_a_plate_all_data_are_one_example():
     assert case("no plate").num_examples == 1
     inside = case("logistic")
@@ -120,6 +129,7 @@ def test_without_a_plate_all_data_are_one_example():
     np.testing.assert_allclose(estimate, evaluate(inside, start(inside)).potential, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_marks_say_which_arguments_are_rows():
     y = models.LINEAR.reshape(20, 3)
     both = (models.two_series, np.float32(0.5), y)
@@ -143,6 +153,7 @@ def test_marks_say_which_arguments_are_rows():
     assert posterior(with_knots, Whole(knots), models.X, models.LINEAR).num_examples == models.N
 
 
+@pytest.mark.slow_cases("correlated", "local simplex")
 @pytest.mark.parametrize("name", ["correlated", "local simplex", "autoregression"])
 def test_unconstrain_is_the_inverse_of_constrain(name):
     target = case(name)
@@ -151,6 +162,7 @@ def test_unconstrain_is_the_inverse_of_constrain(name):
     assert_close(back, theta, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_draws_predictions_and_arviz():
     model, args, kwargs = CASES["varying intercepts"]
     target = case("varying intercepts")
@@ -207,6 +219,7 @@ def test_draws_predictions_and_arviz():
         target.draws(kept)
 
 
+@pytest.mark.slow
 def test_double_precision():
     with jax.enable_x64(True):
         target = posterior(models.logistic, models.X.astype(float), y=models.LABELS)
@@ -235,6 +248,7 @@ def test_networks_of_flax_in_a_model():
     np.testing.assert_allclose(potential, -fit - prior, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_posteriors_of_one_model_stack():
     whole = case("logistic")
     part = posterior(models.logistic, models.X[:40], y=models.LABELS[:40])
@@ -339,6 +353,7 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_cases("rows in the prior")
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(name):
     model, args, kwargs, error, message = BAD[name]
@@ -346,6 +361,7 @@ def test_bad_input(name):
         posterior(model, *args, **kwargs)
 
 
+@pytest.mark.slow
 def test_remedies_that_errors_name():
     """`plate` named among several; all data at once; rows computed before the model."""
     assert posterior(two_tables, X, Y, SMALL, plate="large").num_examples == models.N
@@ -354,3 +370,152 @@ def test_remedies_that_errors_name():
         assert posterior(model, X, Y, plate=None).num_examples == 1
     with pytest.raises(ValueError, match="values has no \\['intercept'\\]"):
         case("logistic").unconstrain({"weights": jnp.zeros(3)})
+
+
+# By hand: one small model whose densities are written out
+
+
+def small(x, group, y=None):
+    """Levels of two groups, and for every row an excess of its own; half of the tilt counts."""
+    spread = numpyro.sample("spread", dist.HalfNormal(2.0))
+    with handlers.scale(scale=0.5):
+        numpyro.factor("tilt", -0.6 * spread)
+    with numpyro.plate("group", 2):
+        level = numpyro.sample("level", dist.Normal(1.0, spread))
+    with numpyro.plate("data", x.shape[0]):
+        excess = numpyro.sample("excess", dist.Exponential(1.5))
+        mean = numpyro.deterministic("mean", level[group] * x + excess)
+        numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+SMALL_X = np.array([0.5, -1.0, 2.0], np.float32)
+SMALL_GROUP = np.array([0, 1, 1])
+SMALL_Y = np.array([0.3, 1.2, -0.7], np.float32)
+SMALL_THETA = {
+    "spread": jnp.asarray(0.3),
+    "level": jnp.array([0.4, -0.9]),
+    "excess": jnp.array([0.2, -0.5, 0.8]),
+}
+
+
+@cache
+def small_posterior() -> NumPyroPosterior:
+    return posterior(small, SMALL_X, SMALL_GROUP, y=SMALL_Y)
+
+
+def small_densities(theta=None):
+    """Log densities of the three rows, and of the rest, with their Jacobians."""
+    theta = SMALL_THETA if theta is None else theta
+    u, level, v = (np.asarray(theta[name], float) for name in ("spread", "level", "excess"))
+    mean = level[SMALL_GROUP] * SMALL_X + np.exp(v)
+    rows = stats.norm.logpdf(SMALL_Y, mean, 0.5) + stats.expon.logpdf(np.exp(v), scale=1 / 1.5) + v
+    rest = stats.halfnorm.logpdf(np.exp(u), scale=2.0) + u - 0.3 * np.exp(u)
+    return rows, rest + stats.norm.logpdf(level, 1.0, np.exp(u)).sum()
+
+
+@eqx.filter_jit
+def small_evaluations(target, theta, numbers):
+    """Everything of a model at once: to compile each by itself would take longer."""
+    values = target.constrain(theta)
+    return (
+        target.log_prior(theta),
+        target.log_likelihoods(theta, target.rows(numbers)),
+        target.model.log_densities(theta, target.data),
+        values,
+        target.unconstrain(values),
+    )
+
+
+def test_the_densities_and_values_of_a_small_model_by_hand():
+    """Rows out of order, and one twice: each is itself wherever it is in a batch."""
+    target = small_posterior()
+    rows, rest = small_densities()
+    assert target.num_examples == 3
+    prior, batch, (together, others), values, back = small_evaluations(
+        target, SMALL_THETA, jnp.array([2, 0, 2, 1])
+    )
+    np.testing.assert_allclose(prior, rest, rtol=1e-5)
+    np.testing.assert_allclose(batch, rows[[2, 0, 2, 1]], rtol=1e-5)
+    np.testing.assert_allclose(together, rows, rtol=1e-5)
+    np.testing.assert_allclose(others, rest, rtol=1e-5)
+    assert set(values) == set(target.shapes) == set(SMALL_THETA)
+    np.testing.assert_allclose(values["spread"], np.exp(0.3), rtol=1e-6)
+    np.testing.assert_allclose(values["level"], [0.4, -0.9], rtol=1e-6)
+    np.testing.assert_allclose(values["excess"], np.exp([0.2, -0.5, 0.8]), rtol=1e-6)
+    assert_close(back, SMALL_THETA)
+
+
+def test_a_model_without_its_plate_is_one_example():
+    """What is observed is the example; its latent values belong to the prior."""
+    target = posterior(small, SMALL_X, SMALL_GROUP, y=SMALL_Y, plate=None)
+    assert target.num_examples == 1
+    rows, rest = small_densities()
+    mean = np.array([0.4, -0.9])[SMALL_GROUP] * SMALL_X + np.exp([0.2, -0.5, 0.8])
+    seen = stats.norm.logpdf(SMALL_Y, mean, 0.5).sum() - 0.3 * np.exp(0.3)
+    prior, alone, *_ = small_evaluations(target, SMALL_THETA, jnp.zeros(1, int))
+    np.testing.assert_allclose(alone, [seen], rtol=1e-5)
+    np.testing.assert_allclose(prior, rest + rows.sum() - seen, rtol=1e-5)
+
+
+def small_samples():
+    """Two chains of three draws: the parameters above, moved by 0.1 a draw."""
+    shift = 0.1 * np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    positions = {
+        name: np.asarray(leaf) + shift.reshape(2, 3, *(1,) * jnp.ndim(leaf))
+        for name, leaf in SMALL_THETA.items()
+    }
+    info = Info(potential=shift, is_finite=np.ones((2, 3), bool))
+    return Samples(positions, None, {}, None, info, num_steps=3, seconds=1.0, startup_seconds=0.5)
+
+
+def test_draws_of_a_small_model_are_its_sites():
+    target, samples = small_posterior(), small_samples()
+    draws = target.draws(samples)
+    assert set(draws) == {"spread", "level", "excess", "mean"}
+    np.testing.assert_allclose(draws["spread"], np.exp(samples.positions["spread"]), rtol=1e-6)
+    mean = draws["level"][..., SMALL_GROUP] * SMALL_X + np.exp(samples.positions["excess"])
+    np.testing.assert_allclose(draws["mean"], mean, rtol=1e-5, atol=1e-6)
+    assert list(target.draws(samples, ["mean"])) == ["mean"]
+    with pytest.raises(ValueError, match="There is no site 'slope' to draw: there are"):
+        target.draws(samples, ["slope"])
+    with pytest.raises(ValueError, match="leave keep= out"):
+        target.draws(dataclasses.replace(samples, positions=samples.positions["level"]))
+    data = target.to_arviz(samples, dims={"level": ["which"]})
+    assert data["posterior"]["level"].dims == ("chain", "draw", "which")
+    assert data["posterior"]["mean"].dims == ("chain", "draw", "data")
+    np.testing.assert_array_equal(data["sample_stats"]["potential"], samples.info.potential)
+    np.testing.assert_array_equal(data["observed_data"]["y"], SMALL_Y)
+    assert list(data["observed_data"].data_vars) == ["y"]
+
+
+def test_predictions_of_a_small_model_follow_its_draws():
+    """18 standard normals: all below 5 but for one key in 10⁵, and some above 0.5."""
+    target, samples = small_posterior(), small_samples()
+    x, group = np.array([1.0, 3.0, -1.0], np.float32), np.array([1, 0, 1])
+    found = target.predictive(jax.random.key(0), samples, x, group)
+    mean = samples.positions["level"][..., group] * x + np.exp(samples.positions["excess"])
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
+    assert 0.5 < np.abs((found["y"] - mean) / 0.5).max() < 5
+
+
+def test_a_start_is_uniform_and_each_parameter_has_its_own_key():
+    first = small_posterior().init(jax.random.key(3), radius=0.5)
+    wide = small_posterior().init(jax.random.key(3))
+    drawn = np.concatenate([np.ravel(leaf) for leaf in first.values()])
+    assert np.abs(drawn).max() < 0.5
+    assert (drawn < 0).any()
+    assert len(set(drawn.tolist())) == 6
+    for name, leaf in wide.items():
+        np.testing.assert_allclose(leaf, 4 * first[name], rtol=1e-5)
+
+
+def test_log_densities_differ_by_more_than_rounding():
+    differ = numpyro_interop._differ
+    assert not differ(np.array(100.05), np.array(100.0))
+    assert differ(np.array(100.2), np.array(100.0))
+    assert differ(np.array(99.8), np.array(100.0))
+    assert not differ(np.array(0.0009), np.array(0.0))
+    assert not differ(np.array(-np.inf), np.array(-np.inf))
+    assert not differ(np.array(np.nan), np.array(np.nan))
+    assert differ(np.array(np.nan), np.array(0.0))
+    assert differ(np.array(-np.inf), np.array(0.0))

@@ -48,6 +48,7 @@ def assert_same_mean(name, ours, theirs):
 FULL, HALF = sghmc.FullBatch(), sghmc.Minibatch(30, replacement=False)
 
 
+@pytest.mark.slow_cases("logistic-gradient1-0.05")
 @pytest.mark.parametrize(
     ("name", "gradient", "step_size"),
     [

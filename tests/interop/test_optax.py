@@ -1,6 +1,7 @@
 """A sampler in somebody else's training loop gives the chain of `sample`."""
 
 import dataclasses
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -12,7 +13,7 @@ import pytest
 import sghmc
 from cases import NUM_EXAMPLES, SAMPLERS, halving, params, posterior
 from sghmc.core import random, tree
-from sghmc.engine.keys import GRADIENT, chain_keys
+from sghmc.engine.chain import GRADIENT, MOTION, chain_keys
 from sghmc.interop.optax import TransformationState, transformation
 
 NUM_STEPS = 12
@@ -68,6 +69,7 @@ def assert_close(tree, other):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_loop_gives_the_chain_of_sample(name):
     key, target, theta = jax.random.key(5), posterior(), params(low=jnp.float32)
@@ -75,6 +77,7 @@ def test_the_loop_gives_the_chain_of_sample(name):
     assert_close(path, run(key, CASES[name], target, theta, sghmc.FullBatch()))
 
 
+@pytest.mark.slow
 def test_draws_in_the_middle_of_a_drift_are_in_the_state():
     key, target, theta = jax.random.key(9), posterior(), params(low=jnp.float32)
     sampler = dataclasses.replace(SAMPLERS["sghmc"], observe="middle")
@@ -90,6 +93,7 @@ def test_draws_in_the_middle_of_a_drift_are_in_the_state():
     assert not np.allclose(ends[0], draws[0], atol=1e-4)
 
 
+@pytest.mark.slow_cases("sghmc", "sgld")
 @pytest.mark.parametrize("name", ["sghmc", "sgld", "momentum"])
 def test_the_same_batches_give_the_chain_of_sample(name):
     key, target, theta = jax.random.key(6), posterior(), params(low=jnp.float32)
@@ -101,6 +105,7 @@ def test_the_same_batches_give_the_chain_of_sample(name):
     assert_close(path, run(key, CASES[name], target, theta, gradient))
 
 
+@pytest.mark.slow
 def test_noise_is_equal_bit_for_bit():
     """From 0 with a zero gradient, one Langevin step is the noise: no rounding hides in it."""
     key, zero = jax.random.key(7), {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
@@ -117,6 +122,7 @@ def test_noise_is_equal_bit_for_bit():
         np.testing.assert_array_equal(np.ravel(move), raw)  # √(2ε) is 1
 
 
+@pytest.mark.slow
 def test_low_precision_leaves_stay_with_the_chain():
     key, target, theta = jax.random.key(8), posterior(), params()
     optimizer = transformation(SAMPLERS["sghmc"], key, size=NUM_EXAMPLES)
@@ -245,6 +251,7 @@ def test_an_equinox_model_in_a_training_loop():
     assert accuracy_in_a_training_loop(lambda w, x: eqx.combine(w, static)(x), weights) > 0.9
 
 
+@pytest.mark.slow
 def test_a_flax_model_by_sample():
     from flax import nnx
 
@@ -252,3 +259,20 @@ def test_a_flax_model_by_sample():
     network = nnx.Sequential(nnx.Linear(4, 16, rngs=rngs), nnx.tanh, nnx.Linear(16, 2, rngs=rngs))
     graph, weights = nnx.split(network)
     assert accuracy_by_sample(lambda w, x: nnx.merge(graph, w)(x), weights) > 0.9
+
+
+def test_one_langevin_step_by_hand():
+    """θ ← θ − εPN·g + √(2εP) n, with the normals of the first chain of `sample`; steps count up."""
+    key, theta = jax.random.key(7), jnp.asarray([2.0, -3.0, 0.5])
+    grad = jnp.asarray([0.1, -0.2, 0.4])
+    optimizer = cast(Any, transformation(sghmc.SGLD(0.3, 1.7), key, size=5))
+    state = optimizer.init(theta)
+    assert isinstance(state, TransformationState)
+    assert (int(state.step), state.draw) == (0, None)
+    for step in range(2):
+        updates, state = optimizer.update(grad, state, theta)
+        (normals,) = random.normals_like(chain_keys(key, 1)[0][MOTION], step, 1, theta)
+        expected = -0.3 * 1.7 * 5 * grad + np.sqrt(2 * 0.3 * 1.7) * np.ravel(normals)
+        np.testing.assert_allclose(updates, expected, rtol=1e-5, atol=1e-6)
+        theta = theta + updates
+        assert int(state.step) == step + 1

@@ -29,6 +29,7 @@ POSTERIOR = sghmc.Posterior(
 )
 
 
+@pytest.mark.slow_cases("numpyro")
 @pytest.mark.parametrize("backend", ["numpyro", pytest.param("blackjax", marks=pytest.mark.slow)])
 def test_draws_have_the_moments_of_the_posterior(backend):
     """By chains, |t| > 6 with 15 degrees of freedom has probability 2.4e-5: six comparisons."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import beginning, loop
+from sghmc.engine import init, loop
 from sghmc.models import Adapters, LowRank, Transformer, merged
 
 MODEL = Transformer(num_symbols=11, context=8, width=128, depth=3, num_heads=2, remat=True)
@@ -34,11 +34,13 @@ def moved(key=2):
     return eqx.combine(jax.tree.unflatten(treedef, leaves), fixed)
 
 
+@pytest.mark.slow
 def test_they_start_at_the_network_as_it_was():
     np.testing.assert_allclose(APPLY(ADAPTED, CODES), APPLY(BASE, CODES), atol=1e-5)  # rounding
     assert np.abs(APPLY(moved(), CODES) - APPLY(BASE, CODES)).max() > 0.05
 
 
+@pytest.mark.slow
 def test_a_layer_is_its_base_and_a_product_of_two_factors():
     base = eqx.nn.Linear(5, 3, key=jax.random.key(0))
     down = jax.random.normal(jax.random.key(1), (2, 5))
@@ -59,6 +61,7 @@ def test_merged_weights_are_the_same_function():
     np.testing.assert_array_equal(found["embedding"], BASE["embedding"])
 
 
+@pytest.mark.slow
 def test_adapters_alone_move():
     moving, fixed = eqx.partition(ADAPTED, TRAINABLE)
     names = [
@@ -93,6 +96,7 @@ def test_the_prior_is_that_of_the_factors_alone():
     assert (128 / down) * (2 / up) == pytest.approx(0.5**2)
 
 
+@pytest.mark.slow
 def test_any_network_of_linear_layers_will_do():
     network = eqx.nn.MLP(3, "scalar", width_size=4, depth=2, key=jax.random.key(0))
     adapted, trainable = Adapters(rank=1).insert(jax.random.key(1), network)
@@ -142,12 +146,10 @@ def compiled(num_chains, monkeypatch):
 
     def begin(program, start, *, looks):
         positions = start.of_chains(num_chains)
-        begun = eqx.filter_eval_shape(
-            beginning.beginning, program, positions, np.int32(0), looks=looks
-        )
+        begun = eqx.filter_eval_shape(init.beginning, program, positions, np.int32(0), looks=looks)
         raise BegunError(program, jax.tree.map(jnp.zeros_like, begun.carry))
 
-    monkeypatch.setattr(beginning, "begin", begin)
+    monkeypatch.setattr(init, "begin", begin)
     with pytest.raises(BegunError) as stopped:
         sample(num_chains)
     program, carry = stopped.value.args
@@ -189,6 +191,7 @@ def test_the_network_exists_once_whatever_the_number_of_chains(monkeypatch):
     assert temporary[0] - 2 * of_chain < base / 2
 
 
+@pytest.mark.slow
 def test_the_network_is_neither_copied_nor_given_away():
     held = jax.tree.leaves(eqx.filter(ADAPTED, TRAINABLE, inverse=True))
     places = [leaf.unsafe_buffer_pointer() for leaf in held]

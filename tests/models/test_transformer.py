@@ -122,6 +122,7 @@ def test_it_starts_from_its_prior():
     assert np.abs(np.corrcoef(layers[0].ravel(), layers[1].ravel())[0, 1]) < 5 / np.sqrt(64 * 256)
 
 
+@pytest.mark.slow_cases("remat")
 @pytest.mark.parametrize(
     ("change", "tolerance"),
     [({"remat": True}, 1e-5), ({"compute_type": "bfloat16"}, 0.1)],

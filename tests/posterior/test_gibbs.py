@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.posterior.priors import GaussianPrior
+from sghmc.posterior.gibbs import GaussianPrior
 from sghmc.samplers.sghmc import SGHMCKernel
 
 OBSERVED = np.array([1.5, -0.7, 0.4], np.float32)
@@ -70,6 +70,7 @@ def first_order_errors(step_size, **settings):
     return ((mean - exact_moments(settings.get("temperature", 1.0))) / error)[:5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "every"), [(1.0, 1), (1.0, 3), (0.6, 1)])
 def test_joint_law(temperature, every):
     # 5 z-scores, |z| < 4.5: false alarms once in 30,000 runs.
@@ -77,6 +78,7 @@ def test_joint_law(temperature, every):
     assert np.abs(errors).max() < 4.5
 
 
+@pytest.mark.slow
 def test_bias_of_the_second_moments_is_of_second_order():
     # Measured: 0.07 and 0.012, with standard errors of 0.002; a bias of order ε would halve.
     large, small = (
@@ -94,6 +96,7 @@ def test_updates_at_the_end_of_a_step_are_seen(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.slow
 def test_untempered_conditional_is_seen():
     errors = first_order_errors(0.2, temperature=0.6, prior_temperature=1.0)
     assert np.abs(errors).max() > 8

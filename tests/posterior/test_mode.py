@@ -10,8 +10,8 @@ import scipy.optimize
 
 import sghmc
 from sghmc.posterior import mode
+from sghmc.posterior.host_potential import HostPotential
 from sghmc.posterior.mode import ModeError, find_mode, hessian
-from sghmc.posterior.surface import Surface
 
 RNG = np.random.default_rng(0)
 SCALES = np.geomspace(1e-3, 1e3, 5)
@@ -47,6 +47,7 @@ def distance(position, solution, curvature):
     return np.sqrt((x - solution) @ curvature @ (x - solution))
 
 
+@pytest.mark.slow
 def test_newton_on_a_badly_scaled_regression():
     posterior, solution, curvature = regression()
     found = find_mode(posterior, START)
@@ -56,7 +57,7 @@ def test_newton_on_a_badly_scaled_regression():
     np.testing.assert_allclose(found.hessian, curvature, rtol=1e-10)
     assert found.potential == pytest.approx(exact, rel=1e-10)
     assert found.distance < 1e-3
-    assert found.is_peak
+    assert found.is_found
     np.testing.assert_allclose(hessian(posterior, START), curvature, rtol=1e-10)
 
 
@@ -74,7 +75,7 @@ def test_single_precision_parameters_are_found_in_double():
 
 def test_most_of_a_search_sees_some_rows_only(monkeypatch):
     looks, bends = [], []
-    look, bend = Surface.looks, Surface.curvature
+    look, bend = HostPotential.evaluate, HostPotential.hessian
 
     def recorded(self, points):
         looks.append(self.rows is None)
@@ -93,14 +94,14 @@ def test_most_of_a_search_sees_some_rows_only(monkeypatch):
         logistic, lambda theta: -0.5 * jnp.sum(theta**2), {"x": x, "y": y.astype(np.float32)}
     )
     expected = find_mode(posterior, jnp.zeros(3))
-    monkeypatch.setattr(Surface, "looks", recorded)
-    monkeypatch.setattr(Surface, "curvature", recorded_bend)
-    monkeypatch.setattr(mode, "_FEW_ROWS", 150)
+    monkeypatch.setattr(HostPotential, "evaluate", recorded)
+    monkeypatch.setattr(HostPotential, "hessian", recorded_bend)
+    monkeypatch.setattr(mode, "_SUBSAMPLE_ROWS", 150)
     found = find_mode(posterior, jnp.zeros(3))
     np.testing.assert_allclose(found.position, expected.position, rtol=2e-4)
     assert looks.count(False) > looks.count(True) > 0
     assert not any(bends), "near the mode the curvature of some rows will do"
-    assert found.is_peak
+    assert found.is_found
 
 
 def rosenbrock(theta):
@@ -124,18 +125,19 @@ WELLS = sghmc.Potential(lambda theta: jnp.sum((theta**2 - 1) ** 2))
 def test_starts_from_which_plain_newton_fails(target, start, expected):
     found = find_mode(target, jnp.array(start))
     np.testing.assert_allclose(found.position, expected, atol=2e-3)
-    assert found.is_peak
+    assert found.is_found
 
 
 def test_a_saddle_is_no_peak():
-    assert not find_mode(WELLS, jnp.zeros(2)).is_peak
+    assert not find_mode(WELLS, jnp.zeros(2)).is_found
 
 
 def test_no_mode_at_all_is_no_peak():
     """U = −θ² falls for ever: a search ends, and says how."""
-    assert not find_mode(sghmc.Potential(lambda t: -jnp.sum(t**2)), jnp.ones(2)).is_peak
+    assert not find_mode(sghmc.Potential(lambda t: -jnp.sum(t**2)), jnp.ones(2)).is_found
 
 
+@pytest.mark.slow_cases("l-bfgs")
 @pytest.mark.parametrize("size", [2, mode.DENSE_LIMIT + 1], ids=["newton", "l-bfgs"])
 def test_a_search_that_leaves_the_finite_numbers_is_an_error(size):
     nowhere = sghmc.Potential(lambda theta: jnp.log(jnp.sum(theta)))
@@ -143,6 +145,7 @@ def test_a_search_that_leaves_the_finite_numbers_is_an_error(size):
         find_mode(nowhere, -jnp.ones(size))
 
 
+@pytest.mark.slow
 def test_many_parameters():
     """L-BFGS ends when a step lowers the potential by less than 0.01: near, not at the mode."""
     size = mode.DENSE_LIMIT + 1
@@ -178,12 +181,12 @@ def test_same_mode_as_scipy():
     np.testing.assert_allclose(found.position, expected.x, atol=1e-4)
     assert found.potential == pytest.approx(expected.fun, abs=1e-5)
     points = np.stack([expected.x, np.ones(3)])
-    surface = Surface(posterior, jnp.zeros(3))
+    surface = HostPotential(posterior, jnp.zeros(3))
     expected = [objective(point) for point in points]
     np.testing.assert_allclose(surface.potentials(points), expected, rtol=1e-10)
     # More points than are looked at at once, and not a multiple of them.
     many = RNG.normal(size=(19, 3))
-    values, slopes = surface.looks(many)
+    values, slopes = surface.evaluate(many)
     np.testing.assert_allclose(values, [objective(point) for point in many], rtol=1e-10)
     for point, slope in zip(many, slopes, strict=True):
         numeric: Any = scipy.optimize.approx_fprime(point, objective, 1e-7)
@@ -192,6 +195,7 @@ def test_same_mode_as_scipy():
     assert surface.compile_seconds >= 0
 
 
+@pytest.mark.slow
 def test_searches_may_be_stopped_between_passes():
     calls = []
 
@@ -202,7 +206,7 @@ def test_searches_may_be_stopped_between_passes():
 
     for size in (2, mode.DENSE_LIMIT + 1):
         calls.clear()
-        surface = Surface(sghmc.Potential(rosenbrock), jnp.zeros(size), check=check)
+        surface = HostPotential(sghmc.Potential(rosenbrock), jnp.zeros(size), check=check)
         start = jnp.full(size, -1.2)
         with pytest.raises(TimeoutError):
             [mode.mode_of(surface, start) for _ in range(10)]

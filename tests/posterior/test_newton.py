@@ -3,13 +3,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sghmc.posterior.newton import minimize
+from sghmc.posterior.mode import minimize
 
 
 class Objective:
     look: Any
 
-    def looks(self, points):
+    def evaluate(self, points):
         values, slopes = zip(*map(self.look, points), strict=True)
         return np.array(values), np.array(slopes)
 
@@ -24,7 +24,7 @@ class Quadratic(Objective):
         slope = self.matrix @ (x - self.center)
         return float(slope @ (x - self.center) / 2), slope
 
-    def curvature(self, x):
+    def hessian(self, x):
         self.num_hessians += 1
         return self.matrix
 
@@ -46,7 +46,7 @@ class Rosenbrock(Objective):
         slope = np.array([-400 * a * (b - a**2) - 2 * (1 - a), 200 * (b - a**2)])
         return float(100 * (b - a**2) ** 2 + (1 - a) ** 2), slope
 
-    def curvature(self, x):
+    def hessian(self, x):
         a, b = x
         return np.array([[1200 * a**2 - 400 * b + 2, -400 * a], [-400 * a, 200.0]])
 
@@ -64,7 +64,7 @@ class Saddle(Objective):
             [2 * x[0], -2 * x[1] + 4 * x[1] ** 3]
         )
 
-    def curvature(self, x):
+    def hessian(self, x):
         return np.diag([2.0, -2.0 + 12 * x[1] ** 2])
 
 
@@ -103,7 +103,7 @@ def test_a_start_without_curvature_is_left():
         def look(self, x):
             return float(np.sum(np.abs(x) * [1e3, 1.0])), np.sign(x) * [1e3, 1.0]
 
-        def curvature(self, x):
+        def hessian(self, x):
             return np.zeros((2, 2))
 
     found = minimize(Kink(), np.array([1e-3, 3.0]))

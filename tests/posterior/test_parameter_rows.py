@@ -88,6 +88,7 @@ def test_a_prior_of_rows_is_normal():
     )
 
 
+@pytest.mark.slow
 def test_the_gradient_of_touched_rows_adds_up_to_that_of_all_parameters():
     """N/n times the batch's sum: rows that come twice have a part each time."""
     target = posterior()
@@ -121,6 +122,7 @@ def test_other_posteriors_have_no_rows_of_parameters():
     assert RowTerms.of(sghmc.Posterior(likelihood, prior, DATA)) is not None
 
 
+@pytest.mark.slow
 def test_a_row_that_no_table_has_is_nan():
     likelihood = sghmc.RowLikelihood(of_rows, rows)
     example = {"user": jnp.asarray(3), "items": jnp.array([0, 1]), "rating": jnp.asarray(1.0)}

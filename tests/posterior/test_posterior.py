@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.posterior import base, passes
+from sghmc.posterior import passes, posterior
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(13, 2)).astype(np.float32), RNG.normal(size=13).astype(np.float32)
@@ -33,6 +33,7 @@ def by_hand(theta, x, y, noise=1.0, prior=1.7):
     return potential, -noise * x.T @ residual + prior * theta
 
 
+@pytest.mark.slow
 def test_potential_and_gradient_are_those_written_by_hand():
     potential, gradient = by_hand(np.asarray(THETA, float), X.astype(float), Y.astype(float))
     target = regression()
@@ -52,6 +53,7 @@ def test_an_estimate_from_n_rows_scales_the_data_by_N_over_n_and_not_the_prior()
     np.testing.assert_allclose(estimate, 13 / 4 * data_part + prior_part, rtol=1e-5)
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("chunk", [1, 4, 12, 13, 14])
 def test_a_pass_in_chunks_is_a_pass_over_all(chunk, monkeypatch):
     target = regression()
@@ -165,6 +167,6 @@ def test_a_pass_over_data_does_not_copy_them():
     target = sghmc.Posterior(
         lambda theta, x: -jax.nn.softplus(x @ theta), lambda theta: -jnp.sum(theta**2), data
     )
-    gradient: Any = base._gradient
+    gradient: Any = posterior._gradient
     compiled = gradient.lower(target, jnp.zeros(16)).compile().compiled
     assert compiled.memory_analysis().temp_size_in_bytes < 0.7 * data.nbytes

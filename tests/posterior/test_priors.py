@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sghmc.posterior.priors import GaussianPrior, draw_precision
+from sghmc.posterior.gibbs import GaussianPrior, draw_precision
 
 PARAMS = {"a": jnp.array([2.0, -1.0, 0.5]), "b": jnp.full(4, 0.7), "c": jnp.full(2, 3.0)}
 NUM_DRAWS = 20_000
@@ -38,6 +38,7 @@ def test_precisions_have_the_names_of_leaves_or_of_groups():
     assert set(GaussianPrior().start(nested)) == {"0.weight", "1.weight"}
 
 
+@pytest.mark.slow_cases("1.0")
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_gibbs_updates_follow_their_conditional(temperature):
     """Of the joint density to the power 1/τ, summed up on a grid: no gamma law is assumed.

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sghmc.data import Stream
-from sghmc.posterior.source import increasing, inverse
+from sghmc.posterior.sources import increasing, inverse
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.posterior.source_ref import SourceRef, TracedSource
+from sghmc.posterior.sources import SourceRef, TracedSource
 
 
 def mapped(path, rows):
@@ -45,6 +45,7 @@ def test_one_program_serves_sources_of_equal_shapes(sources):
     assert traces[0].num_rows == 6
 
 
+@pytest.mark.slow
 def test_a_source_goes_with_its_posterior(sources):
     seen = weakref.ref(sources[0])
     target = posterior(sources.pop(0))

@@ -44,6 +44,7 @@ def run(target, gradient, **settings):
     )
 
 
+@pytest.mark.slow_cases("gradient0")
 @pytest.mark.parametrize(
     "gradient",
     [
@@ -62,6 +63,7 @@ def test_a_stacked_chain_is_the_chain_of_its_own_posterior(gradient):
         np.testing.assert_allclose(together[chain], alone, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_padding_does_not_count():
     stack = sghmc.Posterior.stack(posteriors())
     for chain, posterior in enumerate(posteriors()):
@@ -72,6 +74,7 @@ def test_padding_does_not_count():
         assert ones == SIZES[chain]
 
 
+@pytest.mark.slow
 def test_a_stack_of_one():
     stack = sghmc.Posterior.stack(posteriors()[:1])
     together = run(stack, sghmc.Minibatch(3), posterior_axis=0).positions
@@ -125,6 +128,7 @@ def adapted(until=40, num_burnin=20, chains=1, sampler=None):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chains", [1, 16])
 def test_an_adapted_mass_is_the_mass_that_runs(chains):
     """With mass M and friction M: the law of SGHMC(…, mass=M, friction=M), by its moments."""
@@ -142,6 +146,7 @@ def test_an_adapted_mass_is_the_mass_that_runs(chains):
     assert abs(np.mean(samples.info.kinetic_temperature) - 1) < 0.1  # pyright: ignore
 
 
+@pytest.mark.slow
 def test_velocities_keep_their_law_when_the_mass_changes():
     kernel = sghmc.SGHMC(0.1, friction=1.0).prepare(START)
     velocity = {"a": jnp.array([1.0, 2.0, 3.0]), "b": jnp.array(4.0)}

@@ -1,5 +1,7 @@
 """The verdict on a run: it sees runs made to fail, and leaves sound ones alone."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +9,12 @@ import pytest
 
 import sghmc
 from sghmc.posterior.mode import find_mode, hessian
-from sghmc.results import diagnostics, prediction
-from sghmc.results.health import _biased, assess, heat_fault
-from sghmc.results.info import Info
-from sghmc.results.origin import Origin
-from sghmc.results.prediction import Prediction
-from sghmc.results.thinning import thinned
+from sghmc.results import health as health_module
+from sghmc.results import prediction, summaries
+from sghmc.results.health import Health, _bias, _lost_chains, assess, temperature_complaint
+from sghmc.results.prediction import BiasPrediction, Origin, SavedOrigin
+from sghmc.results.samples import thinned
+from sghmc.results.summaries import Info
 
 NUM_EXAMPLES = 4_000
 TOLERANCE = 0.05
@@ -101,6 +103,7 @@ def worst_error(samples) -> float:
     return float(np.max(np.abs(draws.std(0) / SPREAD - 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_runs_are_left_alone(name):
     samples = SOUND[name]()
@@ -123,6 +126,7 @@ def test_runs_made_to_fail_are_seen():
     assert sum(seen.values()) >= 9, seen
 
 
+@pytest.mark.slow
 def test_the_predicted_error_is_the_one_that_happens():
     samples = FAILING["batch small"]()
     health = samples.health()
@@ -133,12 +137,14 @@ def test_the_predicted_error_is_the_one_that_happens():
     assert "ControlVariate or batches of" in health.verdict
 
 
+@pytest.mark.slow
 def test_the_verdict_names_the_step_size():
     health = FAILING["step too large"]().health()
     assert "step size is too large" in health.verdict
     assert "too wide" in str(health)
 
 
+@pytest.mark.slow
 def test_a_summary_says_it_aloud():
     samples = FAILING["step too large"]()
     with pytest.warns(sghmc.HealthWarning, match="step size is too large"):
@@ -149,6 +155,7 @@ def test_a_summary_says_it_aloud():
     assert sound.attrs["verdict"] == "no sign of trouble"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_looked_at_is_said():
     samples = sghmc.sample(
         jax.random.key(0),
@@ -166,6 +173,7 @@ def test_what_cannot_be_looked_at_is_said():
     assert any("not the parameters" in each for each in health.skipped)
 
 
+@pytest.mark.slow
 def test_many_parameters_get_the_share_of_gradient_noise():
     rng = np.random.default_rng(0)
     target = sghmc.Posterior(
@@ -193,7 +201,7 @@ def verdict_on(draws, **info):
     """What is said of draws without any run: axes (chain, draw, number)."""
     shape = draws.shape[:2]
     found = Info(**{"potential": np.zeros(shape), "is_finite": np.ones(shape, bool)} | info)
-    table = diagnostics.table({"weights": draws})
+    table = summaries.SummaryTable.of({"weights": draws})
     return assess(table, None, {"weights": draws}, None, found, TOLERANCE)
 
 
@@ -249,34 +257,37 @@ def test_lost_chains_and_no_draws_are_told():
 @pytest.mark.parametrize("excess", [-0.2, 0.2])
 def test_momenta_of_another_temperature_are_told(excess):
     heat = 1 + excess + 0.1 * np.random.default_rng(0).normal(size=(4, 500))
-    fault = heat_fault(heat, TOLERANCE)
+    fault = temperature_complaint(heat, TOLERANCE)
     assert fault is not None
     assert ("hotter" if excess > 0 else "colder") in fault
     assert "20%" in fault
     assert "halve it" in fault
-    assert heat_fault(heat - excess, TOLERANCE) is None
-    assert heat_fault(heat - excess + 0.05, TOLERANCE) is None, "an sd 2.5 % off is within"
+    assert temperature_complaint(heat - excess, TOLERANCE) is None
+    assert temperature_complaint(heat - excess + 0.05, TOLERANCE) is None, (
+        "an sd 2.5 % off is within"
+    )
 
 
-def biased(noise_share, step_error, gradient):
+def biased(noise_share, step_error, gradient) -> Any:
     origin = Origin(POSTERIOR, learned(0.1), gradient, None, 1.0)  # pyright: ignore
     error = step_error + noise_share / 2
-    return _biased(Prediction(noise_share, error, step_error), origin, TOLERANCE)
+    return _bias(BiasPrediction(noise_share, error, step_error), origin, TOLERANCE)
 
 
 def test_the_remedy_is_that_of_the_fault():
-    (words,) = biased(0.0, 0.2, sghmc.FullBatch())
+    words = biased(0.0, 0.2, sghmc.FullBatch())
     assert "20% too wide: the step size is too large for the stiffest direction; halve it" in words
-    (words,) = biased(0.0, -0.2, sghmc.FullBatch())
+    words = biased(0.0, -0.2, sghmc.FullBatch())
     assert "20% too narrow" in words
-    (words,) = biased(0.4, 0.0, sghmc.Minibatch(100))
+    words = biased(0.4, 0.0, sghmc.Minibatch(100))
     assert "gradient noise adds 40% to the injected noise" in words
     assert "use ControlVariate or batches of 800" in words, "noise falls with the batch"
-    (words,) = biased(0.4, 0.0, sghmc.ControlVariate(100))
+    words = biased(0.4, 0.0, sghmc.ControlVariate(100))
     assert "use a center nearer the mode or batches of 800" in words
-    assert biased(0.02, 0.01, sghmc.Minibatch(100)) == []
+    assert biased(0.02, 0.01, sghmc.Minibatch(100)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sghmc.HealthWarning")
 @pytest.mark.parametrize(
     "sampler", [sghmc.SGD(1e-5), sghmc.Momentum(1e-5, 0.1), learned(0.1, temperature=0.0)]
@@ -288,6 +299,7 @@ def test_runs_without_noise_have_a_verdict(sampler, tmp_path):
     assert len(samples.summary()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sghmc.HealthWarning")
 def test_a_run_of_no_draws_has_a_verdict():
     """As a chain leaves that diverges, or is interrupted, in burn-in."""
@@ -303,12 +315,13 @@ def test_a_run_of_no_draws_has_a_verdict():
 
 @pytest.mark.parametrize(("size", "count"), [(100, 512), (1 << 20, 32), (1 << 24, 8)])
 def test_rows_are_as_many_as_fit(size, count):
-    assert prediction._share(512, 8, size) == count
+    assert prediction._number_that_fits(512, 8, size) == count
 
 
+@pytest.mark.slow
 def test_networks_are_judged_by_fewer_rows(monkeypatch):
     """Gradient noise known exactly, in 400 directions; no more than 8 gradients at once."""
-    monkeypatch.setattr(prediction, "_MOST_NUMBERS", 3_000)
+    monkeypatch.setattr(prediction, "_MAX_NUMBERS", 3_000)
     rows = np.random.default_rng(0).normal(size=(500, 400)).astype(np.float32)
     target = sghmc.Posterior(
         lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2), lambda theta: 0.0, rows
@@ -321,7 +334,184 @@ def test_networks_are_judged_by_fewer_rows(monkeypatch):
     exact = 0.01 * (500**2 / 10 * rows.var(0).mean()) / (2 * 500)
     # 7 draws × 8 rows × 400 directions: a share 0.01 of the exact value, of which five are allowed.
     assert samples.health().noise_share == pytest.approx(exact, rel=0.05)
-    monkeypatch.setattr(prediction, "_MOST_PARAMETERS", 399)
+    monkeypatch.setattr(prediction, "_MAX_PARAMETERS", 399)
     health = samples.health()
     assert health.noise_share is None
     assert "too many parameters" in health.skipped[0]
+
+
+# The verdict, fact by fact: tables and origins by hand
+
+
+def made_table(**columns):
+    """Two numbers, "a" and "b", with nothing wrong but what is given."""
+    usual = {"r_hat": [1.0, 1.0], "ess_bulk": [500.0, 400.0], "ess_tail": [600.0, 700.0]}
+    return summaries.SummaryTable(
+        ["a", "b"], {k: np.array(v) for k, v in (usual | columns).items()}
+    )
+
+
+def made_origin(sampler=None, gradient=None, temperature=1.0, target=POSTERIOR, **others):
+    sampler = learned(0.1) if sampler is None else sampler
+    gradient = sghmc.FullBatch() if gradient is None else gradient
+    estimator = gradient.prepare(target, jnp.zeros(3))
+    return Origin(target, sampler, gradient, estimator, temperature, **others)
+
+
+def made_verdict(table=None, origin=None, predicted=None, monkeypatch=None, positions=None, **info):
+    if monkeypatch is not None:
+        monkeypatch.setattr(health_module, "predict", lambda *args: predicted)
+    info = Info(**{"potential": np.zeros((2, 6)), "is_finite": np.ones((2, 6), bool)} | info)
+    positions = np.zeros((2, 6, 3), np.float32) if positions is None else positions
+    return assess(table or made_table(), origin, positions, None, info, TOLERANCE)
+
+
+def test_the_effective_size_is_the_smallest_of_bulks_and_tails():
+    found = made_verdict()
+    assert (found.effective, found.slowest, found.r_hat) == (400, "b", 1.0)
+    tail = made_verdict(made_table(ess_tail=[99.0, 700.0]))
+    assert (tail.effective, tail.slowest) == (99, "a")
+    assert tail.verdict.startswith("only 99 effective draws of a: run longer")
+    unknown = made_verdict(made_table(ess_bulk=[np.nan, np.nan], ess_tail=[120.0, 130.0]))
+    assert (unknown.effective, unknown.slowest) == (120, "a")
+    assert unknown.is_sound
+
+
+@pytest.mark.parametrize(("effective", "is_sound"), [(99.9, False), (100.0, True), (np.nan, True)])
+def test_a_hundred_effective_draws_are_enough(effective, is_sound):
+    both = {"ess_bulk": [effective] * 2, "ess_tail": [effective] * 2}
+    assert made_verdict(made_table(**both)).is_sound == is_sound
+
+
+@pytest.mark.parametrize(("r_hat", "is_sound"), [(1.05, True), (1.0501, False), (np.nan, True)])
+def test_an_r_hat_of_more_than_105_hundredths_is_told(r_hat, is_sound):
+    found = made_verdict(made_table(r_hat=[1.0, r_hat]))
+    assert found.is_sound == is_sound
+    if not is_sound:
+        assert found.verdict.startswith("chains disagree on b (R-hat 1.05): ")
+    # One fault, told once: the few draws of chains that disagree go without saying.
+    both = made_verdict(made_table(r_hat=[1.0, r_hat], ess_bulk=[9.0, 9.0]))
+    assert len(both.reasons) == 1
+
+
+def test_kinetic_temperatures_are_relative_to_that_of_the_run(monkeypatch):
+    """And where the law of the settings explains them, they are not told once more."""
+    heat = 1.4 * 2.5 + 0.001 * np.arange(12.0).reshape(2, 6)
+    origin = made_origin(temperature=2.5)
+    found = made_verdict(None, origin, BiasPrediction(), monkeypatch, kinetic_temperature=heat)
+    assert found.kinetic_temperature == pytest.approx(heat.mean() / 2.5)
+    assert "the momenta are hotter than they should be by 40%" in found.verdict
+    known = BiasPrediction(0.0, 0.06, 0.06)
+    found = made_verdict(None, origin, known, monkeypatch, kinetic_temperature=heat)
+    assert "momenta" not in found.verdict
+    assert "standard deviations may be 6% too wide" in found.verdict
+    almost = BiasPrediction(0.0, -0.05, -0.05)
+    found = made_verdict(None, origin, almost, monkeypatch, kinetic_temperature=heat)
+    assert len(found.reasons) == 1
+    assert "momenta" in found.verdict
+    cold = made_origin(temperature=0.0)
+    found = made_verdict(None, cold, BiasPrediction(), monkeypatch, kinetic_temperature=heat)
+    assert found.kinetic_temperature is None
+
+
+def test_what_theory_says_comes_into_the_verdict(monkeypatch):
+    predicted = BiasPrediction(0.013, 0.021, complaint="no law", skipped="the weather")
+    found = made_verdict(None, made_origin(), predicted, monkeypatch)
+    assert (found.noise_share, found.predicted_error) == (0.013, 0.021)
+    assert found.reasons == ("no law",)
+    assert found.skipped == ("the weather",)
+    found = made_verdict(None, made_origin(), BiasPrediction(), monkeypatch)
+    assert (found.reasons, found.skipped) == ((), ())
+
+
+def test_draws_without_their_target_have_no_law():
+    assert made_verdict().skipped == ("the run does not say what made it",)
+    saved = SavedOrigin({"sampler": "SGHMC"}, 2.0)
+    found = made_verdict(None, saved, kinetic_temperature=np.full((2, 6), 2.0))
+    assert found.skipped == ("the law of the settings: the draws came without their target",)
+    assert found.kinetic_temperature == 1.0
+    assert found.is_sound
+
+
+def test_moves_lost_in_rounding_are_told_where_no_accept_step_mends_them(monkeypatch):
+    positions = np.full((2, 6, 3), 1e5, np.float32)
+    small = sghmc.SGHMC(0.003, 1.0)
+    right = BiasPrediction(0.0, 0.0)
+    found = made_verdict(None, made_origin(small), right, monkeypatch, positions)
+    assert "moves are lost in rounding" in found.verdict
+    found = made_verdict(None, made_origin(small), BiasPrediction(), monkeypatch, positions)
+    assert found.is_sound, "the draws may not be the parameters"
+    exact = made_origin(sghmc.HMC(0.003, 3))
+    assert made_verdict(None, exact, right, monkeypatch, positions).is_sound
+
+
+def test_the_error_of_temperatures_is_that_of_the_means_of_chains():
+    """They may be off by 2 · 5 % and four standard errors: sd/√(chains) of the chains' means."""
+    away = np.array([-0.03, 0.01, 0.02])
+    error = away.std(ddof=1) / np.sqrt(3)
+    for sign in (-1, 1):
+        reach = 0.1 + 4 * error
+        for excess, is_told in ((0.999 * reach, False), (1.001 * reach, True)):
+            means = 1 + sign * excess + away
+            heat = means[:, None] + np.array([-0.5, 0.5, 0.0, 0.0])
+            assert (temperature_complaint(heat, 0.05) is not None) == is_told
+
+
+def test_the_error_of_the_temperatures_of_one_chain_is_that_of_its_draws():
+    away = np.array([-0.3, 0.1, 0.2, 0.4, -0.4])
+    reach = 0.1 + 4 * away.std() / np.sqrt(5)
+    for excess, is_told in ((0.999 * reach, False), (1.001 * reach, True)):
+        assert (temperature_complaint(1 + excess + away[None], 0.05) is not None) == is_told
+    assert temperature_complaint(np.array([[9.0, np.nan]]), 0.05) is None
+
+
+def test_the_tolerance_of_an_error_is_met_exactly():
+    for error, is_told in ((0.05, False), (-0.05, False), (0.0501, True), (-0.0501, True)):
+        origin = made_origin()
+        assert (_bias(BiasPrediction(0.0, error, error), origin, 0.05) is not None) == is_told
+    assert _bias(BiasPrediction(), origin, 0.05) is None
+
+
+def test_whose_fault_an_error_is_depends_on_the_larger_share():
+    """The step's, where its own error is beyond the tolerance, or the noise is within."""
+    assert "step size" in biased(0.4, 0.051, sghmc.Minibatch(100))
+    assert "step size" in biased(0.05, 0.05, sghmc.Minibatch(100))
+    assert "gradient noise adds 6%" in biased(0.06, 0.05, sghmc.Minibatch(100))
+    words = biased(0.41, 0.0, sghmc.NoisyGradient(3.0))
+    assert words.endswith(
+        "adds 41% to the injected noise; tell the sampler of it by gradient_noise"
+    )
+    words = biased(0.123, 0.0, sghmc.Minibatch(1_000))
+    assert words.endswith("use ControlVariate or batches of 2,460")
+
+
+def test_what_a_tuning_knows_comes_after_the_reasons_of_the_draws():
+    health = Health(("first",), 1.0, 200.0, None, None, None)
+
+    class Tuning:
+        complaints = ("second", "third")
+
+    assert health.after(Tuning()).reasons == ("first", "second", "third")
+    assert health.after(None).reasons == ("first",)
+
+
+def test_the_evidence_has_every_number():
+    health = Health((), 1.0123, 123.4, 0.98765, 0.0123, -0.0456, ("this", "that"), "w[0]")
+    assert health.evidence == {
+        "largest R-hat": "1.012",
+        "smallest effective size": "123, of w[0]",
+        "kinetic temperature (1 is right)": "0.988",
+        "gradient noise adds to the injected noise": "+1.2%",
+        "predicted error of standard deviations": "-4.6%",
+        "not looked at": "this; that",
+    }
+    bare = Health((), np.nan, np.nan, None, None, None).evidence
+    assert set(bare.values()) == {"not known"}
+    assert len(bare) == 5
+
+
+def test_lost_chains_are_counted():
+    is_finite = np.ones((3, 4), bool)
+    assert _lost_chains(is_finite) is None
+    is_finite[0, 1] = is_finite[0, 2] = is_finite[2, 3] = False
+    assert _lost_chains(is_finite) == "2 of 3 chains became non-finite"

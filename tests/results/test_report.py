@@ -10,8 +10,8 @@ import pytest
 
 import sghmc
 from sghmc.results import report
-from sghmc.results.info import Info
 from sghmc.results.samples import Samples
+from sghmc.results.summaries import Info
 
 NAME = "<script>alert('$x_1$')</script>"
 
@@ -67,6 +67,7 @@ def read(path):
     return reader
 
 
+@pytest.mark.slow
 def test_every_number_and_setting_is_there_and_escaped(samples, tmp_path):
     path = samples.report(tmp_path / "new" / "run.html", title="A & B")
     content = path.read_text("utf-8")
@@ -88,6 +89,7 @@ def test_every_number_and_setting_is_there_and_escaped(samples, tmp_path):
     assert all(image["src"].startswith("data:image/png;base64,") for image in pictures)
 
 
+@pytest.mark.slow
 def test_the_page_asks_nothing_of_a_network(samples, few_pictures, tmp_path):
     path = samples.report(tmp_path)
     assert path == tmp_path / "report.html"
@@ -95,6 +97,7 @@ def test_the_page_asks_nothing_of_a_network(samples, few_pictures, tmp_path):
     assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub('base64,[^"]*', "", content))
 
 
+@pytest.mark.slow
 def test_a_run_in_trouble_says_so_first(few_pictures, tmp_path):
     target = sghmc.Potential(lambda theta: 0.5 * jnp.sum(theta**2))
     sampler = sghmc.SGHMC(1.2, friction=0.5)
@@ -115,12 +118,14 @@ def many_parameters(num_numbers):
     return Samples(names, None, {}, None, info, num_steps=50, seconds=2.0, startup_seconds=1.0)
 
 
+@pytest.mark.slow
 def test_many_parameters_keep_the_page_small(tmp_path):
     path = many_parameters(100_000).report(tmp_path)
     assert path.stat().st_size < 5 << 20
     assert "2,000 of 100,000 numbers, evenly spaced" in path.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_predictive_check_that_fails_blames_the_model(samples, few_pictures, tmp_path):
     replicated = np.random.default_rng(0).normal(size=(4, 100))
     checks = {NAME: (9.0, replicated), "mean": (0.1, replicated)}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.results.info import Info
 from sghmc.results.samples import Samples
+from sghmc.results.summaries import Info
 
 Pair = collections.namedtuple("Pair", ["location", "scale"])
 
@@ -89,6 +89,7 @@ def _in_tree_order(samples, variables):
     return sorted(variables) if isinstance(samples.positions, dict) else list(variables)
 
 
+@pytest.mark.slow
 def test_statistics_come_along():
     samples = draw(jnp.zeros(2), sghmc.HMC(0.3, num_steps=3))
     stats = samples.to_arviz()["sample_stats"]
@@ -129,6 +130,7 @@ def test_summary_knows_the_exact_answer():
     assert row["r_hat"] == pytest.approx(1.0, abs=0.002)
 
 
+@pytest.mark.slow
 def test_summary_of_unknown_or_missing_variables_is_a_clear_error():
     samples = handmade({"theta": np.zeros((2, 10))})
     with pytest.raises(ValueError, match=r"no variable 'weights'.*theta"):
@@ -142,6 +144,7 @@ def test_more_chains_than_draws_are_no_mistake():
     assert data["posterior"].sizes == {"chain": 8, "draw": 5}
 
 
+@pytest.mark.slow
 def test_printing_says_what_there_is():
     samples = draw({"weights": jnp.zeros(3)}, sghmc.HMC(0.3, num_steps=3))
     text = repr(samples)
@@ -154,6 +157,7 @@ def test_printing_says_what_there_is():
     assert "&lt;b&gt;" in handmade({"<b>": np.zeros((2, 3))})._repr_html_()
 
 
+@pytest.mark.slow
 def test_importing_sghmc_does_not_import_what_only_some_calls_need():
     heavy = "{'arviz', 'pandas', 'matplotlib', 'sklearn', 'typer'}"
     code = f"import sys, sghmc; print(sorted({heavy} & set(sys.modules)))"
@@ -161,9 +165,10 @@ def test_importing_sghmc_does_not_import_what_only_some_calls_need():
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be_written_to_does_not_stop_the_summary():
     pytest.importorskip("arviz", reason="arviz is not installed")
-    code = "import sghmc.results.diagnostics as d; print(d._import_arviz().__name__)"
+    code = "import sghmc.results.summaries as d; print(d._import_arviz().__name__)"
     environment = os.environ | {"XDG_CACHE_HOME": "/dev/null/nowhere"}
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment

@@ -1,9 +1,8 @@
 import numpy as np
 
-from sghmc.results import thinning
-from sghmc.results.info import Growth, Info
-from sghmc.results.samples import Samples
-from sghmc.results.thinning import lasting, thinned
+from sghmc.results import samples as thinning
+from sghmc.results.samples import Growth, Samples, lasting, thinned
+from sghmc.results.summaries import Info
 
 
 def test_the_last_of_every_so_many_draws_is_kept_with_all_that_belongs_to_it():
@@ -31,7 +30,7 @@ def test_draws_that_last_are_copies_or_those_that_no_run_takes_away(monkeypatch)
     copied = lasting(samples, 4)
     np.testing.assert_array_equal(copied.positions, numbers)
     assert not np.shares_memory(copied.positions, numbers)
-    monkeypatch.setattr(thinning, "_MOST_COPIED", 100)
+    monkeypatch.setattr(thinning, "_MAX_COPIED_BYTES", 100)
     first = lasting(samples, 4)
     np.testing.assert_array_equal(first.positions, numbers[:, :4])
     np.testing.assert_array_equal(first.info.potential, -numbers[:, :4])

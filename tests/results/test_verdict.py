@@ -1,6 +1,6 @@
 import dataclasses
 
-from sghmc.results.verdict import Verdict
+from sghmc.results.health import Verdict
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

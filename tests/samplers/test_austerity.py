@@ -11,7 +11,7 @@ from scipy import stats
 import sghmc
 from cases import Chain
 from sghmc.core import random
-from sghmc.samplers.austerity import tail
+from sghmc.samplers.hmc import tail
 from sghmc.types import Change
 
 DATA = jnp.asarray(np.random.default_rng(0).normal(0.5, 1.0, size=2000), jnp.float32)
@@ -37,6 +37,7 @@ def test_the_tail_is_that_of_students_t(degrees):
         np.testing.assert_allclose(tail(jnp.float32(t), jnp.int32(degrees)), chance, rtol=0.025)
 
 
+@pytest.mark.slow
 def test_a_look_decides_wrongly_as_often_as_it_may():
     """Sums that all but equal the limit, 20 rows in two looks: the first errs for `error`.
 
@@ -59,6 +60,7 @@ def test_a_look_decides_wrongly_as_often_as_it_may():
     assert abs(wrong - 0.05) < 3.9 * np.sqrt(0.05 * 0.95 / number)
 
 
+@pytest.mark.slow
 def test_error_zero_decides_as_the_full_accept_step():
     """400 proposals from all over the posterior, the same for each accept step.
 

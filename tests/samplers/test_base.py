@@ -28,6 +28,7 @@ def moving(state):
     return getattr(state, "replicas", state)
 
 
+@pytest.mark.slow_cases("hmc-control variate", "sghmc-control variate")
 @pytest.mark.parametrize(("sampler", "gradient"), pairs())
 def test_any_pytree_keeps_its_structure_shapes_and_dtypes(sampler, gradient):
     start = params()
@@ -42,6 +43,21 @@ def test_any_pytree_keeps_its_structure_shapes_and_dtypes(sampler, gradient):
     assert (info.acceptance is not None) == bool(accepts)
 
 
+@pytest.mark.slow_cases(
+    "baoab-noisy",
+    "hmc-full",
+    "hmc-noisy",
+    "psgld-epochs",
+    "sghmc schedules-minibatch",
+    "sghmc schedules-palindrome",
+    "sghmc-minibatch without replacement",
+    "sgnht-control variate",
+    "sgnht-minibatch without replacement",
+    "sgrhmc-epochs",
+    "ubu-control variate",
+    "ubu-minibatch without replacement",
+    "whitened sghmc-minibatch without replacement",
+)
 @pytest.mark.parametrize(
     ("sampler", "gradient"),
     [pair for i, pair in enumerate(pairs()) if i % 4 == 0],
@@ -60,6 +76,22 @@ def test_every_leaf_moves_and_stays_finite(sampler, gradient):
         assert np.all(np.asarray(new != old))
 
 
+@pytest.mark.slow_cases(
+    "baoab",
+    "hmc",
+    "hmc without accept step",
+    "psgld",
+    "replicas of sghmc",
+    "sghmc",
+    "sghmc resampling",
+    "sghmc schedules",
+    "sgld",
+    "sgnht",
+    "sgrhmc",
+    "ubu",
+    "whitened hmc",
+    "whitened sghmc",
+)
 @ALL
 def test_a_step_is_the_same_compiled_or_not_alone_or_among_chains(name):
     chain = Chain(
@@ -93,6 +125,7 @@ def test_a_random_sampler_has_noise_of_its_own_in_every_step(name):
         assert not np.any(np.asarray(one) == np.asarray(other))
 
 
+@pytest.mark.slow_cases("baoab", "hmc", "sghmc", "sgrhmc", "whitened sghmc")
 @ALL
 def test_no_leaf_leaks_into_another(name):
     """On a separable target one leaf's potential does not change how another moves."""
@@ -132,6 +165,20 @@ def test_nothing_hides_a_gradient_that_is_not_a_number(name):
     assert np.all(np.isnan(end[..., 0]) != (name in ("hmc", "hmc with austerity")))
 
 
+@pytest.mark.slow_cases(
+    "baoab",
+    "hmc",
+    "hmc without accept step",
+    "psgld",
+    "replicas of sghmc",
+    "sghmc",
+    "sghmc resampling",
+    "sghmc schedules",
+    "sgnht",
+    "sgrhmc",
+    "ubu",
+    "whitened sghmc",
+)
 @ALL
 def test_double_precision(name):
     with jax.enable_x64(True):
@@ -149,6 +196,9 @@ def test_double_precision(name):
         assert moved != moved.astype(np.float32), "computed in single precision somewhere"
 
 
+@pytest.mark.slow_cases(
+    "hmc-0", "hmc-4", "learning rate-0", "learning rate-4", "sghmc-0", "sghmc-4"
+)
 @pytest.mark.parametrize("t", [0, 4])
 @pytest.mark.parametrize(
     ("make", "settings"),
@@ -190,6 +240,7 @@ def test_learning_rate_and_momentum_decay_are_another_way_to_say_it():
     assert (by_rate.mass, by_rate.gradient_noise, by_rate.temperature) == (1.0, 0.3, 0.5)
 
 
+@pytest.mark.slow_cases("ubu")
 @pytest.mark.parametrize(
     "name",
     [name for name in SAMPLERS if not {"whitened", "replicas", "cycles"} & set(name.split())],

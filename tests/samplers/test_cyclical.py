@@ -24,6 +24,7 @@ def test_the_step_size_falls_as_a_cosine_and_noise_comes_late():
     np.testing.assert_allclose(jax.vmap(cyclical.temperature)(steps), 0.7 * is_late)
 
 
+@pytest.mark.slow
 def test_only_draws_of_the_sampling_part_are_kept():
     """The draws are those of the same sampler with the schedules written out, at these steps.
 
@@ -54,6 +55,7 @@ def test_rescaled_has_another_step_and_the_same_cycle_and_no_law():
         sghmc.theory.stationary_law(cyclical, 1.0)
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_by_its_step():
     """θ moves by ε_t: after step 5 it is 4.3, beyond the wall, so that step 6 ends nowhere."""
     wall = sghmc.Potential(lambda x: jnp.sum(0 * jnp.sqrt(jnp.maximum(4.1 - x, 0)) - x))
@@ -66,6 +68,7 @@ def test_a_failure_is_told_by_its_step():
     assert not is_finite[3:].any()
 
 
+@pytest.mark.slow
 def test_it_finds_both_modes_where_sghmc_stays():
     """Two normals ten standard deviations apart. All chains start in the left one.
 

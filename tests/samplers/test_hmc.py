@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.gradients.base import Oracle
+from sghmc.gradients import Oracle
 from sghmc.types import Evaluation
 
 SCALES = jnp.array([1.0, 3.0])
@@ -82,6 +82,7 @@ def count_evaluations(num_draws):
     return len(asked)
 
 
+@pytest.mark.slow
 def test_a_run_takes_one_gradient_a_step():
     """The difference of two runs, so that what happens once does not count."""
     assert count_evaluations(16) - count_evaluations(8) == 8 * 3
@@ -114,9 +115,9 @@ def test_what_was_seen_does_not_outlive_a_change_of_hyperparameters():
         key, posterior, sampler, jnp.ones(2), gibbs=update, num_samples=12, progress=False
     )
     kernel = sampler.prepare(jnp.ones(2))
-    words = sghmc.engine.keys.chain_keys(key, 1)[0]
+    words = sghmc.engine.chain.chain_keys(key, 1)[0]
     state = kernel.init(
-        sghmc.core.random.normals_like(words[sghmc.engine.keys.INIT], 0, 1, jnp.ones(2)),
+        sghmc.core.random.normals_like(words[sghmc.engine.chain.INIT], 0, 1, jnp.ones(2)),
         jnp.ones(2),
     )
 
@@ -128,7 +129,7 @@ def test_what_was_seen_does_not_outlive_a_change_of_hyperparameters():
 
     precision = 1.0
     for t in range(12):
-        noise = kernel.draw(words[sghmc.engine.keys.MOTION], t, 1, jnp.ones(2))
+        noise = kernel.draw(words[sghmc.engine.chain.MOTION], t, 1, jnp.ones(2))
         state = step(t, noise, state, precision)
         np.testing.assert_allclose(samples.positions[0, t], state.position, rtol=1e-4, atol=1e-5)
         precision = 41.0 - precision

@@ -85,6 +85,7 @@ def test_sgld_law(name, excess, temperature):
     laws.judge_sgld(sampler, PRECISION, excess)
 
 
+@pytest.mark.slow_cases("dense-1", "diag-1", "diag-2", "scalar-1", "scalar-7")
 @pytest.mark.parametrize("num_steps", [1, 2, 7])
 @pytest.mark.parametrize("mass", [0.8, DIAGONAL_MASS, DENSE_MASS], ids=["scalar", "diag", "dense"])
 def test_hmc_law_without_accept_step(mass, num_steps):
@@ -117,6 +118,7 @@ def constant(value: float) -> Any:
     return optax.constant_schedule(value)
 
 
+@pytest.mark.slow
 def test_constant_schedules_are_constants():
     scheduled = sghmc.SGHMC(constant(0.25), constant(1.3), DENSE_MASS, DENSE_NOISE, constant(1.7))
     plain = sghmc.SGHMC(0.25, 1.3, DENSE_MASS, DENSE_NOISE, 1.7)
@@ -161,6 +163,7 @@ def test_changing_schedules(sampler):
     laws.judge_schedule(sampler, PRECISION, DIAGONAL_NOISE, num_steps=4)
 
 
+@pytest.mark.slow
 def test_changing_schedule_of_a_whole_run():
     """The positions of float32 steps, noise and all, against the recursion of r and θ in NumPy."""
     mass, noise = DIAGONAL_MASS, DIAGONAL_NOISE
@@ -215,6 +218,7 @@ def test_middle_of_a_drift_has_the_exact_law():
     laws.judge_middle(sghmc.SGHMC(0.25, *MATRICES["dense"], temperature=1.7), PRECISION)
 
 
+@pytest.mark.slow
 def test_kinetic_temperature_is_the_temperature():
     """E[rᵀ(M⁻¹ − ½εM⁻¹CM⁻¹)r]/d − τ is of order ε², where rᵀM⁻¹r/d − τ is of order ε."""
     errors = []
@@ -380,12 +384,14 @@ def judge_acceptance(sampler: Any, curvature: float):
     assert abs(means.mean() - expected) < 5 * standard_error, (means.mean(), expected)
 
 
+@pytest.mark.slow
 def test_temperature_zero_is_gradient_descent_with_momentum():
     laws.judge_momentum_descent(
         sghmc.SGHMC.from_learning_rate(0.013, 0.07, temperature=0.0), num_steps=100
     )
 
 
+@pytest.mark.slow
 def test_temperature_zero_is_our_momentum():
     target = sghmc.Potential(lambda x: jnp.sum(x**4) / 4)
     oracle = sghmc.FullBatch().prepare(target, jnp.zeros(2)).oracle(target, [])
@@ -677,6 +683,7 @@ FAULTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # the judge, a sound sam
 }
 
 
+@pytest.mark.slow_cases("acceptance", "leapfrog")
 @pytest.mark.parametrize("group", FAULTS)
 def test_the_judge_passes_the_sound_sampler(group):
     judge, sampler, _ = FAULTS[group]

@@ -20,12 +20,12 @@ from jax.flatten_util import ravel_pytree
 import sghmc
 from laws import sghmc_covariance
 from sghmc import theory
-from sghmc.core import tree, xla
-from sghmc.engine import beginning, host, loop, pace
+from sghmc.core import runtime, tree
+from sghmc.engine import blocking, driver, init, loop
+from sghmc.engine.chain import Program
+from sghmc.engine.init import Start
 from sghmc.engine.layout import Layout
-from sghmc.engine.program import Program
 from sghmc.engine.progress import Bar
-from sghmc.engine.starts import Start
 
 USER, ITEM = np.array([0, 2, 0]), np.array([[0, 1], [1, 1], [0, 2]])
 RATING = np.array([0.4, -1.2, 0.7], np.float32)
@@ -122,7 +122,7 @@ class Moves:
             by_noise = by_noise.reshape(2 * self.size, -1)
             return end(*origin, batches), by_state, by_noise @ by_noise.T
 
-        found = jax.jit(jax.vmap(derivatives), **xla.once_options())(jnp.asarray(batches))
+        found = jax.jit(jax.vmap(derivatives), **runtime.jit_options("once"))(jnp.asarray(batches))
         return jax.tree.map(np.asarray, found)
 
 
@@ -150,6 +150,7 @@ def laws():
         return Moves(sghmc.Lazy(SAMPLER)).law(orders(3)), Moves(SAMPLER).law(orders(3))
 
 
+@pytest.mark.slow
 def test_every_order_of_batches_has_the_law_of_the_eager_sampler():
     """Where all parameters go at the end, and their noise, is the same for every order."""
     assert_same(*laws())
@@ -249,6 +250,7 @@ def assert_equal_runs(seen, expected):
         np.testing.assert_allclose(a, b, rtol=0, atol=3e-5 * np.max(np.abs(b)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_burnin", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_without_noise_a_run_is_that_of_the_eager_sampler(has_burnin):
     """Gibbs updates, changes of mass, draws and averages all see every row up to date."""
@@ -348,8 +350,8 @@ def test_the_same_key_gives_the_same_chain_however_it_is_cut(tmp_path, monkeypat
 
     whole = run(sghmc.Lazy(WARM))
     folder = sghmc.Checkpoint(tmp_path / "run", every=1)
-    monkeypatch.setattr(host, "Bar", CtrlC)
-    monkeypatch.setattr(pace, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(driver, "Bar", CtrlC)
+    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     with pytest.warns(UserWarning, match="Interrupted after 1"):
         run(sghmc.Lazy(WARM), checkpoint=folder)
     monkeypatch.undo()
@@ -396,7 +398,7 @@ def test_no_step_touches_a_whole_table():
     the velocity, of its kicks, of the position and of the number of steps. No copy, no sum."""
     num_rows = 5003
     program = large_program(num_rows, num_steps=16)
-    carry = beginning.begin(program, Start(jnp.zeros((1, num_rows, 3)), 0), looks=False).carry
+    carry = init.begin(program, Start(jnp.zeros((1, num_rows, 3)), 0), looks=False).carry
     one = np.int32(1)
     lowered = loop.compiled_draws().lower(program, carry, one, one, one, capacity=4)
     text = lowered.compile().compiled.as_text()
@@ -473,6 +475,7 @@ def test_a_stepper_takes_the_sampler_inside():
         )
 
 
+@pytest.mark.slow
 def test_theory_knows_its_law():
     sampler = sghmc.SGHMC(0.3, friction=0.9, mass=1.3)
     seen, expected = (theory.stationary_law(s, 2.0) for s in (sghmc.Lazy(sampler), sampler))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.samplers.psgld import PSGLDState
+from sghmc.samplers.langevin import PSGLDState
 
 PRECISION = np.array([[2.0, 0.5, 0.3], [0.5, 1.0, -0.2], [0.3, -0.2, 3.0]])
 
@@ -110,6 +110,7 @@ def error(law, log_density) -> float:
     return np.abs(law - expected / expected.sum()).sum() / 2
 
 
+@pytest.mark.slow
 def test_the_correction_makes_the_law_right_to_order_one():
     laws = (law_on_grid(sghmc.PSGLD(e, decay=0.0), target) for e in (0.1, 0.05))
     whole, half = (error(law, lambda x: -target(x)) for law in laws)
@@ -117,6 +118,7 @@ def test_the_correction_makes_the_law_right_to_order_one():
     assert 0.8 < np.log2(whole / half) < 1.3, (whole, half)
 
 
+@pytest.mark.slow
 def test_without_correction_the_law_has_too_much_mass_where_gradients_are_large():
     """exp(−U)/G: what Fokker and Planck say when Γ is left out, and as far off as that."""
     law = law_on_grid(sghmc.PSGLD(0.05, decay=0.0, correction=False), target)

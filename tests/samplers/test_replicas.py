@@ -21,6 +21,7 @@ def random_state(kernel, key, size=2):
     return start._replace(replicas=type(start.replicas)(position, 0.4 * velocity))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("t", [0, 1], ids=["odd pairs", "even pairs"])
 def test_a_swap_is_a_metropolis_step(t):
     """π(z) A(z) = π(z') A(z') for the joint law of all replicas, and a swap undoes itself.
@@ -80,6 +81,7 @@ def test_the_penalty_corrects_normal_noise_exactly(deviation):
     np.testing.assert_allclose(there / back, np.exp(gain[:, 0]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_swap_looks_at_rows_until_its_noise_is_small():
     """Same rows for both, D̃ and σ² as on paper; all data where σ² stays above 8."""
     data = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)
@@ -142,6 +144,7 @@ def right_of_zero(target, sampler, start, gradient):
     return shares.mean(), shares.std(ddof=1) / np.sqrt(32), mean_acceptance
 
 
+@pytest.mark.slow
 def test_modes_get_their_weights_where_sghmc_stays_in_one():
     """Two normals ten standard deviations apart, weights 0.3 and 0.7; chains start in the lighter.
 
@@ -219,6 +222,7 @@ def test_settings_that_cannot_be_are_refused(make, message):
         make()
 
 
+@pytest.mark.slow
 def test_each_replica_has_batches_of_its_own():
     """Without noise, from one start, replicas differ by their batches alone."""
     data = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)

@@ -7,7 +7,7 @@ import pytest
 
 import sghmc
 from sghmc.core import random
-from sghmc.results.resolution import rounding_heat
+from sghmc.results.health import rounding_excess
 from sghmc.samplers.rounding import last_digit, round_up_or_down, rounding_variance
 
 WORDS = np.arange(1 << 16, dtype=np.uint32) << 16
@@ -118,6 +118,7 @@ def run(sampler, num_chains=4000, **given):
     return sghmc.sample(jax.random.key(1), target, sampler, init, num_chains=num_chains, **options)
 
 
+@pytest.mark.slow
 def test_chains_have_the_predicted_heat():
     """False alarms: 5 standard errors each, 6·10⁻⁷; keys are fixed."""
     sampler = sghmc.SGHMC(0.002, friction=50.0)
@@ -137,10 +138,11 @@ def test_chains_have_the_predicted_heat():
     assert np.abs(corr - np.eye(3)).max() < 5 / np.sqrt(0.8 * num)
     # What health() takes for it, in the limit of small steps.
     one = np.asarray(samples.positions["a"], np.float64)
-    heat = rounding_heat(sghmc.StochasticRounding(sampler), 1.0, one)
+    heat = rounding_excess(sghmc.StochasticRounding(sampler), 1.0, one)
     assert heat == pytest.approx(warm / cold - 1, rel=0.3)
 
 
+@pytest.mark.slow
 def test_rounded_to_the_nearest_they_stick():
     """What the wrapper is for: steps of a fifth of the last digit are lost without it."""
     slow = sghmc.SGHMC(0.0005, friction=50.0)
@@ -151,6 +153,7 @@ def test_rounded_to_the_nearest_they_stick():
     assert "StochasticRounding" in str(stuck.health())
 
 
+@pytest.mark.slow
 def test_health_tells_of_heat():
     slow = sghmc.StochasticRounding(sghmc.SGHMC(0.001, friction=50.0))
     samples = run(slow, num_chains=20, num_samples=100, thinning=20)
@@ -160,6 +163,7 @@ def test_health_tells_of_heat():
 # What it leaves alone
 
 
+@pytest.mark.slow
 def test_momenta_are_in_float32_and_other_arrays_as_they_were():
     like = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(2)}
     sampler = sghmc.SGHMC(0.1, friction=1.0)
@@ -171,6 +175,7 @@ def test_momenta_are_in_float32_and_other_arrays_as_they_were():
     assert [word.shape for word in noise[1]] == [(3,)]
 
 
+@pytest.mark.slow
 def test_float32_runs_are_those_of_the_sampler():
     sampler, target = sghmc.SGHMC(0.1, friction=1.0), sghmc.Potential(lambda x: jnp.sum(x**2))
 
@@ -182,6 +187,7 @@ def test_float32_runs_are_those_of_the_sampler():
     np.testing.assert_array_equal(draw(sampler), draw(sghmc.StochasticRounding(sampler)))
 
 
+@pytest.mark.slow
 def test_no_bit_is_used_twice(monkeypatch):
     """Neither by two arrays, nor by a normal and a rounding."""
     seen, bits = [], random._threefry

@@ -17,7 +17,7 @@ import laws
 import sghmc
 from planted_faults import becomes, planted
 from sghmc import theory
-from sghmc.samplers.sgnht import SGNHTKernel
+from sghmc.samplers.nose_hoover import SGNHTKernel
 
 TARGET = sghmc.Potential(lambda x: jnp.sum(x**4) / 4 + 0.3 * x[0] * x[1])
 FRICTION, TEMPERATURE, INERTIA = 0.9, 0.8, 1.3
@@ -51,6 +51,7 @@ def thermostats(kind, scheme):
     return sghmc.SGNHT(1.0, FRICTION, MASSES[kind], TEMPERATURE, kind, INERTIA, scheme)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "scheme"),
     [("scalar", "symmetric"), ("diagonal", "literal")],
@@ -59,6 +60,7 @@ def test_stationary_density_with_gradient_noise_that_nobody_told(kind, scheme):
     judge(thermostats(kind, scheme))
 
 
+@pytest.mark.slow
 def test_order_of_the_bias():
     """At equal cost the splitting's bias is a thousandth; as printed it is of first order.
 
@@ -76,6 +78,7 @@ def test_order_of_the_bias():
     assert abs(biases["symmetric"][0]) < 1e-3 * abs(biases["literal"][0])
 
 
+@pytest.mark.slow
 def test_unknown_gradient_noise_is_corrected_where_sghmc_is_heated():
     """Noise V = 4 and 12 on a standard normal, nothing subtracted: SGHMC's variances are 1.2, 1.6.
 
@@ -149,6 +152,7 @@ class TemperatureIgnored(SGNHTKernel):
         return SGNHTKernel._moved(wrong, t, thermostat, velocity, fraction)
 
 
+@pytest.mark.slow_cases("RootOfEnergy", "SquaredFriction")
 @pytest.mark.parametrize("kind", [RootOfEnergy, SquaredFriction, TemperatureIgnored])
 def test_the_judge_sees_the_fault(kind):
     with pytest.raises(AssertionError):

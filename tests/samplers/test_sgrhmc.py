@@ -13,7 +13,7 @@ import pytest
 import fokker_planck
 import galerkin
 import sghmc
-from sghmc.samplers.sgrhmc import Metric
+from sghmc.samplers.riemannian import Metric
 
 TARGET = sghmc.Potential(lambda x: jnp.sum(x**4) / 4 + 0.3 * x[0] * x[1])
 TEMPERATURE = 0.8
@@ -44,6 +44,7 @@ def judge(metric):
     fokker_planck.judge_stationary(make, TARGET, 2, log_density)
 
 
+@pytest.mark.slow
 def test_stationary_density():
     judge(mixed)
 
@@ -53,6 +54,7 @@ def test_stationary_density_of_a_dense_metric():
     judge(dense)
 
 
+@pytest.mark.slow
 def test_the_judge_sees_the_correction_left_out(monkeypatch):
     def none(self, position, is_separable):
         return jax.tree.map(jnp.zeros_like, position)
@@ -62,6 +64,7 @@ def test_the_judge_sees_the_correction_left_out(monkeypatch):
         judge(mixed)
 
 
+@pytest.mark.slow_cases("dense")
 @pytest.mark.parametrize("metric", [mixed, dense, separable])
 def test_correction_is_the_divergence_of_the_root(metric):
     """By differences, in double precision."""
@@ -86,6 +89,7 @@ def test_correction_is_the_divergence_of_the_root(metric):
         assert np.allclose(found[1], expected, rtol=1e-8) == (metric is not mixed)
 
 
+@pytest.mark.slow
 def test_bias_is_of_second_order():
     """Exact, by Galerkin: no sampling. Γ missing, the bias would not fall at all."""
 
@@ -116,6 +120,7 @@ def test_a_constant_metric_is_a_mass():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *states)
 
 
+@pytest.mark.slow
 def test_draws_of_a_pytree_have_the_law_and_the_metric_sees_its_shapes():
     """A scale and a coordinate of it, a ~ N(0, 1), b | a ~ N(0, e^a): the metric knows the scale.
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sghmc.core import xla
-from sghmc.samplers.skipped_steps import Power, Prior, make_steps, num_digits, steps_power
+from sghmc.core import runtime
+from sghmc.samplers.lazy_rows import Power, Prior, make_steps, num_digits, steps_power
 
 CRITICAL = (1 - np.sqrt(1 - 0.19)) ** 2
 DAMPED = {
@@ -51,7 +51,7 @@ def as_matrices(power, decay, stiffness):
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_every_number_of_steps_is_so_many_steps(backend, monkeypatch):
-    monkeypatch.setattr(xla, "has_accelerator", lambda: backend == "gpu")
+    monkeypatch.setattr(runtime, "has_accelerator", lambda: backend == "gpu")
     with jax.enable_x64(True):
         settings = jnp.asarray([*DAMPED.values()], jnp.float64).T[:, :, None]
         counts = jnp.arange(40, dtype=jnp.int32)[None]
@@ -123,6 +123,7 @@ def test_no_steps_change_no_bit():
     np.testing.assert_array_equal(now[1], v)
 
 
+@pytest.mark.slow
 def test_long_runs_have_more_digits():
     assert num_digits(100_000) == num_digits(10) == 17
     assert num_digits(2**17) == 31

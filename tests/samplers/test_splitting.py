@@ -22,7 +22,7 @@ from sghmc import theory
 from sghmc.core import random
 from sghmc.samplers.friction import SGHMCState
 from sghmc.samplers.splitting import BAOABKernel, OBABOKernel
-from sghmc.theory import cycle
+from sghmc.theory import affine
 from sghmc.types import StepInfo
 
 NOISE = laws.positive(7, SIZE, 0.2, 1.1)
@@ -32,7 +32,7 @@ ORDERS = {sghmc.BAOAB: "BAOA", sghmc.OBABO: "BOBA"}
 def judge_step(sampler, t: int = 0):
     """F and LLᵀ, with V of no relation to V̂."""
     order = ORDERS[sghmc.BAOAB if isinstance(sampler, sghmc.BAOAB) else sghmc.OBABO]
-    held: Any = cycle.held(sampler, t)
+    held: Any = affine.held(sampler, t)
     expected = laws.splitting_step(
         order,
         PRECISION,
@@ -46,6 +46,7 @@ def judge_step(sampler, t: int = 0):
     laws.assert_same_step(laws.real_step(sampler, PRECISION, NOISE, t=t, num_steps=4), expected)
 
 
+@pytest.mark.slow_cases("BAOAB-dense", "BAOAB-scalar", "OBABO-dense noise", "OBABO-diagonal")
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -73,6 +74,7 @@ def test_law_in_closed_form(kind, closed_form):
     laws.assert_close(law.covariance, expected[:SIZE, :SIZE])
 
 
+@pytest.mark.slow
 def test_steps_of_schedules():
     """Matrices that do not commute, factored once: ε_t, C_t and τ_t of step 2."""
     _, mass, noise = MATRICES["dense"]
@@ -80,6 +82,7 @@ def test_steps_of_schedules():
     judge_step(sghmc.BAOAB(falling(0.4), friction, mass, noise, temperature), 2)
 
 
+@pytest.mark.slow
 def test_order_of_the_bias_that_gradient_noise_leaves():
     laws.judge_order(sghmc.BAOAB(0.5, *MATRICES["dense"], temperature=1.7), PRECISION, order=3)
     laws.judge_order(sghmc.OBABO(0.5, *MATRICES["dense"], temperature=1.7), PRECISION, order=2)
@@ -101,6 +104,7 @@ def test_what_much_gradient_noise_leaves_in_a_slow_direction(kind):
     assert share > 0.2
 
 
+@pytest.mark.slow
 def test_bias_at_equal_cost_on_a_target_that_is_not_gaussian():
     """Every one of these takes one gradient a step, and all are of second order: BAOAB's is least.
 
@@ -233,6 +237,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow_cases("friction after both drifts", "one whole kick")
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_judge_sees_the_fault(name):
     judge, sampler, plant = FAULTS[name]

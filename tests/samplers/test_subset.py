@@ -7,9 +7,9 @@ import pytest
 
 import sghmc
 from sghmc.core import random
-from sghmc.gradients.base import Oracle
-from sghmc.posterior.source import Source
-from sghmc.samplers.subset import estimate
+from sghmc.gradients import Oracle
+from sghmc.posterior.sources import Source
+from sghmc.samplers.hmc import estimate
 from sghmc.types import Change, Evaluation
 
 TERMS = jnp.asarray(np.random.default_rng(0).normal(0.3, 2.0, size=30), jnp.float32)
@@ -42,6 +42,7 @@ def test_the_estimate_and_its_variance_are_unbiased(num_looks):
         assert abs(numbers.mean() - expected) < 3.9 * standard_error
 
 
+@pytest.mark.slow
 def test_looking_at_everything_is_exact_and_the_same_among_chains():
     """13 does not divide 30: the last look is a short one. Chains stop where each has enough."""
 
@@ -58,6 +59,7 @@ def test_looking_at_everything_is_exact_and_the_same_among_chains():
         np.testing.assert_allclose(alone.value, together.value[c], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_change_of_potential_is_the_sum_of_its_terms():
     data = jnp.arange(5.0)
     posterior = sghmc.Posterior(

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import sghmc
-from sghmc.samplers.base import Sampler
+from sghmc.samplers import Sampler
 from sghmc.samplers.table import EXAMPLES, num_gradients, state_size
 
 
@@ -17,6 +17,7 @@ def test_every_sampler_has_a_row():
     assert {type(example) for example in EXAMPLES.values()} == samplers
 
 
+@pytest.mark.slow_cases("sampler0-8-2d", "sampler3-2-2d + 1")
 @pytest.mark.parametrize(
     ("sampler", "gradients", "size"),
     [

@@ -19,8 +19,8 @@ from planted_faults import becomes, planted
 from sghmc import theory
 from sghmc.core import random
 from sghmc.samplers.friction import SGHMCState
-from sghmc.samplers.ubu import UBUKernel, _tanh_gap
-from sghmc.theory import cycle
+from sghmc.samplers.splitting import UBUKernel, _tanh_gap
+from sghmc.theory import affine
 from sghmc.types import StepInfo
 
 NOISE = laws.positive(7, SIZE, 0.2, 1.1)
@@ -55,7 +55,7 @@ def ubu_step(precision, step_size, friction, mass, temperature, gradient_noise):
 
 
 def judge_step(sampler, t: int = 0):
-    held: Any = cycle.held(sampler, t)
+    held: Any = affine.held(sampler, t)
     friction, mass = (laws.dense(value, SIZE) for value in (held.friction, held.mass))
     expected = ubu_step(PRECISION, held.step_size, friction, mass, held.temperature, NOISE)
     laws.assert_same_step(laws.real_step(sampler, PRECISION, NOISE, t=t, num_steps=4), expected)
@@ -93,6 +93,7 @@ def test_position_and_momentum_are_independent_to_second_order_where_gibbs_updat
     assert np.log2(whole / half) == pytest.approx(2, abs=0.1)
 
 
+@pytest.mark.slow
 def test_stable_where_documented():
     for friction in (0.01, 1.3, 100.0):
         limit = theory.stability_limit(sghmc.UBU(0.1, friction, mass=0.8), 2.0)
@@ -144,6 +145,7 @@ class UncorrelatedNoise(UBUKernel):
         return SGHMCState(position, velocity)
 
 
+@pytest.mark.slow_cases("UncorrelatedNoise")
 @pytest.mark.parametrize("kind", [KickFirst, SameNoiseTwice, UncorrelatedNoise])
 def test_the_judge_sees_the_fault(kind):
     sampler = sghmc.UBU(0.4, *SETTINGS["scalar"], temperature=1.7)

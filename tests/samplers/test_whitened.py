@@ -57,6 +57,7 @@ def judge_law(sampler: Any, factor, excess=0.9):
     laws.assert_close(law.standard_deviation_error, np.sqrt(np.diag(law.covariance) / exact) - 1)
 
 
+@pytest.mark.slow_cases("sgld-diagonal", "sgld-number")
 @pytest.mark.parametrize("factor", FACTORS.values(), ids=FACTORS)
 @pytest.mark.parametrize("sampler", [INERTIAL, LANGEVIN], ids=["sghmc", "sgld"])
 def test_law(sampler, factor):
@@ -83,6 +84,7 @@ def test_the_judge_sees_a_wrong_change_of_coordinates(fault):
         judge_law(Faulty(INERTIAL, CENTER, LOPSIDED), LOPSIDED)
 
 
+@pytest.mark.slow
 def test_whitening_twice_is_whitening_once():
     other = laws.positive(5, SIZE, 0.5, 1.5)
     twice = sghmc.Whitened(sghmc.Whitened(INERTIAL, CENTER, other), CENTER, LOPSIDED)
@@ -93,6 +95,7 @@ def test_whitening_twice_is_whitening_once():
     laws.assert_close(*(theory.stability_limit(each, PRECISION) for each in (twice, once)))
 
 
+@pytest.mark.slow
 def test_theory_takes_settings_from_inside():
     root = np.linalg.cholesky(np.linalg.inv(PRECISION))
     scheduled = sghmc.SGHMC(lambda t: 0.4 * 0.5**t, 1.3, temperature=lambda t: 1 + t)
@@ -138,6 +141,7 @@ def by_hand(z):
     return potential(tree.unravel(theta, PARAMS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler",
     [

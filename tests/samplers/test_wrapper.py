@@ -9,12 +9,11 @@ import pytest
 
 import sghmc
 from cases import Elsewhere
-from sghmc.samplers.base import Kernel, Sampler
+from sghmc.samplers import Kernel, Sampler
 from sghmc.samplers.lazy import LazyKernel
 from sghmc.samplers.replicas import ReplicaKernel
 from sghmc.samplers.rounding import RoundingKernel
-from sghmc.samplers.whitened import WhitenedKernel
-from sghmc.samplers.wrapper import KernelWrapper, SamplerWrapper
+from sghmc.samplers.wrappers import KernelWrapper, SamplerWrapper, WhitenedKernel
 
 CALLS = []
 """Members of the inner sampler or kernel that were asked for."""

@@ -9,8 +9,8 @@ import optax
 
 import sghmc
 from sghmc.core import random
-from sghmc.samplers.base import Kernel, Sampler
-from sghmc.samplers.wrapper import SamplerWrapper
+from sghmc.samplers import Kernel, Sampler
+from sghmc.samplers.wrappers import SamplerWrapper
 
 NUM_EXAMPLES = 12
 
@@ -135,7 +135,7 @@ class Chain:
         self.target, self.like = target, position
         self.kernel: Kernel = sampler.prepare(position, num_steps)
         self.estimator = gradient.prepare(target, position)
-        self.memory = self.estimator.remember(target)
+        self.anchor = self.estimator.init_anchor(target)
         self.keys = random.words(jax.random.split(key, 3))
 
     @functools.cached_property
@@ -154,5 +154,5 @@ class Chain:
         )
 
     def step(self, t, noise, state):
-        oracle = self.estimator.oracle(self.target, noise[1], self.memory)
+        oracle = self.estimator.oracle(self.target, noise[1], self.anchor)
         return self.kernel.step(t, noise[0], state, oracle)

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from sghmc.experiments import demo
-from sghmc.experiments.regression import Gaussian, make_regression
+from sghmc.paper import demo
+from sghmc.paper.demo import Gaussian, make_regression
 
 ANSWER: Gaussian = make_regression(2_000, 6, 0.9, seed=0).answer()
 

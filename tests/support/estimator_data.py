@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import make_blobs
 
-from sghmc.estimators.rows import Scaling
+from sghmc.estimators.weighted_rows import Scaling
 
 SMALL: dict[str, Any] = {"num_draws": 20, "num_chains": 2}
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.models.factor_features import Features
+from sghmc.recommender.factor_gibbs import Features
 
 NUM_ROWS, GROUPS = 7, np.array([0, 0, 0, 1, 1])
 

@@ -296,7 +296,7 @@ def judge_minibatch(posterior, sampler, gradient, batches: np.ndarray, exact_noi
         estimator = gradient.prepare(posterior, start)
 
         def step(position, batch):
-            oracle = estimator.oracle(posterior, batch, estimator.remember(posterior))
+            oracle = estimator.oracle(posterior, batch, estimator.init_anchor(posterior))
             return kernel.step(0, [jnp.zeros(1)], kernel.init([], position), oracle)[0].position
 
         @jax.jit

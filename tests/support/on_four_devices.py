@@ -18,11 +18,11 @@ from jax.sharding import PartitionSpec as P
 
 import sghmc
 from cases import SAMPLERS
-from sghmc.engine import host
+from sghmc.engine import driver
 from sghmc.engine import mesh as meshes
 from sghmc.engine.progress import Bar
-from sghmc.posterior.shard import Shard
-from sghmc.posterior.stacked import pad_rows
+from sghmc.posterior.posterior import pad_rows
+from sghmc.posterior.sharded import ManuallyShardedPosterior
 
 KEY = jax.random.key(3)
 NUM_ROWS, NUM_COLUMNS, NUM_CHAINS = 103, 3, 4
@@ -121,7 +121,7 @@ def test_a_checkpoint_goes_on_over_other_devices(tmp_path, monkeypatch):
 
     saved = {"checkpoint": sghmc.Checkpoint(tmp_path, every=3)}
     with monkeypatch.context() as patch:
-        patch.setattr(host, "Bar", Death)
+        patch.setattr(driver, "Bar", Death)
         with pytest.raises(Killed):
             sample(mesh=mesh(chain=2), **saved)
     same(sample(**saved), whole)
@@ -192,7 +192,7 @@ def test_sums_over_the_rows_of_all_devices():
     def spread(numbers, rows):
         own = sghmc.Posterior(log_likelihood, log_prior, rows)
         own = eqx.tree_at(lambda p: p.num_real, own, NUM_ROWS, is_leaf=lambda leaf: leaf is None)
-        shard = Shard(own, "data", 4)
+        shard = ManuallyShardedPosterior(own, "data", 4)
         batch = shard.batch(numbers, 0, len(numbers))
         estimate = jax.value_and_grad(shard.estimate)(theta, batch)
         return estimate, tuple(shard.evaluate(theta)), shard.potential(theta), shard.rows(numbers)

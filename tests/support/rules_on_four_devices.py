@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec as P
 import sghmc
 from cases import SAMPLERS
 from on_four_devices import ROUNDING, Killed, Network, mesh, same, sample
-from sghmc.engine import host
+from sghmc.engine import driver
 from sghmc.engine import mesh as meshes
-from sghmc.engine.partition import placed
+from sghmc.engine.devices import placed
 from sghmc.engine.progress import Bar
 
 NETWORK = Network()
@@ -106,7 +106,7 @@ def test_slow_a_checkpoint_goes_on_by_other_rules(tmp_path, monkeypatch, alone):
 
     saved = {"checkpoint": sghmc.Checkpoint(tmp_path, every=1)}
     with monkeypatch.context() as patch:
-        patch.setattr(host, "Bar", Death)
+        patch.setattr(driver, "Bar", Death)
         with pytest.raises(Killed):
             sample(**GIVEN, **saved, mesh=mesh(chain=2, model=2), sharding=BY_COLUMNS)
     rows = [("first", P("model")), ("", P())]

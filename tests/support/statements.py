@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import Any
 
 from sghmc import theory
-from sghmc.experiments.theorems.statement import Checked
+from sghmc.paper.theorems.statement import Checked
 
 
 class ReplacedTheory:

@@ -9,7 +9,7 @@ import torch
 
 import sghmc
 from sghmc.torch import BAOAB, PSGLD, SGHMC, SGLD, SGNHT, GaussianPrior
-from sghmc.torch.momentum import MomentumSampler
+from sghmc.torch.sghmc import MomentumSampler
 from torch_steps import NUM_DATA, scripted
 
 X = np.array([[0.5, -1.0, 2.0, 0.3, 1.1], [1.5, 0.2, -0.7, 1.0, -0.4], [-0.3, 0.8, 0.1, -1.2, 0.6]])

@@ -8,7 +8,7 @@ import pytest
 
 import sghmc
 from sghmc import theory
-from sghmc.samplers.sgld import SGLDKernel, SGLDState
+from sghmc.samplers.langevin import SGLDKernel, SGLDState
 from sghmc.theory import affine
 from sghmc.types import StepInfo
 

@@ -122,6 +122,7 @@ def lag_sum(augmented, befores, means):
     return total / length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "batch_size", "num_rows"),
     [(True, 1, 4), (False, 2, 4), ("epochs", 1, 3), ("palindrome", 2, 4), ("palindrome", 2, 5)],
@@ -147,6 +148,7 @@ def test_law_is_that_of_iterated_periods(rule, batch_size, num_rows):
     )
 
 
+@pytest.mark.slow
 def test_without_noise_of_batches_it_is_the_stationary_law():
     """All rows in a batch: the same numbers, times included, by the other route."""
     sampler = sghmc.SGHMC(0.3, FRICTION, MASS, temperature=0.7, observe="middle")
@@ -183,6 +185,7 @@ def slope(whole, half):
     return np.log2(whole / half)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [sghmc.UBU, sghmc.BAOAB, sghmc.SGHMC])
 def test_bias_in_palindromes_is_of_second_order(kind):
     """With one row a step, in covariance and mean; independent rows leave first order."""
@@ -194,6 +197,7 @@ def test_bias_in_palindromes_is_of_second_order(kind):
     assert independent[1] > 20 * covariance[1]
 
 
+@pytest.mark.slow
 def test_the_next_term_of_palindromes_is_of_fourth_order_and_of_shuffled_epochs_of_third():
     """Shuffled epochs are of second order too, with momentum: there palindromes gain no order.
 
@@ -216,6 +220,7 @@ def test_the_next_term_of_palindromes_is_of_fourth_order_and_of_shuffled_epochs_
     assert next_order("epochs") == pytest.approx(3, abs=0.25)
 
 
+@pytest.mark.slow
 def test_without_momentum_no_order_of_batches_helps():
     """SGLD: the half step that a palindrome repeats at its turning points is of first order."""
     for rule in ("epochs", "palindrome"):
@@ -223,6 +228,7 @@ def test_without_momentum_no_order_of_batches_helps():
         assert slope(*covariance) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.slow_cases("not quadratic")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -5,7 +5,7 @@ import pytest
 
 import sghmc
 from sghmc import theory
-from sghmc.theory import cycle as cycles
+from sghmc.theory import affine as cycles
 
 PRECISION = np.array([[2.0, 0.6], [0.6, 0.7]])
 MASS = np.array([[1.5, -0.4], [-0.4, 0.8]])

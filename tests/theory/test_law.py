@@ -46,6 +46,7 @@ def test_naive_hmc_of_figure_1_has_twice_the_variance():
     assert law.effective_temperature == pytest.approx(2.14, abs=0.005)
 
 
+@pytest.mark.slow
 def test_draws_in_the_middle_of_a_drift_have_the_exact_law():
     """That of the temperature τ + ½εκ where the gradient's noise exceeds V̂ by κC."""
     root = np.array([[0.8, 0.3], [-0.2, 1.1]])

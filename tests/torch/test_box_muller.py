@@ -8,15 +8,14 @@ import scipy.stats
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch import box_muller
-from sghmc.torch.splitmix import Words
+from sghmc.torch.normals import Words, transform
 
 SIZE = 1 << 20
 
 
 def normals(words, dtype):
     found = np.array(words, np.int64).view(dtype)
-    box_muller.transform(found, np.empty(found.size // 2, dtype))
+    transform(found, np.empty(found.size // 2, dtype))
     return found
 
 

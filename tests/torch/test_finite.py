@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch.finite import FiniteCheck
+from sghmc.torch.gradients import FiniteCheck
 from torch_cases import make, network, train
 
 

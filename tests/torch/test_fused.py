@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch import fused
+from sghmc.torch import pieces
 
 NUMBERS = {"inertia": 0.9, "force": -2.5, "pull": -0.3, "drift": 0.7}
 
@@ -35,7 +35,7 @@ def count_calls(monkeypatch):
 def move(position, momentum, grad, **changed):
     numbers = NUMBERS | changed
     wanted = by_hand(position, momentum, grad, **numbers)
-    fused.kick_and_drift([position], [momentum], [grad], **numbers, is_fused=True)
+    pieces.kick_and_drift([position], [momentum], [grad], **numbers, is_fused=True)
     return wanted
 
 

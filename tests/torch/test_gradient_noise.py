@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from sghmc.torch import BAOAB, SGHMC, SGLD, GaussianPrior
-from sghmc.torch.gradient_noise import VARIANCE
+from sghmc.torch.gradients import VARIANCE
 from torch_steps import scripted
 
 NUM_DATA, NUM_PARTS, PART_SIZE = 30, 4, 5

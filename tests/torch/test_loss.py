@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch import loss as losses
+from sghmc.torch import gradients as losses
 from torch_cases import data, flat, make, network
 
 FUNCTIONAL = torch.nn.functional
@@ -23,12 +23,12 @@ LOSSES = {
 def test_a_sum_is_refused_and_a_mean_is_not(name):
     x, y = data()
     out = network()(x)
-    losses.check(LOSSES[name](out, y, "mean"))
-    losses.check(LOSSES[name](out, y, "sum") / len(y))
+    losses.check_loss(LOSSES[name](out, y, "mean"))
+    losses.check_loss(LOSSES[name](out, y, "sum") / len(y))
     with pytest.raises(ValueError, match='reduction="sum"'):
-        losses.check(LOSSES[name](out, y, "sum"))
+        losses.check_loss(LOSSES[name](out, y, "sum"))
     with pytest.raises(ValueError, match=r"shape \(40,\), but must be one number"):
-        losses.check(LOSSES[name](out, y, "none"))
+        losses.check_loss(LOSSES[name](out, y, "none"))
 
 
 def test_a_closure_with_a_sum_moves_nothing():
@@ -48,6 +48,6 @@ def test_a_closure_with_a_sum_moves_nothing():
 
 
 def test_numbers_say_nothing():
-    losses.check(0.7)
-    losses.check(None)
-    losses.check(torch.tensor(3.0))
+    losses.check_loss(0.7)
+    losses.check_loss(None)
+    losses.check_loss(torch.tensor(3.0))

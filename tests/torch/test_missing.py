@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_extra_is_named():
     code = "import sys; sys.modules['torch'] = None; import sghmc.torch"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

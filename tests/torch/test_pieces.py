@@ -5,7 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch import SGLD, blocks, pieces
+from sghmc.torch import SGLD, pieces
+from sghmc.torch import normals as blocks
 from sghmc.torch.normals import Normals
 from torch_cases import REQUIRED, SAMPLERS, flat, make, network, train
 

@@ -6,8 +6,8 @@ import scipy.stats
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch import splitmix
-from sghmc.torch.splitmix import Words
+from sghmc.torch import normals
+from sghmc.torch.normals import Words
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
@@ -34,9 +34,9 @@ def test_words_are_those_that_were_published():
 def test_a_word_is_a_function_of_its_number():
     """Over the ends of passes, and far on, where numbers have more digits than 64."""
     words = Words(3, GOLDEN)
-    all_of_them = read(words, 0, 3 * splitmix._LANES + 7)
+    all_of_them = read(words, 0, 3 * normals._LANES + 7)
     assert len(np.unique(all_of_them)) == len(all_of_them)
-    for first, count in ((0, 1), (5, 100), (splitmix._LANES - 1, splitmix._LANES + 2)):
+    for first, count in ((0, 1), (5, 100), (normals._LANES - 1, normals._LANES + 2)):
         np.testing.assert_array_equal(
             read(Words(3, GOLDEN), first, count), all_of_them[first : first + count]
         )

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch import threads
+from sghmc.torch import pieces
 
 
 @pytest.fixture(params=[1, 3])
@@ -20,7 +20,7 @@ def num_threads(request):
 
 def test_every_task_is_done_once(num_threads):
     done = []
-    threads.run(lambda i=i: done.append(i) for i in range(20))
+    pieces.run_in_threads(lambda i=i: done.append(i) for i in range(20))
     assert sorted(done) == list(range(20))
 
 
@@ -34,7 +34,7 @@ def test_tasks_are_side_by_side_and_without_gradients():
         modes.append(torch.is_grad_enabled())
 
     try:
-        threads.run([task, task])
+        pieces.run_in_threads([task, task])
     finally:
         torch.set_num_threads(before)
     assert modes == [False, False]
@@ -43,13 +43,13 @@ def test_tasks_are_side_by_side_and_without_gradients():
 def test_nobody_waits_for_a_thread_that_never_began(monkeypatch):
     """All threads of the pool are busy: the tasks are done without them."""
     before, free = torch.get_num_threads(), threading.Event()
-    pool = threads._pool()
+    pool = pieces._pool()
     for _ in range(pool._max_workers):
         pool.submit(free.wait, 60)
     torch.set_num_threads(2)
     done = []
     try:
-        threads.run([lambda: done.append(0), lambda: done.append(1)])
+        pieces.run_in_threads([lambda: done.append(0), lambda: done.append(1)])
         assert not free.is_set()
     finally:
         free.set()
@@ -63,5 +63,5 @@ def test_an_error_is_raised_after_all_have_ended(num_threads):
 
     done = []
     with pytest.raises(ArithmeticError):
-        threads.run([lambda: done.append(0), fail])
+        pieces.run_in_threads([lambda: done.append(0), fail])
     assert done == [0]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sghmc import transforms
+from sghmc.transforms import _log_sech_squared, _triangle_size, checked
 
 
 def rows_of_length_one(y):
@@ -42,6 +43,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow_cases("correlation", "covariance", "simplex")
 @pytest.mark.parametrize("name", KINDS)
 def test_jacobians_are_those_of_autodiff(name):
     transform, size, _ = KINDS[name]
@@ -53,6 +55,7 @@ def test_jacobians_are_those_of_autodiff(name):
             np.testing.assert_allclose(transform.log_jacobian(x), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow_cases("correlation", "covariance", "simplex")
 @pytest.mark.parametrize("name", KINDS)
 def test_values_are_inside_and_lead_back(name):
     transform, size, is_inside = KINDS[name]
@@ -70,6 +73,7 @@ def test_values_are_inside_and_lead_back(name):
         np.testing.assert_allclose(transform.log_jacobian(jnp.asarray(x[0, :2])), both, rtol=1e-12)
 
 
+@pytest.mark.slow_cases("-30.0-correlation", "30.0-correlation", "30.0-simplex")
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("size", [30.0, -30.0])
 def test_far_out_nothing_but_the_value_rounds(name, size):
@@ -100,6 +104,7 @@ def test_values_outside_are_refused(name):
         KINDS[name][0].inverse(jnp.asarray(value))
 
 
+@pytest.mark.slow
 def test_numbers_that_are_no_triangle_are_refused():
     with pytest.raises(ValueError, match=r"4 numbers are no triangle.*\[3, 6, 10\]"):
         transforms.CholeskyCovariance().forward(jnp.zeros(4))
@@ -107,3 +112,142 @@ def test_numbers_that_are_no_triangle_are_refused():
         transforms.CholeskyCorrelation().forward(jnp.zeros(5))
     with pytest.raises(ValueError, match="low < high"):
         transforms.Interval(1.0, 1.0)
+
+
+# Exact values, computed by numpy one entry at a time
+
+X = np.array([0.4, -1.1, 0.7])
+"""No number is 0 or 1, and no order of them gives the same result."""
+
+
+def simplex_by_hand(x):
+    """Break the stick entry by entry; the Jacobian is triangular, ∂yᵢ/∂xᵢ = zᵢ(1 − zᵢ) restᵢ."""
+    k, rest, shares, log_jacobian = len(x) + 1, 1.0, [], 0.0
+    for i, number in enumerate(x, start=1):
+        z = 1 / (1 + (k - i) * np.exp(-number))
+        log_jacobian += np.log(z * (1 - z) * rest)
+        shares.append(z * rest)
+        rest -= z * rest
+    return np.array([*shares, rest]), log_jacobian
+
+
+def covariance_by_hand(x):
+    factor = np.array([[np.exp(x[0]), 0.0], [x[1], np.exp(x[2])]])
+    return factor, x[0] + x[2]
+
+
+def correlation_by_hand(x):
+    """∂Lᵢⱼ/∂xᵢⱼ = (1 − tanh²) √(1 − Σ L² before)."""
+    factor, log_jacobian = np.zeros((3, 3)), 0.0
+    for i, row in enumerate(([], x[:1], x[1:])):
+        left = 1.0
+        for j, number in enumerate(row):
+            factor[i, j] = np.tanh(number) * np.sqrt(left)
+            log_jacobian += np.log((1 - np.tanh(number) ** 2) * np.sqrt(left))
+            left -= factor[i, j] ** 2
+        factor[i, i] = np.sqrt(left)
+    return factor, log_jacobian
+
+
+BY_HAND = {
+    "positive": (np.exp(X), X.sum()),
+    "above": (2.5 + np.exp(X), X.sum()),
+    "interval": (
+        -3 + 4 / (1 + np.exp(-X)),
+        np.sum(np.log(4 * np.exp(-X) / (1 + np.exp(-X)) ** 2)),
+    ),
+    "ordered": (np.array([0.4, 0.4 + np.exp(-1.1), 0.4 + np.exp(-1.1) + np.exp(0.7)]), -1.1 + 0.7),
+    "simplex": simplex_by_hand(X),
+    "covariance": covariance_by_hand(X),
+    "correlation": correlation_by_hand(X),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_values_inverses_and_jacobians_by_hand(name):
+    transform, (value, log_jacobian) = KINDS[name][0], BY_HAND[name]
+    # Two rows: leading axes stay, and Jacobians add up over them.
+    x = np.stack([X, X[::-1]]).astype(np.float32)
+    y, first, second, both, back = jax.jit(  # one program, which takes less than its operations
+        lambda x: (
+            transform.forward(x),
+            transform.log_jacobian(x[0]),
+            transform.log_jacobian(x[1]),
+            transform.log_jacobian(x),
+            transform.inverse(transform.forward(x)),
+        )
+    )(x)
+    np.testing.assert_allclose(y[0], value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first, log_jacobian, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(both, first + second, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(back, x, rtol=1e-4, atol=1e-5)
+
+
+def test_far_out_jacobians_do_not_overflow():
+    """log(1 − tanh² x) at |x| = 30, where 1 − tanh² rounds to zero."""
+    for number in (30.0, -30.0):
+        found = _log_sech_squared(jnp.asarray(number))
+        np.testing.assert_allclose(found, 2 * np.log(2) - 60, rtol=1e-6)
+    np.testing.assert_allclose(
+        _log_sech_squared(jnp.asarray(0.7)), np.log(1 - np.tanh(0.7) ** 2), rtol=1e-5
+    )
+
+
+def test_sizes_of_triangles():
+    with_diagonal = [_triangle_size(count, 1) for count in (1, 3, 6, 10, 15)]
+    without = [_triangle_size(count, 0) for count in (1, 3, 6, 10, 15)]
+    assert (with_diagonal, without) == ([1, 2, 3, 4, 5], [2, 3, 4, 5, 6])
+    with pytest.raises(ValueError, match=r"4 numbers are no triangle.*\[3, 6, 10\] for sizes 2, 3"):
+        _triangle_size(4, 1)
+    with pytest.raises(ValueError, match=r"5 numbers are no triangle.*\[1, 3, 6\] for sizes 2, 3"):
+        _triangle_size(5, 0)
+
+
+HALF = np.sqrt(0.5)
+ON_THE_EDGE = {  # of each kind one value that is refused, and one next to it that is not
+    "positive": ([0.0, 2.0], [1e-3, 2.0]),
+    "above": ([2.5, 3.0], [2.6, 3.0]),
+    "interval, low": ([-3.0, 0.5], [-2.9, 0.5]),
+    "interval, high": ([0.5, 1.0], [0.5, 0.9]),
+    "ordered": ([1.0, 1.0, 2.0], [1.0, 1.1, 2.0]),
+    "ordered, at its end": ([0.5, 1.0, 0.9], [0.5, 1.0, 1.1]),
+    "simplex": ([0.0, 0.4, 0.6], [0.1, 0.3, 0.6]),
+    "simplex, sum": ([0.1, 0.3, 0.601], [0.1, 0.3, 0.60005]),
+    "simplex, sum below": ([0.1, 0.3, 0.599], [0.1, 0.3, 0.59995]),
+    "covariance": ([[2.0, 0.1], [0.3, 2.0]], [[2.0, 0.0], [0.3, 2.0]]),
+    "covariance, diagonal": ([[0.0, 0.0], [0.3, 2.0]], [[0.1, 0.0], [0.3, 2.0]]),
+    "correlation": ([[1.0, 0.01], [HALF, HALF]], [[1.0, 0.0], [HALF, HALF]]),
+    "correlation, diagonal": ([[1.0, 0.0], [HALF, -HALF]], [[1.0, 0.0], [-HALF, HALF]]),
+    "correlation, length": ([[1.0, 0.0], [0.6, 0.801]], [[1.0, 0.0], [0.6, 0.8]]),
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_EDGE)
+def test_where_values_begin_to_be_refused(name, monkeypatch):
+    """Only the check itself: what comes after it is compiled in other tests."""
+    refused, accepted = (np.array(value, np.float32) for value in ON_THE_EDGE[name])
+
+    class Passed(Exception):
+        pass
+
+    def only_checked(y, is_inside, words):
+        checked(y, is_inside, words)
+        raise Passed
+
+    for module in (transforms, transforms, transforms):
+        monkeypatch.setattr(module, "checked", only_checked)
+    transform = KINDS[name.partition(",")[0]][0]
+    with pytest.raises(Passed):
+        transform.inverse(accepted)
+    with pytest.raises(ValueError, match=r"The value must be .*, but is "):
+        transform.inverse(refused)
+    with pytest.raises(ValueError, match="The value must be"):  # one of several
+        transform.inverse(np.stack([accepted, refused]))
+
+
+def test_intervals_need_two_ends():
+    for low, high in ((1.0, 1.0), (2.0, 1.5)):
+        with pytest.raises(ValueError, match=f"low < high, but they are {low} and {high}"):
+            transforms.Interval(low, high)
+    assert (transforms.Interval().low, transforms.Interval().high) == (0.0, 1.0)
+    assert transforms.Positive().low == 0.0

@@ -1,5 +1,7 @@
 """Posteriors of constrained parameters: their densities, and draws of a law that is known."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from scipy import stats
 
 import sghmc
 from sghmc import transforms
+from sghmc.transforms import Transform
 
 SPACE = transforms.Space(
     {"sd": transforms.Positive(), "shares": transforms.Simplex(), "nested": None}
@@ -20,6 +23,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 def test_a_space_maps_what_it_names_and_leaves_the_rest():
     params = SPACE.unconstrain(VALUES)
     assert params["shares"].shape == (2,)
@@ -57,6 +61,7 @@ def test_densities_are_those_of_the_values():
     np.testing.assert_allclose(given.potential(x), 2 * y - 2 * 0.3 - 0.3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_draws_of_a_dirichlet():
     """Beta marginals of shares: means and spreads are known.
 
@@ -79,3 +84,48 @@ def test_draws_of_a_dirichlet():
         law = stats.beta(a, alpha.sum() - a)
         assert abs(draws[:, i].mean() - law.mean()) < 4.5 * law.std() / np.sqrt(2_500)
         assert abs(draws[:, i].std() / law.std() - 1) < 4.5 / np.sqrt(2 * 2_500)
+
+
+class Doubled(Transform):
+    """y = 2x in numpy, with a Jacobian of its own, so that nothing is compiled."""
+
+    def forward(self, x) -> Any:
+        return 2 * np.asarray(x)
+
+    def inverse(self, y) -> Any:
+        return np.asarray(y) / 2
+
+    def log_jacobian(self, x):
+        return np.sum(x) + 0.25
+
+
+def test_a_space_maps_leaf_by_leaf():
+    """Prefixes reach all leaves below them; what has no transform stays and has no Jacobian."""
+    space = transforms.Space({"a": Doubled(), "c": None})
+    params = {"a": (np.float32(1.5), np.ones(2, np.float32)), "b": np.float32(7), "c": [3.0]}
+    values = space.constrain(params)
+    assert list(values) == ["a", "b", "c"]
+    assert (float(values["a"][0]), values["a"][1].tolist()) == (3.0, [2.0, 2.0])
+    assert (float(values["b"]), values["c"]) == (7.0, [3.0])
+    back = space.unconstrain({"a": (3, np.full(2, 2)), "b": 7, "c": [3]})
+    assert (float(back["a"][0]), back["a"][1].tolist()) == (1.5, [1.0, 1.0])
+    assert {leaf.dtype for leaf in jax.tree.leaves(back)} == {np.dtype(np.float32)}
+    np.testing.assert_allclose(space.log_jacobian(params), 1.5 + 0.25 + 2.0 + 0.25)
+    whole = transforms.Space(Doubled())
+    assert float(whole.constrain(np.float32(2.5))) == 5.0
+
+
+def test_densities_see_the_values_and_the_jacobian_of_the_parameters():
+    """Once, in the prior: not in the likelihood of each row; in U with the other sign."""
+    space = transforms.Space({"a": Doubled()})
+    params = {"a": np.array([0.5, 1.5])}
+    posterior = space.posterior(
+        lambda values, row, hyper: values["a"][0] * row + hyper,
+        lambda values, hyper: values["a"][1] * hyper,
+        jnp.asarray([3.0]),
+        jnp.asarray(10.0),
+    )
+    assert posterior.log_likelihood(params, 3.0, 10.0) == 1.0 * 3.0 + 10.0
+    assert posterior.log_prior(params, 10.0) == 3.0 * 10.0 + 2.25
+    potential = space.potential(lambda values: values["a"][1])
+    assert potential.function(params) == 3.0 - 2.25

@@ -10,9 +10,9 @@ from jax.scipy.stats import norm
 from scipy.special import digamma, polygamma
 
 import sghmc
-from sghmc.engine import placement
+from sghmc.engine import devices
 from sghmc.posterior.mode import ModeError, find_mode, hessian
-from sghmc.tuning import pilot
+from sghmc.tuning import pilots
 
 
 def flat(positions):
@@ -33,6 +33,7 @@ def logistic(count, size=3, separable=False, prior=1.0, seed=0):
     return sghmc.Posterior(log_likelihood, lambda weights: -0.5 * prior * jnp.sum(weights**2), data)
 
 
+@pytest.mark.slow
 def test_a_badly_scaled_potential():
     rng = np.random.default_rng(0)
     rotation, _ = np.linalg.qr(rng.normal(size=(4, 4)))
@@ -77,21 +78,21 @@ def test_a_mode_far_from_the_draws():
     y = (1 + 0.6 * rng.normal(size=12))[group] + 0.8 * rng.normal(size=6_000)
 
     def log_likelihood(p, row):
-        return norm.logpdf(row["y"], p["mean"] + jnp.exp(p["log_spread"]) * p["raw"][row["g"]], 0.8)
+        return norm.logpdf(row["y"], p["mean"] + jnp.exp(p["log_sd"]) * p["raw"][row["g"]], 0.8)
 
     def log_prior(p):
-        return -0.5 * (p["mean"] ** 2 + p["log_spread"] ** 2) / 4 - 0.5 * jnp.sum(p["raw"] ** 2)
+        return -0.5 * (p["mean"] ** 2 + p["log_sd"] ** 2) / 4 - 0.5 * jnp.sum(p["raw"] ** 2)
 
     posterior = sghmc.Posterior(
         log_likelihood, log_prior, {"y": y.astype(np.float32), "g": group.astype(np.int32)}
     )
-    start = {"mean": jnp.zeros(()), "log_spread": jnp.zeros(()), "raw": jnp.zeros(12)}
+    start = {"mean": jnp.zeros(()), "log_sd": jnp.zeros(()), "raw": jnp.zeros(12)}
     mode = find_mode(posterior, start).position
     tuned = sghmc.tune(jax.random.key(0), posterior, start, batch_size=200)
     assert tuned.report.is_met
     # The effects are known to 0.036, so the log of their spread has a posterior of about 0.2.
-    assert mode["log_spread"] > 0.5
-    assert np.all(tuned.init["log_spread"] < 0.5)
+    assert mode["log_sd"] > 0.5
+    assert np.all(tuned.init["log_sd"] < 0.5)
 
 
 @pytest.mark.slow
@@ -128,6 +129,7 @@ def test_much_data_gets_a_control_variate():
     assert np.max(np.abs(draws.mean(0) - mode.position) / spread) < 0.1
 
 
+@pytest.mark.slow
 def test_auto_on_a_skewed_posterior():
     """The log of a Gamma(3, 2) variable: mean and variance are known."""
     target = sghmc.Potential(lambda x: 2 * jnp.exp(x) - 3 * x)
@@ -150,6 +152,7 @@ def test_auto_on_a_skewed_posterior():
     assert "exact: no error but" in str(samples.tuning)
 
 
+@pytest.mark.slow
 def test_the_same_key_gives_the_same_settings():
     target = sghmc.Potential(lambda theta: jnp.sum(jnp.cosh(theta)))
     first, second = (sghmc.tune(jax.random.key(3), target, jnp.ones(2)) for _ in range(2))
@@ -259,6 +262,7 @@ def few_and_many():
     return target, y.mean() * 8_000 / 8_001, 8_001**-0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["exact", "minibatch"])
 def test_both_engines_find_a_posterior_that_is_known(engine):
     target, mean, spread = few_and_many()
@@ -293,6 +297,7 @@ def test_what_is_printed_says_engine_choice_and_stages():
     assert 0 < sum(report.stages.values()) <= report.seconds
 
 
+@pytest.mark.slow
 def test_draws_are_thinned_to_what_the_tuner_says():
     """A narrow and a wide Gaussian on top of each other: trajectories remember the wide one."""
 
@@ -329,18 +334,18 @@ def test_a_budget_too_small_is_an_error_with_a_remedy():
 def test_control_c_while_tuning_is_no_reshape_error(monkeypatch):
     """A real signal, sent when the first pilot has begun."""
     target, *_ = few_and_many()
-    whole = pilot.run
+    whole = pilots.run
 
     def interrupted(*args, **options):
-        advance = placement.OneDevice.advance
+        advance = devices.OneDevice.advance
 
         def after_signal(self, *args, **options):
             signal.raise_signal(signal.SIGINT)
             return advance(self, *args, **options)
 
-        monkeypatch.setattr(placement.OneDevice, "advance", after_signal)
+        monkeypatch.setattr(devices.OneDevice, "advance", after_signal)
         return whole(*args, **options)
 
-    monkeypatch.setattr(pilot, "run", interrupted)
+    monkeypatch.setattr(pilots, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sghmc.sample(jax.random.key(0), target, "auto", jnp.zeros(()), num_chains=4, progress=False)

@@ -6,8 +6,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from sghmc.adapt import Adaptation
 from sghmc.adapt import mass as masses
-from sghmc.adapt.base import Adaptation
 
 _SHRINKAGE, _DELAY, _FORGETTING = 0.05, 10.0, 0.75
 """γ, t₀ and κ of dual averaging, as their authors chose them."""

@@ -1,17 +1,20 @@
-"""Where and how often a run is saved."""
+"""The user's side of a checkpoint: where and how often a run is saved, and what can go wrong."""
 
+import contextlib
 import dataclasses
 import os
+import pathlib
+from collections.abc import Iterator
 
-from sghmc.core.checking import check_count
+from sghmc.core.checks import check_count
 
+# A crash costs at most this much work, unless the user asks for another interval.
 _DEFAULT_SECONDS = 60.0
-"""Work that a crash costs at the most, where nothing else is asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """Where `sample` saves its state and its draws, and how often.
+    """Settings of a run that is saved: in which folder, and how often.
 
     | field | meaning |
     | --- | --- |
@@ -21,12 +24,12 @@ class Checkpoint:
     | `num_saves` | how many of the last saves stay |
 
     Called again with the same arguments, `sample` goes on where it was stopped, and returns bit for
-    bit what it would have returned. Draws go to files as they come and are memory-mapped when they
-    are looked at, so that memory does not grow with their number.
+    bit what it would have returned. Draws are appended to files as they come and memory-mapped when
+    they are read, so that memory does not grow with their number.
 
     These files are a Zarr store, `path/draws`, with groups posterior and sample_stats as
     `Samples.to_arviz` has them. After `pip install zarr` ArviZ 1 opens it, and 0.23 by way of
-    xarray; while the run goes on, too, and then with the draws until the last save:
+    xarray. While the run goes on it can be opened, too, with the draws up to the last save:
 
         arviz.from_zarr("runs/first/draws")
         arviz.InferenceData.from_datatree(xarray.open_datatree("runs/first/draws", engine="zarr"))
@@ -52,3 +55,27 @@ class Checkpoint:
             raise ValueError(f"seconds must be above 0, but is {self.seconds!r}.")
         if self.every is None and self.seconds is None:
             object.__setattr__(self, "seconds", _DEFAULT_SECONDS)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read or written, or belongs to another run."""
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged save was passed over."""
+
+
+class DamagedError(Exception):
+    """Files that differ from what was written: the next older save may still be intact."""
+
+
+@contextlib.contextmanager
+def writing(folder: pathlib.Path) -> Iterator[None]:
+    """Turn a failed write, such as on a full disk, into an error that says what was kept."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"Writing to {folder} failed: {error}. What was saved before is intact: make room and "
+            f"call sample again with the same arguments, and it goes on from there."
+        ) from error

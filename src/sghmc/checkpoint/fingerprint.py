@@ -1,8 +1,9 @@
-"""The arguments of a run in words, so that another run's are told apart and the difference named.
+"""Fingerprint of a run: its arguments as text, and hashes of what its functions compute.
 
-Settings are compared by value, arrays by shape and all their contents. Functions are compared by
-what they compute: `traced` is the program that jax makes of one, with the values that it uses,
-wherever these come from.
+Two runs are the same run where their fingerprints are equal; where they differ, the difference can
+be named. Settings are compared by value, arrays by shape and all their contents. Functions are
+compared by what they compute: `jaxpr_hash` covers the program that jax traces and every value that
+it uses, wherever that value comes from.
 """
 
 import dataclasses
@@ -19,25 +20,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from sghmc.core import processes
+from sghmc.core import runtime
 from sghmc.core.version import __version__
-from sghmc.posterior.row_posterior import RowPosterior
-from sghmc.posterior.source import Source
-from sghmc.posterior.source_ref import SourceRef
+from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, StackedPosterior
+from sghmc.posterior.sources import Source, SourceRef
+from sghmc.posterior.target import Potential, Target
+from sghmc.types import PyTree
 
-_FEW = 4
-"""Numbers of an array that are shown rather than hashed."""
+# Arrays of at most this many entries are written out; larger ones are hashed.
+_MAX_PRINTED_ENTRIES = 4
+# 16 hexadecimal digits are 64 bits: two runs are never equal by chance.
+_HASH_DIGITS = 16
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, type)
 _FUNCTION = types.FunctionType | types.MethodType | types.BuiltinFunctionType | functools.partial
-_DIGITS = 16
-"""Of a hash, what is kept: two that are equal by chance are not to be feared."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def describe(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """A line for every part of the arguments, by its path, and some for where they are run.
+    """Return a line of text for every part of the arguments, by its path, and some for the system.
 
-    Of functions it says no more than that they are: what they compute is `traced`.
+    A function is only named as one here: `jaxpr_hash` covers what it computes.
 
     >>> import sghmc
     >>> describe({"sampler": sghmc.SGD(0.1)})["sampler.learning_rate"]
@@ -55,37 +57,37 @@ def describe(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two descriptions, in words."""
+    """List the differences between two descriptions, each as text."""
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    # Where a whole part came or went, its own line says it: those below it are no news.
-    tops = [name for name in names if not any(_is_below(name, top) for top in names)]
+    # Where a whole part came or went, its own line is enough: those below it say nothing new.
+    tops = [
+        name for name in names if not any(name.startswith((f"{top}.", f"{top}[")) for top in names)
+    ]
     return [
         f"{name} was {then.get(name, 'not there')}, is {now.get(name, 'gone')}" for name in tops
     ]
 
 
-def _is_below(name: str, top: str) -> bool:
-    return name.startswith((f"{top}.", f"{top}["))
-
-
 def _add(name: str, value: Any, lines: dict[str, str], above: tuple[int, ...]) -> None:
-    """Lines for a value and all its parts; `above` are those that it is a part of."""
+    """Add lines for a value and all its parts; `above` has the ids of what it is a part of."""
     if isinstance(value, _PLAIN):
         lines[name] = repr(value)
     elif isinstance(value, jax.Array | np.ndarray):
-        lines[name] = _array(value)
+        lines[name] = _array_text(value)
     elif id(value) in above:
         lines[name] = "itself"
     elif isinstance(value, _FUNCTION):
         lines[name] = "a function"
     else:
-        lines[name] = f"{type(value).__module__}.{type(value).__qualname__}"
+        # Without the module: a class may move between modules and stay the same class.
+        package = type(value).__module__.partition(".")[0]
+        lines[name] = f"{package}.{type(value).__qualname__}"
         for part, entry in _parts(value).items():
             _add(name + part, entry, lines, (*above, id(value)))
 
 
 def _parts(value: Any) -> dict[str, Any]:
-    """The parts of an object by what follows its name in a path to them."""
+    """Return the parts of an object by what follows its name in a path to them."""
     if isinstance(value, SourceRef):
         value = value.source.identity()
     elif isinstance(value, Source):
@@ -97,38 +99,53 @@ def _parts(value: Any) -> dict[str, Any]:
     if isinstance(value, set | frozenset):
         return {f"[{i}]": entry for i, entry in enumerate(sorted(value, key=repr))}
     if dataclasses.is_dataclass(value):
-        # How many rows a stream has by now says nothing of which run it belongs to.
+        # A growing stream belongs to the same run, however many rows it has by now.
         is_growing = isinstance(value, RowPosterior) and value.source and value.source.is_growing
         names = [field.name for field in dataclasses.fields(value)]
         return {f".{n}": getattr(value, n) for n in names if not (is_growing and n == "num_real")}
     return {f".{key}": entry for key, entry in getattr(value, "__dict__", {}).items()}
 
 
-def _array(value: Any) -> str:
+def _array_text(value: Any) -> str:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return f"{value.dtype} {np.asarray(jax.random.key_data(value)).tolist()}"
     shape = f"{value.dtype}{list(value.shape)}"
-    if value.size <= _FEW:
+    if value.size <= _MAX_PRINTED_ENTRIES:
         return f"{shape} {np.asarray(value).tolist()}"
-    content = np.ascontiguousarray(processes.fetch(value))
-    return f"{shape} {hashlib.sha256(content.view(np.uint8).data).hexdigest()[:_DIGITS]}"
+    content = np.ascontiguousarray(runtime.fetch(value))
+    return f"{shape} {hashlib.sha256(content.view(np.uint8).data).hexdigest()[:_HASH_DIGITS]}"
 
 
-def traced(function: Callable, *arguments: Any) -> str:
-    """A hash of what a function computes: of its program in jax, and of the values in it.
+def target_hashes(target: Target | StackedPosterior, like: PyTree) -> dict[str, str]:
+    """Hash the functions of a target by what they compute for parameters `like`."""
+    one = target[0] if isinstance(target, StackedPosterior) else target
+    if isinstance(one, Potential) and one.stochastic:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        return {"target.potential": jaxpr_hash(one.estimate, like, key)}
+    if not isinstance(one, AbstractPosterior):
+        return {"target.potential": jaxpr_hash(one.potential, like)}
+    hyper = () if one.hyper is None else (one.hyper,)
+    return {
+        "target.log_likelihood": jaxpr_hash(one.log_likelihood, like, one.example, *hyper),
+        "target.log_prior": jaxpr_hash(one.log_prior, like, *hyper),
+    }
 
-    Arguments are pytrees; of their arrays nothing counts but shapes and dtypes. What Python does
-    while jax traces it is seen by its effect on the program, and what a callback to the host does
-    when the program runs is not.
+
+def jaxpr_hash(function: Callable, *arguments: Any) -> str:
+    """Hash what a function computes: the program that jax traces, and the values in it.
+
+    Arguments are pytrees, of whose arrays only shapes and dtypes count. What Python does while jax
+    traces is covered by its effect on the program. What a callback to the host does when the
+    program runs is not covered.
 
     >>> import jax.numpy as jnp
     >>> scale = 2.0
-    >>> before = traced(lambda x: scale * x, jnp.ones(3))
+    >>> before = jaxpr_hash(lambda x: scale * x, jnp.ones(3))
     >>> scale = 3.0
-    >>> before == traced(lambda x: scale * x, jnp.ones(3))
+    >>> before == jaxpr_hash(lambda x: scale * x, jnp.ones(3))
     False
     """
-    # Not where arrays lie, either.
+    # Shapes without shardings: the devices of a run are no part of what it computes.
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf,
         arguments,
@@ -137,16 +154,16 @@ def traced(function: Callable, *arguments: Any) -> str:
     found = hashlib.sha256()
     for word in _words(closed.jaxpr, closed.consts):
         found.update(word.encode() + b"\0")
-    return found.hexdigest()[:_DIGITS]
+    return found.hexdigest()[:_HASH_DIGITS]
 
 
 def _words(jaxpr: Jaxpr, consts: list[Any]) -> Iterator[str]:
-    """A program as text that is the same in every process: variables by number, values in full."""
+    """Yield a program as text that is equal in every process: variables by number, values whole."""
     numbers: dict[Any, int] = {}
 
     def named(atom: Any) -> str:
         if isinstance(atom, Literal):
-            return f"{_array(np.asarray(atom.val))}:{atom.aval}"
+            return f"{_array_text(np.asarray(atom.val))}:{atom.aval}"
         return f"{numbers.setdefault(atom, len(numbers))}:{atom.aval}"
 
     for variable, value in zip(jaxpr.constvars, consts, strict=True):
@@ -164,13 +181,13 @@ def _words(jaxpr: Jaxpr, consts: list[Any]) -> Iterator[str]:
 
 
 def _value_words(value: Any) -> Iterator[str]:
-    """A parameter of a program: another program, values, or names."""
+    """Yield the text of a parameter of a program: another program, values, or names."""
     if isinstance(value, ClosedJaxpr):
         yield from _words(value.jaxpr, value.consts)
     elif isinstance(value, Jaxpr):
         yield from _words(value, [])
     elif isinstance(value, jax.Array | np.ndarray | np.generic):
-        yield _array(np.asarray(value) if isinstance(value, np.generic) else value)
+        yield _array_text(np.asarray(value) if isinstance(value, np.generic) else value)
     elif isinstance(value, Mapping):
         for key in sorted(value, key=repr):
             yield repr(key)
@@ -182,7 +199,7 @@ def _value_words(value: Any) -> Iterator[str]:
     elif isinstance(value, set | frozenset):
         yield repr(sorted(map(repr, value)))
     elif callable(value) and not isinstance(value, type):
-        # Rules that were applied when the program was made, and callbacks: not to be seen.
+        # Rules that jax applied while it traced, and callbacks: their code is not covered.
         yield getattr(value, "__qualname__", type(value).__name__)
     else:
         yield _ADDRESS.sub("", repr(value))

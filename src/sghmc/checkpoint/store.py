@@ -1,34 +1,101 @@
-"""Draws on the disk: a Zarr store that grows as they come, and that ArviZ opens at any time.
+"""Stores that gather a run's draws: in memory, or on the disk as a Zarr store that ArviZ opens.
 
-    draws/zarr.json                  all that the files below it say, in one
+    draws/zarr.json                  the metadata of all nodes below
     draws/posterior/<name>/          an array: zarr.json, and its draws in one file
     draws/sample_stats/<name>/       likewise; names are those of `Samples.to_arviz`
-    draws/run/<name>/                what ArviZ has no place for: trace, clock, bits of bfloat16
+    draws/run/<name>/                what ArviZ has no group for: trace, clock, bits of bfloat16
 
-The number of draws is in each `zarr.json`, which is written anew at a save. These files are for
-others: what a run goes on from, and believes, is the manifest of a save.
+Each save rewrites the number of draws in every `zarr.json`. These files are for other programs: a
+run goes on from the manifest of a save, and never reads them.
 """
 
+import concurrent.futures
 import json
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
-from sghmc.checkpoint import manifest, zarr_format
-from sghmc.checkpoint.background import Background
-from sghmc.checkpoint.draw_file import DrawFile
-from sghmc.checkpoint.errors import CheckpointError, DamagedError, writing
-from sghmc.checkpoint.manifest import GROUPS, Stored
-from sghmc.checkpoint.memory import length
-from sghmc.checkpoint.zarr_format import GrowingArray
-from sghmc.core import atomic_file
-from sghmc.results.diagnostics import path_name
+from sghmc.checkpoint import manifest, zarr
+from sghmc.checkpoint.checkpoint import CheckpointError, DamagedError, writing
+from sghmc.checkpoint.manifest import GROUPS, StoredArray
+from sghmc.checkpoint.zarr import DrawFile, GrowingArray
+from sghmc.core import files, runtime
+from sghmc.results.summaries import path_name
 from sghmc.types import PyTree
+
+
+@runtime_checkable
+class DrawStore(Protocol):
+    """A place for draws; all arrays have axes (chain, draw, …)."""
+
+    num_kept: int
+
+    def append(self, rows: PyTree) -> None: ...
+
+    def draws(self) -> PyTree: ...
+
+
+class RamStore:
+    """Draws in memory, allocated for all `num_draws` when the first come.
+
+    `nothing` is the pytree of no draws. Arrays keep the order of axes that the loop has, so that
+    rows are copied and not transposed. A thread copies them while the next draws are made.
+    """
+
+    def __init__(self, nothing: PyTree, num_draws: int):
+        self.num_kept, self.num_draws = 0, num_draws
+        self._whole = nothing
+        self._background = _Background()
+
+    def append(self, rows: PyTree) -> None:
+        if self.num_kept == 0:
+            self._whole = jax.tree.map(self._allocate, rows)
+        stop = self.num_kept + num_rows(rows)
+        parts = jax.tree.map(lambda whole: whole[:, self.num_kept : stop], self._whole)
+        self._background.run(jax.tree.map, np.copyto, parts, rows)
+        self.num_kept = stop
+
+    def draws(self) -> PyTree:
+        self._background.wait()
+        return jax.tree.map(lambda whole: whole[:, : self.num_kept], self._whole)
+
+    def _allocate(self, leaf: np.ndarray) -> np.ndarray:
+        shape = (leaf.shape[0], self.num_draws, *leaf.shape[2:])
+        outermost_first = sorted(range(leaf.ndim), key=lambda axis: -leaf.strides[axis])
+        whole = np.empty([shape[axis] for axis in outermost_first], leaf.dtype)
+        return whole.transpose(np.argsort(outermost_first))
+
+
+def num_rows(rows: PyTree) -> int:
+    """Count the draws in a pytree of arrays with axes (chain, draw, …)."""
+    return jax.tree.leaves(rows)[0].shape[1]
+
+
+class _Background:
+    """A thread that runs one function at a time while the caller goes on."""
+
+    def __init__(self):
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-draws")
+        self._pending: concurrent.futures.Future | None = None
+
+    def run(self, function: Callable, *arguments: Any) -> None:
+        self.wait()  # so that no more than these arguments are held
+        self._pending = self._thread.submit(function, *arguments)
+
+    def wait(self) -> None:
+        """Wait until the function has returned, or raise its error."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
 
 _STATISTICS = {
     "info.potential": "potential",
@@ -36,182 +103,170 @@ _STATISTICS = {
     "info.kinetic_temperature": "kinetic_temperature",
     "info.acceptance": "acceptance_rate",
 }
+# ArviZ's `diverging` is the opposite of our `is_finite`.
 _NEGATED = "info.is_finite"
-"""ArviZ asks for the opposite."""
+# Name of the first axis where it does not count chains.
 _FIRST_AXES = {"clock": "host"}
-"""What the first axis is where it is not that of chains."""
-_TAKEN = (zarr_format.METADATA, "chain", "draw", "host")
-"""Names in a group that arrays cannot have."""
+# Names in a group that arrays cannot have.
+_TAKEN_NAMES = (zarr.METADATA, "chain", "draw", "host")
 
 
-def variable(name: str) -> str | None:
-    """What `Samples.to_arviz` calls a parameter or hyperparameter; None for what is neither.
-
-    >>> [variable(name) for name in ("positions", "positions[0].w", "positions.w", "trace.w")]
-    ['position', 'position[0].w', 'w', None]
-    """
-    if name.startswith("positions"):
-        rest = name.removeprefix("positions")
-        return rest[1:] if rest.startswith(".") else f"position{rest}"
-    return name if name.startswith("hyper") else None
-
-
-def stored_as(name: str, draws: np.ndarray) -> np.ndarray:
-    """Draws as they are in the store, or back."""
-    return ~draws if name == _NEGATED else draws
-
-
-class _Member(NamedTuple):
-    """One array of the run: its name there, its path in the store, its file."""
+class _Column(NamedTuple):
+    """One array of the run: its name there, its path in the store, its layout and its file."""
 
     name: str
     path: str
     array: GrowingArray
-    column: DrawFile
+    file: DrawFile
+
+    def stored(self, digest: str) -> StoredArray:
+        array = self.array
+        return StoredArray(self.name, str(array.dtype), array.row, array.offset, digest)
+
+    def metadata(self, num_kept: int) -> dict[str, Any]:
+        variable = self.path.partition("/")[2]
+        others = [f"{variable}_dim_{i}" for i in range(len(self.array.row) - 1)]
+        first = _FIRST_AXES.get(self.name, "chain")
+        return self.array.metadata(num_kept, [first, "draw", *others])
 
 
-class Files:
-    """Draws in a folder, a file for each array, memory-mapped when they are looked at.
+class DiskStore:
+    """Draws in a folder, one file for each array, memory-mapped when they are read.
 
-    Files are only ever appended to, by a thread, while the next draws are made.
+    A thread appends to the files while the next draws are made. In a run of several processes,
+    process 0 writes, and the others read what it has written.
     """
 
     def __init__(self, folder: pathlib.Path, nothing: PyTree, num_draws: int):
-        self.folder, self.num_draws = folder, num_draws
+        self.folder, self.num_draws, self.num_kept = folder, num_draws, 0
         leaves, self._treedef = jax.tree.flatten_with_path(nothing)
         names = [path_name("", path) for path, _ in leaves]
         arrays = [
             GrowingArray(leaf.dtype, (leaf.shape[0], *leaf.shape[2:]), num_draws)
             for _, leaf in leaves
         ]
-        self._members = [
-            _Member(name, path, array, _column(folder, path, array.dtype, array.row, array.offset))
+        self._columns = [
+            _Column(name, path, array, DrawFile(folder, path, array.dtype, array.row, array.offset))
             for name, path, array in zip(names, _paths(names, arrays), arrays, strict=True)
         ]
-        self.num_kept = 0
-        self._background = Background()
+        self._background = _Background()
 
-    def begin(self) -> None:
+    def create(self) -> None:
+        """Create files without draws, in place of those of a run that was never saved."""
         with writing(self.folder):
-            shutil.rmtree(self.folder)  # what a run left that came to no save
-            for member in self._members:
-                member.column.begin(member.array.index)
+            shutil.rmtree(self.folder)
+            for column in self._columns:
+                column.file.create(column.array.index)
             self.publish()
             for folder, _, _ in os.walk(self.folder):
                 manifest.flush(folder)
             manifest.flush(self.folder.parent)
 
-    def go_on(self, num_kept: int, stored: Mapping[str, Stored]) -> None:
-        """Go on after the draws that `stored` speaks of; `DamagedError` if they are not there."""
-        if set(stored) != {member.path for member in self._members}:
+    def reopen(self, num_kept: int, stored: Mapping[str, StoredArray]) -> None:
+        """Go on after the draws that a manifest lists; `DamagedError` if they are not there."""
+        if set(stored) != {column.path for column in self._columns}:
             raise DamagedError(f"it has draws of {sorted(stored)}, not those of this run")
         if not isinstance(num_kept, int) or not 0 <= num_kept <= self.num_draws:
             raise DamagedError(f"it speaks of {num_kept} draws, where the run has {self.num_draws}")
-        for member in self._members:
-            if stored[member.path] != _described(member, stored[member.path].digest):
-                raise DamagedError(f"its draws of {member.name} are not those of this run")
-            member.column.check(num_kept, stored[member.path].digest)
+        for column in self._columns:
+            digest = stored[column.path].digest
+            if stored[column.path] != column.stored(digest):
+                raise DamagedError(f"its draws of {column.name} are not those of this run")
+            column.file.check(num_kept, digest)
         self.num_kept = num_kept
         try:
-            self._prepare_to_append()
+            self.publish()  # before draws go that a reader might look for
+            with writing(self.folder):
+                files.remove_drafts(self.folder)
+                for _, _, array, file in self._columns:
+                    file.reopen(num_kept, array.index, array.file_bytes(num_kept))
         except CheckpointError:
-            if num_kept < self.num_draws:  # all draws of a finished run can be read at least
+            if num_kept < self.num_draws:  # a finished run can be read from a read-only disk
                 raise
 
-    def _prepare_to_append(self) -> None:
-        self.publish()  # before draws go that a reader might look for
-        with writing(self.folder):
-            atomic_file.remove_drafts(self.folder)
-            for _, _, array, column in self._members:
-                column.go_on(self.num_kept, array.index, array.whole_chunks(self.num_kept))
-
     def append(self, rows: PyTree) -> None:
-        self._wait()
-        self._background.do(self._write, jax.tree.leaves(rows))
-        self.num_kept += length(rows)
+        if runtime.is_leader():
+            self._wait()
+            self._background.run(self._write, jax.tree.leaves(rows))
+        self.num_kept += num_rows(rows)
 
     def _write(self, leaves: list[np.ndarray]) -> None:
-        for member, leaf in zip(self._members, leaves, strict=True):
-            member.column.append(stored_as(member.name, leaf))
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column.file.append(as_stored(column.name, leaf))
 
     def _wait(self) -> None:
-        """Until all that was appended is written; raises what went wrong there."""
+        """Wait until all draws are written, or raise the error of the thread that writes."""
         with writing(self.folder):
             self._background.wait()
 
-    def stored(self) -> dict[str, Stored]:
-        """What there is of each array so far, once all of it has reached the disk."""
+    def stored(self) -> dict[str, StoredArray]:
+        """Bring all draws to the disk, and describe each array for a manifest."""
         self._wait()
         with writing(self.folder):
-            for member in self._members:
-                member.column.flush(member.array.whole_chunks(self.num_kept))
-        return {member.path: _described(member, member.column.digest) for member in self._members}
+            for column in self._columns:
+                column.file.flush(column.array.file_bytes(self.num_kept))
+        return {column.path: column.stored(column.file.digest) for column in self._columns}
 
     def publish(self) -> None:
-        """Let readers of the store see the draws that `stored` has brought to the disk."""
-        groups = sorted({member.path.partition("/")[0] for member in self._members})
-        nodes = {name: zarr_format.group() for name in groups}
-        nodes |= {member.path: _metadata(member, self.num_kept) for member in self._members}
+        """Write the number of draws into the metadata, where readers of the store find it."""
+        groups = sorted({column.path.partition("/")[0] for column in self._columns})
+        nodes = {name: zarr.group_metadata() for name in groups}
+        nodes |= {column.path: column.metadata(self.num_kept) for column in self._columns}
         with writing(self.folder):
             for path, node in nodes.items():
-                atomic_file.write(self.folder / path / zarr_format.METADATA, json.dumps(node))
-            whole = json.dumps(zarr_format.group(nodes))
-            atomic_file.write(self.folder / zarr_format.METADATA, whole)
+                files.write(self.folder / path / zarr.METADATA, json.dumps(node))
+            files.write(self.folder / zarr.METADATA, json.dumps(zarr.group_metadata(nodes)))
 
     def draws(self) -> PyTree:
         self._wait()
-        return jax.tree.unflatten(
-            self._treedef,
-            [
-                stored_as(member.name, member.column.draws(self.num_kept))
-                for member in self._members
-            ],
-        )
+        if runtime.is_multiprocess():
+            runtime.broadcast(self.num_kept)  # the others wait here until process 0 has written
+        try:
+            mapped = [as_stored(c.name, c.file.draws(self.num_kept)) for c in self._columns]
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder}, which process 0 writes to, cannot be read here: {error}. Give a "
+                f"folder that all processes can read."
+            ) from error
+        return jax.tree.unflatten(self._treedef, mapped)
 
     def close(self) -> None:
         self._background.close()
-        for member in self._members:
-            member.column.close()
+        for column in self._columns:
+            column.file.close()
 
 
-def column_of(folder: pathlib.Path, path: str, stored: Stored) -> DrawFile:
-    """The file of an array of which a manifest speaks, in a folder of draws."""
-    dtype = jax.numpy.dtype(stored.dtype)  # jax knows bfloat16 by name, and numpy alone does not
-    return _column(folder, path, dtype, stored.row, stored.offset)
-
-
-def _column(
-    folder: pathlib.Path, path: str, dtype: np.dtype, row: tuple[int, ...], offset: int
-) -> DrawFile:
-    return DrawFile(folder, f"{path}/{zarr_format.file_name(row)}", dtype, row, offset)
+def as_stored(name: str, draws: np.ndarray) -> np.ndarray:
+    """Convert draws to what the store holds of them, or back."""
+    return ~draws if name == _NEGATED else draws
 
 
 def _paths(names: list[str], arrays: list[GrowingArray]) -> list[str]:
-    """Where arrays of these names lie in the store."""
-    places = [_group_and_name(name, array.dtype) for name, array in zip(names, arrays, strict=True)]
+    """Return the path in the store of each array of a run: its group, and a name unique there."""
+    places = []
+    for name, array in zip(names, arrays, strict=True):
+        variable = arviz_name(name)
+        # Bits that ArviZ would take for numbers do not belong into its posterior.
+        is_number = zarr.disk_type(array.dtype) == array.dtype
+        if name in _STATISTICS:
+            places.append(("sample_stats", _STATISTICS[name]))
+        else:
+            group = "posterior" if variable is not None and is_number else "run"
+            places.append((group, variable or name))
     unique = {
-        group: iter(zarr_format.unique_names([name for g, name in places if g == group], _TAKEN))
+        group: iter(zarr.unique_names([name for g, name in places if g == group], _TAKEN_NAMES))
         for group in GROUPS
     }
     return [f"{group}/{next(unique[group])}" for group, _ in places]
 
 
-def _group_and_name(name: str, dtype: np.dtype) -> tuple[str, str]:
-    if name in _STATISTICS:
-        return "sample_stats", _STATISTICS[name]
-    shown = variable(name)
-    # Bits that ArviZ would take for numbers are no part of its posterior.
-    is_number = zarr_format.written(dtype) == dtype
-    return ("run" if shown is None or not is_number else "posterior"), shown or name
+def arviz_name(name: str) -> str | None:
+    """Return the name that `Samples.to_arviz` gives a parameter or hyperparameter; else None.
 
-
-def _described(member: _Member, digest: str) -> Stored:
-    array = member.array
-    return Stored(member.name, str(array.dtype), array.row, array.offset, digest)
-
-
-def _metadata(member: _Member, num_kept: int) -> dict[str, Any]:
-    variable = member.path.partition("/")[2]
-    others = [f"{variable}_dim_{i}" for i in range(len(member.array.row) - 1)]
-    dimensions = [_FIRST_AXES.get(member.name, "chain"), "draw", *others]
-    return member.array.metadata(num_kept, dimensions)
+    >>> [arviz_name(name) for name in ("positions", "positions[0].w", "positions.w", "trace.w")]
+    ['position', 'position[0].w', 'w', None]
+    """
+    if name.startswith("positions"):
+        rest = name.removeprefix("positions")
+        return rest[1:] if rest.startswith(".") else f"position{rest}"
+    return name if name.startswith("hyper") else None

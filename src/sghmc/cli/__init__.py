@@ -1,13 +1,13 @@
 """The command line: parses, calls, saves. No science. One file a group of commands."""
 
-from sghmc.core.optional import require
+from sghmc.core.checks import require
 
 require("typer", extra="cli")
 
-from sghmc.cli import demo, fit, ratings, report, reproduce
+from sghmc.cli import commands, ratings, report
 from sghmc.cli.session import app
 
-__all__ = ["app", "demo", "fit", "main", "ratings", "report", "reproduce"]
+__all__ = ["app", "commands", "main", "ratings", "report"]
 
 
 def main() -> None:

@@ -9,9 +9,8 @@ import typer
 
 from sghmc.cli import session
 from sghmc.cli.session import MODEL, AsJson, Debug, Out, Quiet, Seed, app, show
-from sghmc.core import atomic_file
-from sghmc.display.page import write
-from sghmc.experiments import files
+from sghmc.core import files
+from sghmc.display import write
 
 RatingsFile = Annotated[
     pathlib.Path,
@@ -64,9 +63,9 @@ def fit_ratings(
     The model then takes those in too. Writes config.json,
     result.json, report.html and model.sghmc.
     """
-    with session.work(debug), atomic_file.drafts(out) as stage:
-        from sghmc.estimators import pages
-        from sghmc.estimators.recommender.ratings import fit_and_judge, told_scores
+    with session.work(debug), files.drafts(out) as stage:
+        from sghmc.recommender import evaluation
+        from sghmc.recommender.evaluation import fit_and_judge, told_scores
 
         progress = session.has_bars(quiet, as_json)
         table = _ratings(ratings, duplicates, likelihood)
@@ -82,7 +81,7 @@ def fit_ratings(
         files.write_json(stage / "config.json", config)
         files.write_json(stage / "result.json", result)
         model.save(stage / MODEL)
-        write(stage, pages.ratings_page(config, result))
+        write(stage, evaluation.ratings_page(config, result))
     if as_json:
         session.print_json(result)
     elif not quiet:
@@ -139,9 +138,9 @@ def recommend(
             raise ValueError("Say for whom: --user ID, or --all.")
         if not everybody and (out is not None or by != "mean"):
             raise ValueError("--out and --by are for --all; one user's items have --explore.")
-        from sghmc.data.ratings import id_of
-        from sghmc.estimators.recommender import MatrixFactorization
-        from sghmc.estimators.recommender.ratings import is_model
+        from sghmc.recommender.evaluation import is_model
+        from sghmc.recommender.matrix_factorization import MatrixFactorization
+        from sghmc.recommender.ratings import id_of
 
         source = source / MODEL if (source / MODEL).exists() else source
         features = _features(users, items)
@@ -181,14 +180,14 @@ def recommend(
 
 
 def _ratings(path: pathlib.Path, duplicates: str, likelihood: str) -> Any:
-    from sghmc.data.ratings import load_ratings
-    from sghmc.estimators.recommender.likelihoods.names import reading
+    from sghmc.recommender.likelihood_choice import reading
+    from sghmc.recommender.ratings import load_ratings
 
     return load_ratings(path, **reading(likelihood, duplicates))
 
 
 def _features(users: pathlib.Path | None, items: pathlib.Path | None) -> dict[str, Any]:
-    from sghmc.data.side_files import load_side
+    from sghmc.recommender.features import load_side
 
     given = (("users", "user", users), ("items", "item", items))
     return {name: load_side(path, role) for name, role, path in given if path is not None}
@@ -203,16 +202,16 @@ def _recommend_to_all(
     seed: int,
     as_json: bool,
 ) -> None:
-    from sghmc.estimators.table import tabular
+    from sghmc.estimators import tables
 
-    with contextlib.nullcontext() if out is None else atomic_file.draft(out) as draft:
+    with contextlib.nullcontext() if out is None else files.draft(out) as draft:
         best = model.recommend_all(k, exclude_seen, by, random_state=seed)
         columns = {name: column.tolist() for name, column in best._asdict().items()}
         if draft is not None:
-            draft.write_text(tabular.as_csv(columns), encoding="utf-8")
+            draft.write_text(tables.as_csv(columns), encoding="utf-8")
     if as_json:
         session.print_json(columns)
     elif out is None:
-        sys.stdout.write(tabular.as_csv(columns))
+        sys.stdout.write(tables.as_csv(columns))
     else:
         show(f"{len(columns['user']):,} recommendations are in {out}.")

@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from sghmc import experiments
-from sghmc.checkpoint import reader
+from sghmc import paper
+from sghmc.checkpoint import folder as run_folder
 from sghmc.cli import session
 from sghmc.cli.session import AsJson, Debug, Quiet, app, show
-from sghmc.display.page import write
-from sghmc.experiments import demo, files
+from sghmc.core import files
+from sghmc.display import write
+from sghmc.paper import demo
 
 _Page = Annotated[
     pathlib.Path | None, typer.Option(help="File for the page; else report.html in RUN_DIR.")
@@ -39,7 +40,7 @@ def report(
         kind = _kind(folder)
         target = folder if out is None else out
         if kind == "run":
-            samples = reader.read_run(folder)
+            samples = run_folder.read_run(folder)
             path = samples.report(target, title=f"Run in {folder.absolute().name}")
         else:
             path = write(target, _page(kind, folder))
@@ -54,11 +55,11 @@ def _kind(folder: pathlib.Path) -> str:
     if not folder.is_dir():
         reason = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {reason}: name the folder of a run.")
-    if reader.is_run(folder):
+    if run_folder.is_run(folder):
         return "run"
     if (folder / "result.json").exists():
         return _command(folder)
-    if any((folder / name / "result.json").exists() for name in experiments.EXPERIMENTS):
+    if any((folder / name / "result.json").exists() for name in paper.EXPERIMENTS):
         return "contents"
     found = sorted(path.name for path in folder.iterdir())
     holds = f"it holds {', '.join(found[:5])}" if found else "it is empty"
@@ -70,7 +71,7 @@ def _kind(folder: pathlib.Path) -> str:
 
 def _command(folder: pathlib.Path) -> str:
     config, result = _config(folder), files.read_json(folder / "result.json")
-    if config.get("experiment") in list(experiments.EXPERIMENTS):  # by equality: it may be a list
+    if config.get("experiment") in list(paper.EXPERIMENTS):  # by equality: it may be a list
         return "experiment"
     marks = {"demo": "auto_is_close", "fit": "reliability", "fit-ratings": "num_ratings"}
     for kind, mark in marks.items():
@@ -83,17 +84,20 @@ def _command(folder: pathlib.Path) -> str:
 
 def _page(kind: str, folder: pathlib.Path) -> str:
     from sghmc.estimators import pages
+    from sghmc.recommender import evaluation
 
     where = folder if kind == "contents" else folder / "result.json"
     try:
         if kind == "contents":
-            return experiments.contents(folder)
+            return paper.contents(folder)
         config, result = _config(folder), files.read_json(where)
         if kind == "experiment":
-            return experiments.page(config["experiment"], config, result)
+            return paper.page(config["experiment"], config, result)
         if kind == "demo":
             return demo.page(config, result)
-        return pages.table_page(result) if kind == "fit" else pages.ratings_page(config, result)
+        return (
+            pages.table_page(result) if kind == "fit" else evaluation.ratings_page(config, result)
+        )
     except _BROKEN as error:
         raise ValueError(
             f"{where} is broken, or of another version "

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sghmc.checkpoint.errors import CheckpointError
-from sghmc.core.cache_folder import cache
+from sghmc.checkpoint.checkpoint import CheckpointError
+from sghmc.core.files import cache
 from sghmc.core.version import __version__
 
 MODEL = "model.sghmc"

@@ -1,1 +1,1 @@
-"""How many directions a trained model really uses."""
+"""Local learning coefficient: how many directions a trained model really uses."""

@@ -9,19 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc.complexity.report import LearningCoefficient, LlcSettings, agree, judged
-from sghmc.complexity.spectrum import LANCZOS, Spectrum, hessian_spectrum
-from sghmc.core.checking import check_count
+from sghmc.complexity.learning_coefficient import LearningCoefficient, LlcSettings, agree, judged
+from sghmc.core.checks import check_count
 from sghmc.engine import checks
 from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
-from sghmc.gradients.base import Gradient
+from sghmc.gradients import Gradient
 from sghmc.gradients.exact import FullBatch
-from sghmc.posterior.posterior import Posterior
-from sghmc.posterior.potential import Potential
-from sghmc.posterior.row_posterior import RowPosterior
-from sghmc.posterior.target import Target
-from sghmc.samplers.base import Sampler
+from sghmc.posterior.curvature import LANCZOS, Spectrum, hessian_spectrum
+from sghmc.posterior.posterior import Posterior, RowPosterior
+from sghmc.posterior.target import Potential, Target
+from sghmc.samplers import Sampler
 from sghmc.samplers.splitting import BAOAB
 from sghmc.types import PyTree
 

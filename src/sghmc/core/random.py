@@ -12,6 +12,8 @@ are the keys of several chains: all arrays then have that axis, last (`*chain` i
 
 They are jitted, though they run inside of compiled programs, so that Python goes through their
 hundreds of operations once for a shape, not wherever they are used.
+
+Gamma variates, by rejection.
 """
 
 import functools
@@ -25,13 +27,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int32, UInt32
 
-from sghmc.core import tree, xla
+from sghmc.core import runtime, tree
 from sghmc.types import PyTree
 
 __all__ = [
     "bits",
     "copy_of",
     "fold",
+    "gammas",
     "integers",
     "normals",
     "normals_at",
@@ -115,7 +118,7 @@ def _counters(
     if num_steps == 1:  # what the general case says, without a division for every variate
         # A zero that it takes for the step's: else what the step does not change of the rounds
         # would be made before the loop, and held throughout, two words for every variate.
-        return first, number + (np.uint32(slot) + xla.never(first).astype(jnp.uint32))
+        return first, number + (np.uint32(slot) + runtime.never(first).astype(jnp.uint32))
     return first + number // np.uint32(width), number % np.uint32(width) + np.uint32(slot)
 
 
@@ -216,7 +219,7 @@ def normals_like(
             for slot, leaf in zip(slots, leaves, strict=True)
         ]
     is_alike = len({_is_double(dtype) for dtype in dtypes}) == 1
-    if tree.are_many(widths) and is_alike and not xla.has_accelerator():
+    if tree.are_many(widths) and is_alike and not runtime.has_accelerator():
         counter = jnp.asarray(first_step).astype(jnp.uint32)
         return _cut(key, counter, num_steps, tuple(widths), tuple(dtypes))
     return [
@@ -255,7 +258,7 @@ def _cut(
         places = [jnp.asarray(start, jnp.uint32) for start in starts]
         return normals(key, counter, num_steps, total, dtype=wide), places
 
-    whole, places = xla.apart(counter, draw)
+    whole, places = runtime.unfused(counter, draw)
     rows = whole.reshape(num_steps, total, *key.shape[1:])
     return [
         lax.dynamic_slice_in_dim(rows, place, width, axis=1)
@@ -336,7 +339,7 @@ def permuted(
 
     # Round by round on CPUs, where that is faster, and quicker to compile; elsewhere each round
     # would be a launch.
-    image = lax.fori_loop(0, _SHUFFLE_ROUNDS, swapped, image, unroll=xla.has_accelerator())
+    image = lax.fori_loop(0, _SHUFFLE_ROUNDS, swapped, image, unroll=runtime.has_accelerator())
     rotation = _scale(x[:, -1:], salt[:, -1:], bound)
     image = image - (bound - rotation)
     return jnp.where(image < 0, image + bound, image)
@@ -348,3 +351,34 @@ def _mix(x: jax.Array) -> jax.Array:
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
+
+
+# Gamma variates, by rejection.
+
+
+def gammas(key: UInt32[Array, " word"], shape: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Gamma variates with rate 1, by Marsaglia & Tsang's rejection (2000).
+
+    Attempt i takes row i of the key's variates; below 1, a variate of shape + 1 is scaled down. In
+    place of `jax.random.gamma`, which takes XLA for CPUs several times as long to compile.
+    """
+    flat = shape.reshape(-1)
+    d = jnp.where(flat < 1, flat + 1, flat) - 1 / 3
+    width, dtype = flat.size, flat.dtype
+
+    def attempt(state):
+        i, accepted, is_done = state
+        r = normals(key, i, 1, width, dtype=dtype) / (3 * jnp.sqrt(d))
+        u = uniforms(key, i, 1, width, slot=width, dtype=dtype)
+        is_inside = r > -1
+        r = jnp.where(is_inside, r, 0)
+        # x²/2 + d − dv + d log v with v = (1 + r)³, put so that large shapes lose no digits.
+        log_ratio = 3 * d * (jnp.log1p(r) - r * (1 - r * (1 / 2 - r / 3)))
+        is_good = is_inside & (jnp.log(u) < log_ratio)
+        return i + 1, jnp.where(is_done, accepted, (1 + r) ** 3), is_done | is_good
+
+    first = jnp.int32(1), jnp.ones_like(d), jnp.zeros(width, bool)
+    v = lax.while_loop(lambda state: ~jnp.all(state[2]), attempt, first)[1]
+    # 1 − u is never 0, and so no variate is.
+    below = (1 - uniforms(key, 0, 1, width, dtype=dtype)) ** (1 / flat)
+    return (d * v * jnp.where(flat < 1, below, 1)).reshape(shape.shape)

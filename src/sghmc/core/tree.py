@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -119,3 +119,52 @@ def entry_name(like: PyTree, index: int) -> str:
             return f"params{jax.tree_util.keystr(path)}" + "".join(f"[{i}]" for i in place)
         index -= count
     raise IndexError(f"The parameters have no entry {index}.")
+
+
+class RunningSum(NamedTuple):
+    """A compensated sum (Kahan): ten million single-precision terms lose nothing that matters."""
+
+    total: PyTree
+    lost: PyTree
+    num_terms: jax.Array
+
+    @classmethod
+    def zeros(cls, like: PyTree) -> "RunningSum":
+        """Return the sum of no terms, of the shapes of `like`."""
+        zeros = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, jnp.result_type(leaf.dtype, jnp.float32)), like
+        )
+        return cls(zeros, zeros, jnp.zeros((), jnp.int32))
+
+    def add(self, value: PyTree, is_counted: jax.Array) -> "RunningSum":
+        """Add `value`, or nothing where `is_counted` is False."""
+        terms = jax.tree.map(
+            lambda total, lost, term: term.astype(total.dtype) - lost, self.total, self.lost, value
+        )
+        new = jax.tree.map(jnp.add, self.total, terms)
+        # What the addition rounded off, with the opposite sign: taken off the next term.
+        lost = jax.tree.map(lambda n, old, term: (n - old) - term, new, self.total, terms)
+
+        def counted(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(is_counted, new, old)
+
+        return RunningSum(
+            jax.tree.map(counted, new, self.total),
+            jax.tree.map(counted, lost, self.lost),
+            self.num_terms + is_counted,
+        )
+
+    def mean(self) -> PyTree:
+        """Return the mean of the terms; `lost` is below the last digit of the total."""
+        return jax.tree.map(lambda total: total / self.num_terms.astype(total.dtype), self.total)
+
+    def means(self) -> PyTree:
+        """Return the mean of each of several sums along a first axis, computed on the host."""
+        count = np.asarray(self.num_terms)
+
+        def of_total(total: jax.Array) -> np.ndarray:
+            sums = np.asarray(total)
+            with np.errstate(invalid="ignore"):  # 0/0 without terms
+                return sums / count.reshape(-1, *[1] * (sums.ndim - 1)).astype(sums.dtype)
+
+        return jax.tree.map(of_total, self.total)

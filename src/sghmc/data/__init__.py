@@ -1,7 +1,7 @@
 """Reading what people have, in the format they have it."""
 
-from sghmc.data.sources.mapped import MemoryMapped
-from sghmc.data.sources.parquet import Parquet
-from sghmc.data.sources.stream import Stream
+from sghmc.data.mapped import MemoryMapped
+from sghmc.data.parquet import Parquet
+from sghmc.data.stream import Stream
 
 __all__ = ["MemoryMapped", "Parquet", "Stream"]

@@ -11,20 +11,17 @@ from jax.core import Tracer
 
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
-from sghmc.core.checking import check_count
-from sghmc.engine.beginning import Beginning
+from sghmc.core.checks import check_count
+from sghmc.engine.chain import NEVER
+from sghmc.engine.init import Beginning, Start
 from sghmc.engine.layout import Layout
 from sghmc.engine.options import RunOptions
-from sghmc.engine.program import NEVER
-from sghmc.engine.starts import Start
-from sghmc.gradients.base import Gradient, GradientEstimator
-from sghmc.gradients.fisher import EmpiricalFisher
-from sghmc.posterior.base import AbstractPosterior
+from sghmc.gradients import Gradient, GradientEstimator
+from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.potential import Potential
-from sghmc.posterior.stacked import StackedPosterior
-from sghmc.posterior.target import Target
-from sghmc.samplers.base import Kernel, Sampler
+from sghmc.posterior.posterior import AbstractPosterior, StackedPosterior
+from sghmc.posterior.target import Potential, Target
+from sghmc.samplers import Kernel, Sampler
 from sghmc.types import PyTree
 
 

@@ -20,7 +20,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from sghmc.core import tree
-from sghmc.gradients.base import Oracle
+from sghmc.gradients import Oracle
 from sghmc.types import PyTree
 
 _CHAINS_LAST_BELOW = 256

@@ -1,4 +1,12 @@
-"""The compiled loop over all chains: blocks of raw variates, steps, draws. No Python runs in it."""
+"""A function of one chain, for all chains of a program.
+
+What a run does in several places, traced once for all of them and for all runs alike.
+
+Functions here are jitted, though they run inside of compiled programs, so that Python goes through
+a model once: of a deep network that takes as long as a good part of its compilation.
+
+The compiled loop over all chains: blocks of raw variates, steps, draws. No Python runs in it.
+"""
 
 import functools
 from collections.abc import Callable
@@ -10,12 +18,82 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32, Shaped
 
-from sghmc.core import tree, xla
-from sghmc.engine import traced
-from sghmc.engine.chains import each_carry, each_chain
-from sghmc.engine.plan import LoopPlan
-from sghmc.engine.program import Carry, DrawRecord, Program, Variates
+from sghmc.core import runtime, tree
+from sghmc.engine.blocking import LoopPlan
+from sghmc.engine.chain import Carry, DrawRecord, Program, Variates
+from sghmc.samplers import Kernel
 from sghmc.types import PyTree, StepInfo
+
+
+def each_chain(program: Program, function: Callable, kernel: Kernel | None, *args: PyTree):
+    """`function(chain, *args)` for every chain, `chain` being the program as that chain sees it.
+
+    `kernel` has the chains' own, or is None where they share the program's. It and the other
+    arguments have the chain axis where the loop has it; what chains share, `function` closes over.
+    """
+    layout = program.layout
+    own, rest = eqx.partition(_own_parts(program), eqx.is_array)
+
+    def of_chain(own, keys, kernel, *args):
+        chain = eqx.tree_at(_own_parts, program, eqx.combine(own, rest)) if own else program
+        chain = chain if kernel is None else chain.with_kernel(kernel)
+        return function(chain.with_keys(keys), *args)
+
+    keys = layout.to_loop(program.keys)
+    return layout.over_chains(of_chain, leading=(0,))(own, keys, kernel, *args)
+
+
+def each_carry(program: Program, carry: Carry, function: Callable[[Program, Carry], Any]) -> Any:
+    """`function(chain, carry)` for every chain, with its own kernel where it has one."""
+    return each_chain(program, function, carry.kernel, carry)
+
+
+def _own_parts(program: Program) -> tuple:
+    """The parts of a program, besides its keys, that have a leading chain axis."""
+    if program.is_stacked:
+        return program.target, program.estimator
+    if program.batches is not None and not program.estimator.is_shared:
+        return (program.batches.places,)
+    return ()
+
+
+# What a run does in several places, traced once for all of them and for all runs alike.
+
+
+def step(chain: Program, t, variates: Variates, carry: Carry) -> tuple[Any, StepInfo]:
+    """`Program.step`, traced once for the beginning and for the loop; draws what is missing."""
+    t = jnp.asarray(t, jnp.int32)
+    known = carry._replace(sums=None, info=None, failed_at=None, noise=None, adaptation=None)
+    return _traced_step(chain, t, chain.draw(t, variates), known)
+
+
+@eqx.filter_jit
+def _traced_step(chain: Program, t, variates: Variates, carry: Carry) -> tuple[Any, StepInfo]:
+    return chain.step(t, variates, carry)
+
+
+def observe(
+    program: Program, t, carry: Carry, is_counted: bool | jax.Array = True
+) -> tuple[Carry, DrawRecord]:
+    """What is kept of all chains after step t, and their averages, if it `is_counted`.
+
+    Traced once for all that share a program.
+    """
+    return _observe(program, jnp.asarray(t, jnp.int32), carry, jnp.asarray(is_counted))
+
+
+@eqx.filter_jit
+def _observe(program: Program, t, carry: Carry, is_counted) -> tuple[Carry, DrawRecord]:
+    return each_carry(program, carry, lambda chain, carry: chain.observe(t, carry, is_counted))
+
+
+def record_like(program: Program, carry: Carry) -> DrawRecord:
+    """Shapes of what `observe` records."""
+    step, flag = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.int32, jnp.bool_))
+    return eqx.filter_eval_shape(_observe, program, step, carry, flag)[1]
+
+
+# The compiled loop over all chains: blocks of raw variates, steps, draws. No Python runs in it.
 
 
 def advance(
@@ -33,7 +111,7 @@ def advance(
 
 @functools.cache
 def compiled_draws() -> Any:
-    return eqx.filter_jit(make_draws, donate="all-except-first", **xla.loop_options())
+    return eqx.filter_jit(make_draws, donate="all-except-first", **runtime.jit_options("loop"))
 
 
 def plan_of(program: Program, carry: Carry, capacity: int) -> LoopPlan:
@@ -62,7 +140,7 @@ def make_draws(
             return carry, None
 
         def keep(_, loop):
-            carry, record = traced.observe(program, t + program.thinning - 1, loop[0])
+            carry, record = observe(program, t + program.thinning - 1, loop[0])
             return carry, jax.tree.map(
                 lambda rows, row: lax.dynamic_update_index_in_dim(rows, row, k, 0), loop[1], record
             )
@@ -101,14 +179,14 @@ def _make_one_record(
 
     carry = lax.fori_loop(0, count, make_draw, carry)
     last = (first + count) * program.thinning - 1
-    carry, record = traced.observe(program, last, carry, is_counted=num_kept > 0)
+    carry, record = observe(program, last, carry, is_counted=num_kept > 0)
     return carry, jax.tree.map(lambda leaf: leaf[None], record)
 
 
 def _empty_records(program: Program, carry: Carry, capacity: int) -> DrawRecord | None:
     if capacity == 0:
         return None
-    record = traced.record_like(program, carry)
+    record = record_like(program, carry)
     return jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), record)
 
 
@@ -200,7 +278,7 @@ def _steps(program: Program, plan: LoopPlan, carry: Carry, t, block: Block, offs
         def of_chain(chain: Program, own: Variates, carry: Carry) -> Carry:
             variates = own if shared is None else own._replace(gradient=shared)
             variates = jax.tree.map(lambda leaf: _part(leaf, offset + i, block.num_steps), variates)
-            state, info = traced.step(chain, t + i, variates, carry)
+            state, info = step(chain, t + i, variates, carry)
             if not plan.is_watched:
                 return carry._replace(state=state)
             seen = info.potential if program.has_info else state

@@ -3,13 +3,15 @@
 | axis | what it spreads | what goes from device to device |
 | --- | --- | --- |
 | `chain` | chains: each device runs the loop on its own | nothing |
-| `data` | rows: each device sums over its own (`shard.Shard`) | the sums, and their gradients |
+| `data` | rows: a device sums over its own (`posterior.sharded`) | the sums, and their gradients |
 | `model` | parameters, by rules or along their first axis | what the model's own products need |
 
 The loop runs inside `jax.shard_map` over chains and rows; along `model` the compiler spreads what
 is still one program. Where rules spread parameters over `data`, the compiler has that axis, too:
 each device looks at its part of a batch, and parameters come together where they are needed.
 Between calls, arrays have the chain axis first.
+
+Which devices a run has: what a mesh cannot spread is refused here.
 """
 
 import dataclasses
@@ -23,20 +25,32 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sghmc.core import processes, xla
-from sghmc.engine import beginning, carries, loop
-from sghmc.engine.beginning import Beginning
-from sghmc.engine.device_batches import device_batches
+from sghmc.core import runtime
+from sghmc.engine import devices, loop
+from sghmc.engine import init as beginning
+from sghmc.engine.chain import Batches, Carry, Program
+from sghmc.engine.devices import (
+    AXES,
+    CHAIN,
+    DATA,
+    MODEL,
+    OneDevice,
+    Placement,
+    check_mesh,
+    device_batches,
+    for_compiler,
+    put,
+    same_devices,
+    shardings,
+    used_axes,
+)
+from sghmc.engine.init import Beginning, Start, repeated
 from sghmc.engine.layout import Layout
-from sghmc.engine.partition import CHAIN, DATA, put, same_devices, shardings, used_axes
-from sghmc.engine.placement import Placement
-from sghmc.engine.program import Batches, Carry, Program
-from sghmc.engine.starts import Start, repeated
-from sghmc.posterior.base import AbstractPosterior
-from sghmc.posterior.row_posterior import RowPosterior
-from sghmc.posterior.shard import Shard
-from sghmc.posterior.spread import Spread
-from sghmc.posterior.stacked import pad_rows
+from sghmc.engine.options import RunOptions
+from sghmc.gradients import Gradient
+from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, StackedPosterior, pad_rows
+from sghmc.posterior.sharded import CompilerShardedPosterior, ManuallyShardedPosterior
+from sghmc.posterior.target import Target
 from sghmc.types import PyTree
 
 
@@ -79,17 +93,17 @@ class OverMesh(Placement):
         return eqx.combine(self._put(arrays, self._specs(program, self._own_spec)), rest)
 
     def fetch_carry(self, layout, carry):
-        return layout.to_loop(carries.raveled(layout, processes.fetch(carry)))
+        return layout.to_loop(devices.raveled(layout, runtime.fetch(carry)))
 
     def fetched_like(self, layout, carry):
-        return jax.eval_shape(lambda carry: layout.to_loop(carries.raveled(layout, carry)), carry)
+        return jax.eval_shape(lambda carry: layout.to_loop(devices.raveled(layout, carry)), carry)
 
     def place_carry(self, layout, saved):
-        turned = carries.in_shape(layout, layout.chains_first(jax.tree.map(np.asarray, saved)))
+        turned = devices.in_shape(layout, layout.chains_first(jax.tree.map(np.asarray, saved)))
         return self._put(turned, self._carry_specs(layout, turned))
 
     def fetch_records(self, layout, records):
-        return processes.fetch(records)
+        return runtime.fetch(records)
 
     def batches(self, numbers, first, take):
         lead = [CHAIN] * (numbers.ndim - 3)
@@ -144,14 +158,14 @@ class OverMesh(Placement):
         def of_part(part, is_like):
             return jax.tree.unflatten(layout.treedef, specs) if is_like else P(chain)
 
-        return carries.by_parts(layout, carry, of_part)
+        return devices.by_parts(layout, carry, of_part)
 
     # The loop, on each device for the chains that it has
 
     def begin(self, program, start, *, looks):
         positions = self._positions(program.layout, start)
         begun = _compiled_beginning()(self, program, positions, np.int32(0), looks=looks)
-        return Beginning(begun.carry, *processes.fetch(begun[1:]))
+        return Beginning(begun.carry, *runtime.fetch(begun[1:]))
 
     def carry_like(self, program):
         start = program.layout.chains_like
@@ -205,11 +219,11 @@ class OverMesh(Placement):
         target, batches = program.target, program.batches
         if DATA in self.manual:
             assert isinstance(target, AbstractPosterior)
-            target = Shard(target, DATA, self.size(DATA))
+            target = ManuallyShardedPosterior(target, DATA, self.size(DATA))
         elif self.has_spread_rows and isinstance(target, RowPosterior):
             rows = self.spec(DATA)  # inside of shard_map the devices are known
             where = rows if self.manual else NamedSharding(self.mesh, rows)
-            target = Spread.of(target, where, self.size(DATA))
+            target = CompilerShardedPosterior.of(target, where, self.size(DATA))
         if batches is not None:
             *lead, _, _ = batches.places.shape
             num_axes = len(lead)  # the mesh's own of the rows, too: one for chains, one for data
@@ -240,7 +254,7 @@ def _beginning(over: OverMesh, program: Program, positions: PyTree, t, *, looks:
 
 @functools.cache
 def _compiled_beginning() -> Any:
-    return eqx.filter_jit(_beginning, **xla.once_options())
+    return eqx.filter_jit(_beginning, **runtime.jit_options("once"))
 
 
 def _make_draws(
@@ -260,7 +274,7 @@ def _make_draws(
 
 @functools.cache
 def compiled_draws() -> Any:
-    return eqx.filter_jit(_make_draws, donate="all-except-first", **xla.loop_options())
+    return eqx.filter_jit(_make_draws, donate="all-except-first", **runtime.jit_options("loop"))
 
 
 def _table(program: Program) -> AbstractPosterior | None:
@@ -269,3 +283,72 @@ def _table(program: Program) -> AbstractPosterior | None:
     if program.is_stacked or target.source is not None:
         return None
     return target if isinstance(target, AbstractPosterior) else None
+
+
+# Which devices a run has: what a mesh cannot spread is refused here.
+
+
+def placement_for(options: RunOptions, target: Target | StackedPosterior) -> Placement:
+    """Where a run with these options has its arrays."""
+    mesh, num_chains = options.mesh, options.num_chains
+    check_mesh(mesh, options.sharding)
+    if mesh is None:
+        if runtime.is_multiprocess():
+            raise ValueError(
+                f"jax.distributed runs {jax.process_count()} processes, but sample was given no "
+                f"mesh: give mesh=jax.make_mesh(({jax.device_count()},), ('chain',)) or the like, "
+                f"the same in every process."
+            )
+        return OneDevice()
+    unknown = [name for name in mesh.axis_names if name not in AXES]
+    if unknown:
+        raise ValueError(
+            f"The mesh has an axis {unknown[0]!r}, but a run is spread over axes among "
+            f"{', '.join(map(repr, AXES))}: name its axes by what they should spread."
+        )
+    left_out = jax.process_count() - len({device.process_index for device in mesh.devices.flat})
+    if left_out:
+        raise ValueError(
+            f"The mesh leaves out the devices of {left_out} of {jax.process_count()} processes: "
+            f"make it of all jax.devices()."
+        )
+    rules = None if options.sharding is None else tuple(options.sharding)
+    over = OverMesh(for_compiler(mesh), rules)
+    if num_chains % over.size(CHAIN):
+        raise ValueError(
+            f"num_chains is {num_chains}, which the mesh cannot spread evenly over {CHAIN!r}: "
+            f"{over.size(CHAIN)} devices. Take a multiple of that, or a smaller axis."
+        )
+    _check_data(target, options.gradient, over)
+    return over
+
+
+def _check_data(target: Target | StackedPosterior, gradient: Gradient, over: OverMesh) -> None:
+    source, num_shards = target.source, over.size(DATA)
+    if source is not None and source.is_sequential and runtime.is_multiprocess():
+        raise ValueError(
+            f"A stream is read by one process, but the run has {jax.process_count()}: give each "
+            f"process a source with random access, such as MemoryMapped."
+        )
+    if over.has_spread_rows and source is not None:
+        raise ValueError(
+            f"sharding spreads parameters over {DATA!r}, for which the rows must be arrays, but "
+            f"they are read from a source: spread parameters over {MODEL!r} alone, or give arrays."
+        )
+    if num_shards == 1 or over.has_spread_rows:
+        return
+    remedy = f"leave the axis {DATA!r}, of {num_shards} devices, out of the mesh"
+    if not isinstance(target, AbstractPosterior):
+        is_stack = isinstance(target, StackedPosterior)
+        what = "posteriors with data of their own" if is_stack else "a Potential"
+        raise ValueError(f"A mesh spreads the rows of one Posterior, not {what}: {remedy}.")
+    if source is None:
+        return
+    if source.is_sequential:
+        raise ValueError(f"The rows of a stream come in one order, to one reader: {remedy}.")
+    size = gradient.batch_rows
+    if size is not None and size % num_shards:
+        raise ValueError(
+            f"batch_size is {size}, but the rows of a source are read in {num_shards} equal parts, "
+            f"one for each device along {DATA!r}: take a multiple of {num_shards}, or {remedy}."
+        )

@@ -1,19 +1,26 @@
-"""The options of a run: one object, from `sample` to the compiled loop and to a checkpoint."""
+"""The options of a run: one object, from `sample` to the compiled loop and to a checkpoint.
+
+Some parameters move, the rest is held: one copy for all chains, and none in the draws.
+"""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
-from sghmc.engine.partition import Rules
-from sghmc.engine.tracing import trace_target
-from sghmc.gradients.base import Gradient
+from sghmc.checkpoint.fingerprint import target_hashes
+from sghmc.engine.devices import Rules, check_mesh, placed
+from sghmc.gradients import Gradient
 from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
+from sghmc.posterior.posterior import RowPosterior, StackedPosterior
+from sghmc.posterior.target import Potential, Target
 from sghmc.types import PyTree
 
 _WITHOUT_EFFECT = ("progress", "checkpoint", "mesh", "sharding", "throw")
@@ -52,4 +59,93 @@ class RunOptions:
             lambda leaf: jax.eval_shape(lambda: jnp.asarray(leaf)[(0,) * axes]), init
         )
         given = {"key": key, "target": target, "sampler": sampler, "init": init}
-        return given | options | trace_target(target, like)
+        return given | options | target_hashes(target, like)
+
+
+# Some parameters move, the rest is held: one copy for all chains, and none in the draws.
+
+
+class Completed(eqx.Module):
+    """A function of all parameters as one of those that move; of all parameters it stays itself."""
+
+    function: Callable
+    fixed: PyTree
+
+    def __call__(self, params: PyTree, *args: Any) -> Any:
+        return self.function(eqx.combine(params, self.fixed), *args)
+
+
+class CompletedUpdate(eqx.Module):
+    """The same of a Gibbs update, which takes a key first."""
+
+    function: Callable
+    fixed: PyTree
+
+    def __call__(self, key: jax.Array, params: PyTree, posterior: Any) -> PyTree:
+        return self.function(key, eqx.combine(params, self.fixed), posterior)
+
+
+def hold_fixed(
+    target: Target | StackedPosterior, init: PyTree, trainable: PyTree, options: RunOptions
+) -> tuple[Target, PyTree, RunOptions]:
+    """Target, start and options of a run in which the leaves that `trainable` names move."""
+    moving, fixed = _split(init, trainable)
+    if options.sharding is not None:
+        fixed = _placed(fixed, options)
+    # Once, and not in every function that holds it.
+    fixed = jax.tree.map(lambda leaf: jnp.asarray(leaf) if _is_array(leaf) else leaf, fixed)
+    averages, gibbs, keep = options.averages, options.gibbs, options.keep
+    return (
+        _held(target, fixed),
+        moving,
+        dataclasses.replace(
+            options,
+            keep=None if keep is None else Completed(keep, fixed),
+            averages=averages and {name: Completed(f, fixed) for name, f in averages.items()},
+            gibbs=gibbs and dataclasses.replace(gibbs, update=CompletedUpdate(gibbs.update, fixed)),
+        ),
+    )
+
+
+def _split(init: PyTree, trainable: PyTree) -> tuple[PyTree, PyTree]:
+    try:
+        moving, fixed = eqx.partition(init, trainable)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"trainable must be a filter of init as equinox has them: True, False or a function of "
+            f"a leaf, such as eqx.is_inexact_array, or a pytree of these that is a prefix of init, "
+            f"but is {trainable!r}: {error}"
+        ) from error
+    if not jax.tree.leaves(moving):
+        raise ValueError(
+            f"trainable names no leaf of init, so that nothing would move: it is {trainable!r}."
+        )
+    return moving, fixed
+
+
+def _placed(fixed: PyTree, options: RunOptions) -> PyTree:
+    """What is held, over the devices of a mesh as its rules say."""
+    check_mesh(options.mesh, options.sharding)
+    assert options.mesh is not None
+    assert options.sharding is not None
+    arrays, rest = eqx.partition(fixed, _is_array)
+    return eqx.combine(placed(options.sharding, arrays, options.mesh), rest)
+
+
+def _held(target: Target | StackedPosterior, fixed: PyTree) -> Target:
+    if isinstance(target, Potential):
+        return eqx.tree_at(lambda t: t.function, target, Completed(target.function, fixed))
+    if isinstance(target, RowPosterior):
+        return eqx.tree_at(
+            lambda t: (t.log_likelihood, t.log_prior),
+            target,
+            (Completed(target.log_likelihood, fixed), Completed(target.log_prior, fixed)),
+        )
+    raise TypeError(
+        f"trainable needs a Posterior or a Potential, not a {type(target).__name__}: for others, "
+        f"write a target of the parameters that move."
+    )
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sghmc.engine.program import NEVER
+from sghmc.engine.chain import NEVER
 
 _INSTANT = 1e-9
 """Seconds: what no time at all is taken for, where it is divided by."""

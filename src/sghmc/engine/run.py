@@ -13,26 +13,24 @@ from jaxtyping import Array, Bool, UInt32
 
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.folder import RunFolder, open_folder
-from sghmc.checkpoint.multiprocess import open_joint_folder
-from sghmc.core import processes
-from sghmc.engine import checks, keys
-from sghmc.engine.host import Host
+from sghmc.core import runtime
+from sghmc.engine import checks
+from sghmc.engine.chain import Program, chain_keys, with_shared_gradients
+from sghmc.engine.devices import CHAIN, Placement
+from sghmc.engine.driver import Host
+from sghmc.engine.footprint import check_memory
+from sghmc.engine.init import Start
 from sghmc.engine.layout import Layout
-from sghmc.engine.memory import check_memory
+from sghmc.engine.mesh import placement_for
 from sghmc.engine.options import RunOptions
-from sghmc.engine.partition import CHAIN
-from sghmc.engine.placement import Placement
-from sghmc.engine.placing import placement_for
-from sghmc.engine.program import Program
-from sghmc.engine.reading import Reader
-from sghmc.engine.starts import Start
-from sghmc.engine.tracing import trace_run
-from sghmc.gradients.base import GradientEstimator
-from sghmc.posterior.stacked import StackedPosterior
+from sghmc.engine.prefetch import Reader
+from sghmc.engine.program_hash import trace_run
+from sghmc.gradients import GradientEstimator
+from sghmc.posterior.posterior import StackedPosterior
 from sghmc.posterior.target import Target
-from sghmc.results.origin import Origin
+from sghmc.results.prediction import Origin
 from sghmc.results.samples import Samples
-from sghmc.samplers.base import Kernel, Sampler
+from sghmc.samplers import Kernel, Sampler
 from sghmc.samplers.settings import value_at
 from sghmc.types import PyTree
 
@@ -87,7 +85,7 @@ def checked(
     checks.check_options(options, target)
     checks.check_sampler(sampler, options, target)
     place = placement_for(options, target)
-    processes.avoid_preemption()
+    runtime.avoid_preemption()
     like = checks.check_init(init, options.init_axis, options.num_chains)
     start, layout = Start(init, options.init_axis), place.layout(like, options.num_chains)
     one = target[0] if isinstance(target, StackedPosterior) else target
@@ -130,8 +128,7 @@ def _opened(
     if checkpoint is None:
         yield None
     else:
-        opening = open_joint_folder if processes.are_many() else open_folder
-        with opening(checkpoint, identity()) as folder:
+        with open_folder(checkpoint, identity()) as folder:
             folder.check()
             yield folder
 
@@ -168,8 +165,8 @@ def _prepare(
 def _keys(
     key: jax.Array, num_chains: int, estimator: GradientEstimator
 ) -> UInt32[Array, "chain stream 3"]:
-    of_chains = keys.chain_keys(key, num_chains)
-    return keys.with_shared_gradients(of_chains) if estimator.is_shared else of_chains
+    of_chains = chain_keys(key, num_chains)
+    return with_shared_gradients(of_chains) if estimator.is_shared else of_chains
 
 
 def _kept_draws(sampler: Sampler, options: RunOptions) -> Bool[np.ndarray, " draw"]:

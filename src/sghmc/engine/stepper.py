@@ -8,15 +8,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, UInt32
 
 from sghmc.core import tree
-from sghmc.engine import beginning, checks, keys, loop, traced
-from sghmc.engine.chains import each_carry
+from sghmc.engine import chain as keys
+from sghmc.engine import checks, loop
+from sghmc.engine import init as beginning
+from sghmc.engine.chain import Carry, Program
 from sghmc.engine.layout import Layout
-from sghmc.engine.program import Carry, Program
-from sghmc.gradients.base import Gradient
+from sghmc.engine.loop import each_carry
+from sghmc.gradients import Gradient
 from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.target import Target
-from sghmc.samplers.base import Sampler
+from sghmc.samplers import Sampler
 from sghmc.types import PyTree
 
 
@@ -126,7 +128,7 @@ class Stepper(eqx.Module):
 
         carry = each_carry(program, state.carry, of_chain)
         carry = loop.make_updates(program, state.t, carry, adapts=False)
-        carry, record = traced.observe(program, state.t, carry)
+        carry, record = loop.observe(program, state.t, carry)
         draw = Draw(record.kept, record.hyper, record.info.potential, record.info.acceptance)
         return StepperState(state.t + 1, state.keys, carry), draw
 

@@ -3,18 +3,19 @@
 Import from here only: scikit-learn is loaded with this package, not with `sghmc`.
 """
 
+import importlib
 import pathlib
 from typing import Any
 
-from sghmc.core.optional import require
+from sghmc.core.checks import require
 
 require("sklearn", extra="sklearn")
 
 from sghmc.estimators import storage
 from sghmc.estimators.base import BayesianEstimator
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression
-from sghmc.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor
-from sghmc.estimators.recommender import MatrixFactorization
+from sghmc.estimators.mlp_classifier import BayesianMLPClassifier
+from sghmc.estimators.mlp_regressor import BayesianMLPRegressor
 from sghmc.estimators.storage import ModelFileError
 
 __all__ = [
@@ -30,4 +31,12 @@ __all__ = [
 
 def load(path: str | pathlib.Path) -> Any:
     """The model in a file that `save` wrote, whichever of the four it is."""
+    importlib.import_module("sghmc.recommender.matrix_factorization")  # one of those in files
     return storage.read(pathlib.Path(path), BayesianEstimator)
+
+
+def __getattr__(name: str) -> Any:
+    # The recommender is built on this package: it is imported when it is first used.
+    if name == "MatrixFactorization":
+        return importlib.import_module("sghmc.recommender.matrix_factorization").MatrixFactorization
+    raise AttributeError(f"module 'sghmc.estimators' has no attribute {name!r}")

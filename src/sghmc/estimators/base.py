@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from sghmc.estimators import storage
-from sghmc.estimators.rows import Rows, Scaling, hides_the_rest
+from sghmc.estimators.weighted_rows import Rows, Scaling, hides_the_rest
 
 _MOST_NUMBERS = 1 << 22
 """Numbers that a prediction holds at once: rows are taken in parts."""

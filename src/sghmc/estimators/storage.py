@@ -1,6 +1,7 @@
 """Models in files, without pickle: a line of text, a checksum, and arrays with a JSON header."""
 
 import hashlib
+import inspect
 import io
 import json
 import pathlib
@@ -8,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sghmc.core import atomic_file
+from sghmc.core import files
 from sghmc.core.version import __version__
-from sghmc.data.tables.npy import read_npz
-from sghmc.estimators.rows import Scaling
+from sghmc.data.archives import read_npz
+from sghmc.estimators.weighted_rows import Scaling
 
 _MAGIC = b"sghmc model, format "
 _VERSION = 3
@@ -41,13 +42,13 @@ def write(model: Any, path: pathlib.Path) -> None:
     content = _packed(model)
     digest = hashlib.sha256(content).hexdigest().encode()
     whole = _MAGIC + str(_VERSION).encode() + b"\n" + digest + b"\n" + content
-    atomic_file.write(path, whole)
+    files.write(path, whole)
 
 
 def read(path: pathlib.Path, wanted: type) -> Any:
     """The model in a file, which must be a `wanted`."""
     header, arrays = _unpacked(path)
-    kinds = {kind.__name__: kind for kind in _leaves(wanted)}
+    kinds = {kind.__name__: kind for kind in _concrete(wanted)}
     if header["class"] not in kinds:
         raise ModelFileError(
             f"{path} holds a {header['class']}, not a {wanted.__name__}: load it with "
@@ -172,7 +173,7 @@ def _part(arrays: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
     }
 
 
-def _leaves(kind: type) -> list[type]:
-    """The classes below `kind` that have none below them: those that can be made."""
-    below = kind.__subclasses__()
-    return [leaf for each in below for leaf in _leaves(each)] if below else [kind]
+def _concrete(kind: type) -> list[type]:
+    """`kind` and the classes below it, those that can be made: itself last, if it is one."""
+    below = [each for child in kind.__subclasses__() for each in _concrete(child)]
+    return below if inspect.isabstract(kind) else [*below, kind]

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.core.checking import check_count
-from sghmc.gradients.base import Gradient, GradientEstimator, Oracle
+from sghmc.core.checks import check_count
+from sghmc.gradients import Gradient, GradientEstimator, Oracle
 from sghmc.gradients.minibatch import BatchEstimator, Minibatch, with_data
-from sghmc.posterior.base import AbstractPosterior
 from sghmc.posterior.mode import find_mode
+from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.posterior.target import Target
 from sghmc.types import Evaluation, PyTree
 
@@ -74,7 +74,7 @@ class ControlVariate(Gradient):
     def _center(self, target: Target, position: PyTree) -> PyTree:
         if self.center is None:
             mode = find_mode(target, position)
-            if mode.hessian is not None and not mode.is_peak:
+            if mode.hessian is not None and not mode.is_found:
                 warnings.warn(
                     "No mode was found to center the control variate at: gradients are unbiased "
                     "around any center, but noisier the farther it is. Give center=…",
@@ -119,23 +119,23 @@ class _ControlEstimator(GradientEstimator):
     def draw(self, key, first_step, num_steps, num_gradients, like):
         return self.batches.draw(key, first_step, num_steps, num_gradients, like)
 
-    def remember(self, target):
+    def init_anchor(self, target):
         return _anchor(target, self.center)
 
-    def renew(self, target, memory):
-        return _anchor(target, memory.center)
+    def renew_anchor(self, target, anchor):
+        return _anchor(target, anchor.center)
 
-    def follow(self, target, memory, position):
+    def move_anchor(self, target, anchor, position):
         return _anchor(target, position)
 
-    def oracle(self, target, noise, memory=()):
+    def oracle(self, target, noise, anchor=()):
         assert isinstance(target, AbstractPosterior)
-        assert isinstance(memory, Anchor)
+        assert isinstance(anchor, Anchor)
         scale = target.num_examples / self.batches.batch_size
 
         def evaluate(i, position):
             batch = target.batch(noise, i, self.batches.batch_size)
-            both = jax.tree.map(lambda *leaves: jnp.stack(leaves), position, memory.center)
+            both = jax.tree.map(lambda *leaves: jnp.stack(leaves), position, anchor.center)
             # One pass for both points: their rows, and often their matrix products, are shared.
             values, grads = jax.vmap(
                 jax.value_and_grad(lambda params: target.log_likelihood_sum(params, batch))
@@ -143,7 +143,7 @@ class _ControlEstimator(GradientEstimator):
             change = jax.tree.map(lambda leaf: scale * (leaf[0] - leaf[1]), (values, grads))
             prior = jax.value_and_grad(target.log_prior_at)(position)
             parts = jax.tree.map(
-                lambda *terms: -sum(terms), Evaluation(*change), memory.total, Evaluation(*prior)
+                lambda *terms: -sum(terms), Evaluation(*change), anchor.total, Evaluation(*prior)
             )
             return parts
 
@@ -152,10 +152,10 @@ class _ControlEstimator(GradientEstimator):
     def examples(self, target, noise):
         return self.batches.examples(target, noise)
 
-    def example_gradients(self, target, position, examples, memory):
+    def example_gradients(self, target, position, examples, anchor):
         here, there = (
             self.batches.example_gradients(target, place, examples, ())
-            for place in (position, memory.center)
+            for place in (position, anchor.center)
         )
         return jax.tree.map(jnp.subtract, here, there)
 

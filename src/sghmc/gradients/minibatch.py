@@ -9,10 +9,10 @@ import numpy as np
 from jax import lax
 
 from sghmc.core import random
-from sghmc.core.checking import check_choice, check_count
-from sghmc.gradients.base import Gradient, GradientEstimator, Oracle, RowView
-from sghmc.posterior.base import AbstractPosterior
+from sghmc.core.checks import check_choice, check_count
+from sghmc.gradients import Gradient, GradientEstimator, Oracle, RowView
 from sghmc.posterior.parameter_rows import RowTerms
+from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.posterior.target import Target
 from sghmc.types import Evaluation
 
@@ -122,7 +122,7 @@ class BatchEstimator(GradientEstimator):
             batch = jnp.minimum(place, 2 * per_epoch - 1 - place)
         return permutation, batch.astype(jnp.int32)
 
-    def oracle(self, target, noise, memory=()):
+    def oracle(self, target, noise, anchor=()):
         assert isinstance(target, AbstractPosterior)
 
         def batch(i):
@@ -139,7 +139,7 @@ class BatchEstimator(GradientEstimator):
         assert isinstance(target, AbstractPosterior)
         return target.examples(noise, 0, self.batch_size)
 
-    def example_gradients(self, target, position, examples, memory):
+    def example_gradients(self, target, position, examples, anchor):
         assert isinstance(target, AbstractPosterior)
 
         def of_example(example):

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from sghmc.core import xla
-from sghmc.core.optional import require
+from sghmc.core import runtime
+from sghmc.core.checks import require
 
 require("numpyro", extra="numpyro")
 
@@ -21,11 +21,10 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
 
-from sghmc.interop.arguments import Given, Rows, Whole
-from sghmc.interop.model import Examples, Model
-from sghmc.interop.sites import INFER, Plates, Site, Structure
-from sghmc.posterior.row_posterior import RowPosterior, as_arrays
-from sghmc.results import diagnostics
+from sghmc.interop.numpyro_arguments import Given, Rows, Whole
+from sghmc.interop.numpyro_model import INFER, Examples, Model, Plates, Site, Structure
+from sghmc.posterior.posterior import RowPosterior, as_arrays
+from sghmc.results import summaries
 from sghmc.results.samples import Samples
 from sghmc.types import PyTree
 
@@ -211,7 +210,7 @@ class NumPyroPosterior(RowPosterior):
         anywhere = {name: jnp.zeros(shape) for name, shape in self.shapes.items()}
         sites, _ = self.model.run(anywhere, self.data)
         statistics = plain["sample_stats"].data_vars
-        return diagnostics.from_groups(
+        return summaries.from_groups(
             {
                 "posterior": draws,
                 "sample_stats": {str(name): array.values for name, array in statistics.items()},
@@ -256,12 +255,8 @@ class NumPyroPosterior(RowPosterior):
 
     def _positions(self, samples: Samples) -> dict[str, np.ndarray]:
         positions = samples.positions
-        found = (
-            {name: leaf.shape[2:] for name, leaf in positions.items()}
-            if isinstance(positions, dict)
-            else positions
-        )
-        if found != self.shapes:
+        is_dict = isinstance(positions, dict)
+        if not is_dict or {k: leaf.shape[2:] for k, leaf in positions.items()} != self.shapes:
             raise ValueError(
                 f"The run's positions are not this posterior's parameters, {self.shapes}: leave "
                 f"keep= out of sample(…), so that it keeps them."
@@ -281,7 +276,7 @@ def _uniforms(key: jax.Array, radius: float, shapes: tuple[tuple[int, ...], ...]
 @functools.cache
 def _compiled_comparison() -> Any:
     """One for all posteriors: other data of the same shapes have nothing to compile."""
-    return eqx.filter_jit(_compare, **xla.once_options())
+    return eqx.filter_jit(_compare, **runtime.jit_options("once"))
 
 
 def _compare(posterior: NumPyroPosterior, numbers: np.ndarray) -> tuple[jax.Array, ...]:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from sghmc.core import random
-from sghmc.core.checking import check_count
+from sghmc.core.checks import check_count
 from sghmc.engine import checks
-from sghmc.engine.keys import INIT, MOTION, chain_keys
-from sghmc.gradients.base import Oracle
-from sghmc.samplers.base import Kernel, Sampler
+from sghmc.engine.chain import INIT, MOTION, chain_keys
+from sghmc.gradients import Oracle
+from sghmc.samplers import Kernel, Sampler
 from sghmc.types import Evaluation, PyTree
 
 

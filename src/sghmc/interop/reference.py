@@ -9,14 +9,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from sghmc.core.optional import require
+from sghmc.core.checks import require
 from sghmc.engine import checks
-from sghmc.engine.starts import Start
-from sghmc.posterior.potential import Potential
-from sghmc.posterior.row_posterior import RowPosterior
-from sghmc.posterior.stacked import StackedPosterior
-from sghmc.results.info import Info
+from sghmc.engine.init import Start
+from sghmc.posterior.posterior import RowPosterior, StackedPosterior
+from sghmc.posterior.target import Potential
 from sghmc.results.samples import Samples
+from sghmc.results.summaries import Info
 from sghmc.types import PyTree
 
 

@@ -4,9 +4,18 @@
 `sghmc.estimators.MatrixFactorization`, which runs it.
 """
 
+import importlib
+from typing import Any
+
 from sghmc.models.adapters import Adapters, LowRank, merged
-from sghmc.models.factorization import FactorizationModel as MatrixFactorization
 from sghmc.models.mlp import MLP
 from sghmc.models.transformer import Transformer
 
 __all__ = ["MLP", "Adapters", "LowRank", "MatrixFactorization", "Transformer", "merged"]
+
+
+def __getattr__(name: str) -> Any:
+    # The recommender's model is imported when it is first used: its folder builds on this one.
+    if name == "MatrixFactorization":
+        return importlib.import_module("sghmc.recommender.factor_model").FactorizationModel
+    raise AttributeError(f"module 'sghmc.models' has no attribute {name!r}")

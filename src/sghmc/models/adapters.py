@@ -6,8 +6,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from sghmc.core.checking import check_count
-from sghmc.posterior.priors import scaled_log_density
+from sghmc.core.checks import check_count
+from sghmc.posterior.gibbs import scaled_log_density
 from sghmc.types import PyTree
 
 

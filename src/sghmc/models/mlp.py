@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.models.codes import checked_codes
-from sghmc.posterior.gibbs import Gibbs
+from sghmc.core.checks import checked_codes
+from sghmc.posterior.gibbs import GaussianPrior, Gibbs, draw_precision
 from sghmc.posterior.posterior import Posterior
-from sghmc.posterior.priors import GaussianPrior, draw_precision
 from sghmc.types import PyTree
 
 

@@ -10,10 +10,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from sghmc.core.checking import check_choice, check_count
-from sghmc.models.codes import checked_codes
+from sghmc.core.checks import check_choice, check_count, checked_codes
+from sghmc.posterior.gibbs import scaled_log_density
 from sghmc.posterior.posterior import Posterior
-from sghmc.posterior.priors import scaled_log_density
 from sghmc.types import PyTree
 
 _LEAST_SQUARE = 1e-6

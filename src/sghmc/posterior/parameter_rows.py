@@ -7,8 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from sghmc.posterior.base import AbstractPosterior
-from sghmc.posterior.row_posterior import RowPosterior
+from sghmc.posterior.posterior import AbstractPosterior, RowPosterior
 from sghmc.types import Evaluation, PyTree
 
 

@@ -10,9 +10,8 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from sghmc.core import xla
-from sghmc.posterior.source import DataError, Source
-from sghmc.posterior.source_ref import TracedSource
+from sghmc.core import runtime
+from sghmc.posterior.sources import DataError, Source, TracedSource
 from sghmc.types import PyTree
 
 _CHUNK = 65_536
@@ -57,7 +56,7 @@ def sum_over_batch(batch: PyTree, terms: Callable[[PyTree], jax.Array]) -> jax.A
     Nothing that is made of a chunk is kept for the gradient: it is made again.
     """
     num_rows = jax.tree.leaves(batch)[0].shape[0]
-    if num_rows <= 2 * _BATCH_CHUNK or xla.has_accelerator():
+    if num_rows <= 2 * _BATCH_CHUNK or runtime.has_accelerator():
         return jnp.sum(terms(batch))
 
     @jax.checkpoint
@@ -138,7 +137,7 @@ def _read(source: Source, question: str, like: PyTree, argument) -> PyTree:
 
 
 def _chunk_rows(table: PyTree) -> int:
-    if not xla.has_accelerator():
+    if not runtime.has_accelerator():
         return _CHUNK
     row = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(table))
     return max(_CHUNK, _CHUNK_BYTES // max(1, row))

@@ -1,1 +1,1 @@
-"""What a run returns, and whether to trust it."""
+"""Results of a run: draws, diagnostics, the verdict on them, and reports."""

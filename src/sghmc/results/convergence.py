@@ -1,8 +1,9 @@
-"""How well chains mix: effective sizes, Monte Carlo errors, R-hat; of many numbers at once.
+"""How well chains mix: effective sizes, Monte Carlo errors and R-hat, of many quantities at once.
 
 Rank-normalized and split, as Vehtari, Gelman, Simpson, Carpenter & Bürkner (Bayesian Analysis 2021)
-define them. Draws have axes (number, chain, draw) here, and results one entry for each number: NaN
-where a draw is NaN, and where there are fewer than four draws of each chain.
+define them. Draws have axes (quantity, chain, draw) here, and results one entry for each quantity:
+NaN if a draw is NaN, and if there are fewer than four draws of each chain. `by_quantity` brings
+parameters or predictions, axes (chain, draw, …), into that form.
 """
 
 import functools
@@ -11,27 +12,32 @@ from statistics import NormalDist
 
 import numpy as np
 
-_INSIDE = 0.94
-"""The share of draws in the interval of a summary."""
-_TAIL = 0.05
-_LEAST_DRAWS = 4
-_AT_ONCE = 1 << 21
-"""Draws that are looked at at a time: bounds memory, and stays in the cache."""
+# Share of draws inside the interval of a summary.
+_INTERVAL_SHARE = 0.94
+_TAIL_SHARE = 0.05
+_MIN_DRAWS = 4
+# Draws that are summarized at a time: bounds memory, and stays in the processor's cache.
+_DRAWS_AT_ONCE = 1 << 21
 COLUMNS = (
     "mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat"
 )  # fmt: skip
 
 
-def summarize(numbers: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """`COLUMNS` by name of numbers with axes (chain, draw).
+def by_quantity(draws: np.ndarray) -> np.ndarray:
+    """Return draws with axes (chain, draw, …) as an array with axes (quantity, chain, draw)."""
+    return np.ascontiguousarray(np.moveaxis(draws.reshape(*draws.shape[:2], -1), -1, 0))
+
+
+def summarize(quantities: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return `COLUMNS` by name, for quantities with axes (chain, draw).
 
     Moments, the shortest interval, Monte Carlo errors, effective sizes, R-hat.
     """
-    size = np.size(numbers[0])
+    size = np.size(quantities[0])
     if size == 0:
-        return {name: np.full(len(numbers), np.nan) for name in COLUMNS}
-    count = max(1, _AT_ONCE // size)
-    groups = [numbers[i : i + count] for i in range(0, len(numbers), count)]
+        return {name: np.full(len(quantities), np.nan) for name in COLUMNS}
+    count = max(1, _DRAWS_AT_ONCE // size)
+    groups = [quantities[i : i + count] for i in range(0, len(quantities), count)]
     parts = [_summarize(np.stack(group).astype(np.float64)) for group in groups]
     return dict(zip(COLUMNS, map(np.concatenate, zip(*parts, strict=True)), strict=True))
 
@@ -39,7 +45,8 @@ def summarize(numbers: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 def _summarize(draws: np.ndarray) -> tuple[np.ndarray, ...]:
     pooled = draws.reshape(len(draws), -1)
     in_order = np.sort(pooled, axis=1)
-    # What never moved has no R-hat, and a number that is not finite has nothing: NaN says so.
+    # A quantity that never moved has no R-hat, and one that is not finite has nothing: both are 0/0
+    # below, and NaN in the table.
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         mean = pooled.mean(1)
         sd = pooled.std(1, ddof=1) if pooled.shape[1] > 1 else np.full_like(mean, np.nan)
@@ -58,57 +65,80 @@ def _summarize(draws: np.ndarray) -> tuple[np.ndarray, ...]:
         )
 
 
-def r_hat(draws: np.ndarray) -> np.ndarray:
-    """√(total variance / variance within chains) of split chains, by ranks; 1 where they agree.
+def _shortest_interval(in_order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shortest interval with 94 % of the draws, which are in order along axis 1."""
+    size = in_order.shape[1]
+    count = int(np.floor(_INTERVAL_SHARE * size))
+    width = in_order[:, count:] - in_order[:, : size - count]
+    first = np.argmin(width, axis=1)[:, None]
+    ends = [np.take_along_axis(in_order, place, axis=1)[:, 0] for place in (first, first + count)]
+    return ends[0], ends[1]
 
-    The larger one of the draws themselves and of their distances from the median. NaN of a single
+
+def r_hat(draws: np.ndarray) -> np.ndarray:
+    """Return √(total variance / variance within chains) of ranks in split chains; 1 if they agree.
+
+    The larger one of the draws themselves and of their distances from the median. NaN for a single
     chain.
     """
-    if draws.shape[1] < 2 or draws.shape[2] < _LEAST_DRAWS:
+    if draws.shape[1] < 2 or draws.shape[2] < _MIN_DRAWS:
         return np.full(len(draws), np.nan)
     away = np.abs(draws - np.median(draws, axis=(1, 2), keepdims=True))
-    return np.maximum(*(_ratio(_ranked(_split(each))) for each in (draws, away)))
+    ratios = []
+    for each in (draws, away):
+        halves = _rank_normalized(_split(each))
+        count = halves.shape[2]
+        within = halves.var(2, ddof=1).mean(1)
+        between = halves.mean(2).var(1, ddof=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratios.append(np.sqrt(between / within + (count - 1) / count))
+    return np.maximum(*ratios)
 
 
-def _ratio(halves: np.ndarray) -> np.ndarray:
-    count = halves.shape[2]
-    within = halves.var(2, ddof=1).mean(1)
-    between = halves.mean(2).var(1, ddof=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.sqrt(between / within + (count - 1) / count)
+def pooled_r_hat(draws: np.ndarray, noise_variance: np.ndarray) -> float:
+    """Return one R-hat for all quantities: √(1 + ΣB/Σ(W + noise)), summed over quantities.
 
-
-def bulk_size(draws: np.ndarray) -> np.ndarray:
-    """The effective size by ranks: that of means, if the draws had a normal law."""
-    return _size(_ranked(_split(draws)))
-
-
-def _tail_size(draws: np.ndarray, in_order: np.ndarray) -> np.ndarray:
-    """The effective size for the 5 % and the 95 % quantile: the smaller one."""
-    sizes = []
-    for share in (_TAIL, 1 - _TAIL):
-        place = share * (in_order.shape[1] - 1)
-        below, above = in_order[:, int(place)], in_order[:, -int(-place // 1)]
-        end = below + (place - int(place)) * (above - below)
-        sizes.append(effective_size((draws <= end[:, None, None]).astype(np.float64)))
-    return np.where(np.isnan(in_order[:, -1]), np.nan, np.minimum(*sizes))
+    B is the variance between the means of split chains, W that inside of them. With the variances
+    of the noise of predictions, axes (quantity, chain, draw) as the draws have, it is the R-hat of
+    new observations; with zeros, that of predicted means.
+    """
+    parts = _split(draws) if draws.shape[2] > 1 else draws
+    within = parts.var(2).mean(1) + noise_variance.mean((1, 2))
+    between = parts.mean(2).var(1, ddof=1) if parts.shape[1] > 1 else np.zeros(len(draws))
+    return float(np.sqrt(1 + between.sum() / max(within.sum(), np.finfo(float).tiny)))
 
 
 def effective_size(draws: np.ndarray) -> np.ndarray:
-    """How many independent draws would know the mean as well as these do."""
-    return _size(_split(draws))
+    """Return how many independent draws would estimate the mean as well as these do."""
+    return _size_of_halves(_split(draws))
 
 
-def _size(halves: np.ndarray) -> np.ndarray:
-    """The effective size of chains that were split.
+def bulk_size(draws: np.ndarray) -> np.ndarray:
+    """Return the effective size of ranks: that of means, as if the draws were normal."""
+    return _size_of_halves(_rank_normalized(_split(draws)))
+
+
+def _tail_size(draws: np.ndarray, in_order: np.ndarray) -> np.ndarray:
+    """Return the effective size for the 5 % or the 95 % quantile, whichever is smaller."""
+    sizes = []
+    for share in (_TAIL_SHARE, 1 - _TAIL_SHARE):
+        place = share * (in_order.shape[1] - 1)
+        below, above = in_order[:, int(place)], in_order[:, -int(-place // 1)]
+        quantile = below + (place - int(place)) * (above - below)
+        sizes.append(effective_size((draws <= quantile[:, None, None]).astype(np.float64)))
+    return np.where(np.isnan(in_order[:, -1]), np.nan, np.minimum(*sizes))
+
+
+def _size_of_halves(halves: np.ndarray) -> np.ndarray:
+    """Return the effective size of chains that were split.
 
     Autocorrelations, with the variance between chains in their denominator, are summed in pairs
-    while these are positive and falling (Geyer 1992); of the pair after them, the first one if that
+    while these are positive and falling (Geyer 1992); of the pair after them, the first one if it
     is positive.
     """
     _, num_chains, count = halves.shape
     size = num_chains * count
-    if 2 * count < _LEAST_DRAWS:
+    if 2 * count < _MIN_DRAWS:
         return np.full(len(halves), np.nan)
     covariance = autocovariance(halves).mean(1)
     within = covariance[:, :1] * count / (count - 1)
@@ -130,7 +160,7 @@ def _size(halves: np.ndarray) -> np.ndarray:
 
 
 def autocorrelation_time(draws: np.ndarray) -> np.ndarray:
-    """1 + Σρ of each number, in draws: correlations averaged over chains, around a common mean.
+    """Return 1 + Σρ in draws; correlations are averaged over chains, around a common mean.
 
     They are summed in pairs while the pairs are positive and falling.
     """
@@ -144,15 +174,15 @@ def autocorrelation_time(draws: np.ndarray) -> np.ndarray:
 
 
 def slowest_time(draws: np.ndarray) -> float:
-    """The largest `autocorrelation_time` of any number of draws with axes (chain, draw, …)."""
-    by_number = np.moveaxis(draws.reshape(*draws.shape[:2], -1), -1, 0)
-    return float(autocorrelation_time(by_number).max())
+    """Return the largest `autocorrelation_time` in draws with axes (chain, draw, …)."""
+    return float(autocorrelation_time(by_quantity(draws)).max())
 
 
 def autocovariance(draws: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
-    """Of each chain around its own mean, or around one given, at every lag."""
+    """Return each chain's autocovariance at every lag, around its own mean or the one given."""
     count = draws.shape[2]
     away = draws - (draws.mean(2, keepdims=True) if mean is None else mean)
+    # Padded with zeros to a power of two, so that the ends of a chain do not meet.
     length = 1 << (2 * count - 1).bit_length()
     spectrum = np.fft.rfft(away, length, axis=2)
     power = spectrum.real**2 + spectrum.imag**2
@@ -160,13 +190,13 @@ def autocovariance(draws: np.ndarray, mean: np.ndarray | None = None) -> np.ndar
 
 
 def _split(draws: np.ndarray) -> np.ndarray:
-    """Both halves of every chain as chains; the middle draw of an odd number is left out."""
+    """Return both halves of every chain as chains; the middle draw of an odd number is left out."""
     half = draws.shape[2] // 2
     return np.concatenate([draws[:, :, :half], draws[:, :, draws.shape[2] - half :]], axis=1)
 
 
-def _ranked(draws: np.ndarray) -> np.ndarray:
-    """The normal quantiles of the ranks among all chains; those of equal draws are averaged."""
+def _rank_normalized(draws: np.ndarray) -> np.ndarray:
+    """Return normal quantiles of the ranks among all chains; ranks of equal draws are averaged."""
     pooled = draws.reshape(len(draws), -1)
     size = pooled.shape[1]
     if size == 0:
@@ -175,14 +205,15 @@ def _ranked(draws: np.ndarray) -> np.ndarray:
     in_order = np.take_along_axis(pooled, order, axis=1)
     is_new = np.ones(pooled.shape, bool)
     is_new[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
-    scores = np.broadcast_to(_quantiles(size, 1), pooled.shape)
+    scores = np.broadcast_to(_normal_scores(size, 1), pooled.shape)
     if not is_new.all():
-        numbers = np.arange(size)
-        first = np.maximum.accumulate(np.where(is_new, numbers, 0), axis=1)
+        # A run of equal draws from rank `first` to `last` gets the rank in the middle, a half.
+        ranks = np.arange(size)
+        first = np.maximum.accumulate(np.where(is_new, ranks, 0), axis=1)
         is_last = np.append(is_new[:, 1:], np.ones((len(pooled), 1), bool), axis=1)
-        last = np.where(is_last, numbers, size)
+        last = np.where(is_last, ranks, size)
         last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
-        scores = _quantiles(size, 2)[first + last]
+        scores = _normal_scores(size, 2)[first + last]
     ranked = np.empty(pooled.shape)
     np.put_along_axis(ranked, order, scores, axis=1)
     ranked[np.isnan(in_order[:, -1])] = np.nan
@@ -190,21 +221,9 @@ def _ranked(draws: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def _quantiles(size: int, density: int) -> np.ndarray:
-    """Normal quantiles of the ranks 1 to `size`, and of `density` − 1 places between neighbours.
-
-    Without scipy, whose import would take longer than all else that a verdict needs.
-    """
+def _normal_scores(size: int, density: int) -> np.ndarray:
+    """Return normal quantiles of ranks 1 to `size`, in steps of 1/`density`."""
+    # Without scipy, whose import would take longer than all else that a verdict needs.
     ranks = 1 + np.arange(density * (size - 1) + 1) / density
     levels = (ranks - 3 / 8) / (size + 1 / 4)
     return np.fromiter(map(NormalDist().inv_cdf, levels.tolist()), float, len(levels))
-
-
-def _shortest_interval(in_order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The shortest interval that 94 % of the draws, in order along the last axis, lie in."""
-    size = in_order.shape[1]
-    reach = int(np.floor(_INSIDE * size))
-    width = in_order[:, reach:] - in_order[:, : size - reach]
-    first = np.argmin(width, axis=1)[:, None]
-    ends = [np.take_along_axis(in_order, place, axis=1)[:, 0] for place in (first, first + reach)]
-    return ends[0], ends[1]

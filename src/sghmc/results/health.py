@@ -1,30 +1,66 @@
-"""Whether a run's draws can be trusted, and what to do where they cannot.
+"""Whether a run's draws can be trusted, why, and what to do if they cannot.
 
-Three kinds of evidence: what the draws say of themselves (R-hat, effective sizes), what the momenta
-say (their temperature), and what theory says of the sampler's settings (`prediction`).
+Three kinds of evidence: the draws (R-hat, effective sizes), the momenta (their temperature), and
+what theory predicts for the sampler's settings (`prediction`), floating-point rounding included.
 """
 
+import abc
 import dataclasses
 import math
-from typing import Any
+import numbers
+import textwrap
+from typing import Any, TypeGuard
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from sghmc import display
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import NoisyGradient
-from sghmc.results.diagnostics import Table
-from sghmc.results.origin import Origin, SavedOrigin
-from sghmc.results.prediction import Prediction, predict
-from sghmc.results.resolution import resolution_fault
-from sghmc.results.verdict import Verdict
+from sghmc.results.prediction import BiasPrediction, Origin, SavedOrigin, predict
+from sghmc.results.summaries import Info, SummaryTable
+from sghmc.samplers import Sampler
+from sghmc.samplers.rounding import StochasticRounding, last_digit, rounding_variance
 from sghmc.types import PyTree
 
-_LARGEST_R_HAT = 1.05
-"""The variance between chains is then a tenth of that within; 1.01 would flag many short runs."""
-_LEAST_EFFECTIVE = 100
-"""Draws of which a mean is known to a tenth of a standard deviation, a spread to 7 %."""
-_HEAT_ERRORS = 4
-"""Monte Carlo errors by which a temperature must be off: normal ones are in 1 of 16,000 runs."""
+# The variance between chains is then a tenth of that within; 1.01 would flag many short runs.
+_MAX_R_HAT = 1.05
+# Draws that determine a mean to a tenth of a standard deviation, and that to 7 %.
+_MIN_EFFECTIVE_DRAWS = 100
+# Monte Carlo errors by which a temperature must be off: normal ones are in 1 of 16,000 runs.
+_TEMPERATURE_ERRORS = 4
+# Share of a parameter's variance that rounding may add.
+_MAX_ROUNDING_EXCESS = 0.1
+
+
+class Verdict(abc.ABC):
+    """A verdict on a result: `reasons` name faults with remedies; without any it is sound."""
+
+    reasons: tuple[str, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.reasons
+
+    @property
+    def verdict(self) -> str:
+        return "; ".join(self.reasons) if self.reasons else "no sign of trouble"
+
+    @property
+    @abc.abstractmethod
+    def evidence(self) -> dict[str, str]:
+        """Return the facts behind the verdict, formatted, by name."""
+
+    def __str__(self) -> str:
+        """Return lines for a terminal of 80 columns."""
+        facts = {"verdict": self.verdict, **self.evidence}
+        return "\n".join(textwrap.fill(f"{name}: {words}", 80) for name, words in facts.items())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return display.notebook_facts(f"Verdict: {self.verdict}", self.evidence)
 
 
 class HealthWarning(UserWarning):
@@ -39,11 +75,11 @@ class Health(Verdict):
     | --- | --- |
     | `reasons` | what is wrong, with a remedy; empty for a sound run |
     | `r_hat`, `effective` | the largest R-hat and the smallest effective size, bulk or tail |
-    | `slowest` | the number of the draws that has this smallest effective size |
-    | `kinetic_temperature` | of the momenta, relative to τ: 1 when right |
+    | `slowest` | name of the quantity with this smallest effective size |
+    | `kinetic_temperature` | of the momenta, relative to τ: 1 is right |
     | `noise_share` | what gradient noise adds to the injected noise, relative |
     | `predicted_error` | largest relative error of a standard deviation, by theory, or None |
-    | `skipped` | what could not be looked at, and why |
+    | `skipped` | what could not be checked, and why |
     """
 
     reasons: tuple[str, ...]
@@ -56,103 +92,108 @@ class Health(Verdict):
     slowest: str = ""
 
     def after(self, tuning: Any) -> "Health":
-        """The verdict on a run after a tuning, which may know what draws cannot: missed modes."""
-        faults = tuple(getattr(tuning, "faults", ()))
-        return dataclasses.replace(self, reasons=self.reasons + faults)
+        """Add the complaints of a tuning, which may know of modes that the draws miss."""
+        complaints = tuple(getattr(tuning, "complaints", ()))
+        return dataclasses.replace(self, reasons=self.reasons + complaints)
 
     @property
     def evidence(self) -> dict[str, str]:
-        def shown(value: float | None, form: str) -> str:
+        def formatted(value: float | None, form: str) -> str:
             return "not known" if value is None or math.isnan(value) else format(value, form)
 
         named = {
-            "largest R-hat": shown(self.r_hat, ".3f"),
-            "smallest effective size": shown(self.effective, ".0f")
+            "largest R-hat": formatted(self.r_hat, ".3f"),
+            "smallest effective size": formatted(self.effective, ".0f")
             + (f", of {self.slowest}" if self.slowest else ""),
-            "kinetic temperature (1 is right)": shown(self.kinetic_temperature, ".3f"),
-            "gradient noise adds to the injected noise": shown(self.noise_share, "+.1%"),
-            "predicted error of standard deviations": shown(self.predicted_error, "+.1%"),
+            "kinetic temperature (1 is right)": formatted(self.kinetic_temperature, ".3f"),
+            "gradient noise adds to the injected noise": formatted(self.noise_share, "+.1%"),
+            "predicted error of standard deviations": formatted(self.predicted_error, "+.1%"),
         }
         return named | ({"not looked at": "; ".join(self.skipped)} if self.skipped else {})
 
 
 def assess(
-    table: Table,
+    table: SummaryTable,
     origin: Origin | SavedOrigin | None,
     positions: PyTree,
     hyper: PyTree,
-    info,
+    info: Info,
     tolerance: float,
 ) -> Health:
-    """`table` has the numbers of the draws, `info` their diagnostics."""
-    parting, r_hat = table.worst("r_hat", is_largest=True)
+    """Judge a run by the table of its draws, their diagnostics, and what made them."""
+    disagreeing, r_hat = table.worst("r_hat", is_largest=True)
     sizes = [table.worst(column, is_largest=False) for column in ("ess_bulk", "ess_tail")]
     slowest, effective = min(sizes, key=lambda pair: (math.isnan(pair[1]), pair[1]))
-    predicted = Prediction(skipped="the run does not say what made it")
+    predicted = BiasPrediction(skipped="the run does not say what made it")
     if isinstance(origin, SavedOrigin):
-        predicted = Prediction(
+        predicted = BiasPrediction(
             skipped="the law of the settings: the draws came without their target"
         )
     elif origin is not None:
         predicted = predict(origin, positions, hyper, info.is_finite)
-    heat, right = info.kinetic_temperature, None if origin is None else origin.temperature
-    heat = heat / right if heat is not None and heat.size and right else None
-    reasons = [
-        *_lost(info.is_finite),
-        *_disagreeing(r_hat, parting),
-        *_few(effective, r_hat, slowest),
-        *([predicted.fault] if predicted.fault else []),
-        *_biased(predicted, origin, tolerance),
-        *_heated(heat, predicted, tolerance),
-        *_rounded(predicted, origin, positions),
+    temperature, expected = info.kinetic_temperature, origin.temperature if origin else None
+    if temperature is not None:
+        temperature = temperature / expected if temperature.size and expected else None
+    complaints = [
+        _lost_chains(info.is_finite),
+        _disagreement(r_hat, disagreeing),
+        _few_draws(effective, r_hat, slowest),
+        predicted.complaint,
     ]
+    error = predicted.predicted_error
+    if isinstance(origin, Origin):
+        complaints.append(_bias(predicted, origin, tolerance))
+    if temperature is not None and abs(error or 0.0) <= tolerance:  # else the bias explains it
+        complaints.append(temperature_complaint(temperature, tolerance))
+    # Draws for which an error is predicted are the parameters; accept steps do not mind rounding.
+    is_predicted = error is not None
+    if is_predicted and isinstance(origin, Origin) and not origin.sampler.dynamics.metropolis:
+        complaints.append(resolution_complaint(origin, positions))
     return Health(
-        reasons=tuple(reasons),
+        reasons=tuple(each for each in complaints if each is not None),
         r_hat=r_hat,
         effective=effective,
         slowest=slowest,
-        kinetic_temperature=None if heat is None else float(np.mean(heat)),
+        kinetic_temperature=None if temperature is None else float(np.mean(temperature)),
         noise_share=predicted.noise_share,
-        predicted_error=predicted.predicted_error,
+        predicted_error=error,
         skipped=() if predicted.skipped is None else (predicted.skipped,),
     )
 
 
-def _lost(is_finite: np.ndarray) -> list[str]:
+def _lost_chains(is_finite: np.ndarray) -> str | None:
     if is_finite.size == 0:
-        return ["there are no draws: run longer"]
+        return "there are no draws: run longer"
     lost = int(np.any(~is_finite, axis=1).sum())
-    return [f"{lost} of {len(is_finite)} chains became non-finite"] if lost else []
+    return f"{lost} of {len(is_finite)} chains became non-finite" if lost else None
 
 
-def _disagreeing(r_hat: float, name: str) -> list[str]:
-    if r_hat <= _LARGEST_R_HAT or math.isnan(r_hat):
-        return []
-    return [
+def _disagreement(r_hat: float, name: str) -> str | None:
+    if r_hat <= _MAX_R_HAT or math.isnan(r_hat):
+        return None
+    return (
         f"chains disagree on {name} (R-hat {r_hat:.2f}): they have not forgotten their starts, or "
         f"sit in different modes; run longer, with more burn-in"
-    ]
+    )
 
 
-def _few(effective: float, r_hat: float, name: str) -> list[str]:
-    if effective >= _LEAST_EFFECTIVE or r_hat > _LARGEST_R_HAT or math.isnan(effective):
-        return []
-    return [
+def _few_draws(effective: float, r_hat: float, name: str) -> str | None:
+    if effective >= _MIN_EFFECTIVE_DRAWS or r_hat > _MAX_R_HAT or math.isnan(effective):
+        return None
+    return (
         f"only {effective:.0f} effective draws of {name}: run longer, or let tune choose the "
         f"settings"
-    ]
+    )
 
 
-def _biased(
-    predicted: Prediction, origin: Origin | SavedOrigin | None, tolerance: float
-) -> list[str]:
+def _bias(predicted: BiasPrediction, origin: Origin, tolerance: float) -> str | None:
     error = predicted.predicted_error
-    if error is None or not isinstance(origin, Origin) or abs(error) <= tolerance:
-        return []
+    if error is None or abs(error) <= tolerance:
+        return None
     text = f"standard deviations may be {abs(error):.0%} too {'wide' if error > 0 else 'narrow'}: "
     share = predicted.noise_share or 0.0
     if abs(predicted.step_error) > tolerance or share <= tolerance:
-        return [text + "the step size is too large for the stiffest direction; halve it"]
+        return text + "the step size is too large for the stiffest direction; halve it"
     # The share falls with the batch; half of the tolerance is left to other errors.
     batch = origin.gradient.batch_rows
     larger = "" if batch is None else f" or batches of {math.ceil(batch * share / tolerance):,}"
@@ -161,38 +202,104 @@ def _biased(
         remedy = "use a center nearer the mode"
     elif isinstance(origin.gradient, NoisyGradient):
         remedy = "tell the sampler of it by gradient_noise"
-    return [text + f"gradient noise adds {share:.0%} to the injected noise; {remedy}{larger}"]
+    return text + f"gradient noise adds {share:.0%} to the injected noise; {remedy}{larger}"
 
 
-def _heated(heat: np.ndarray | None, predicted: Prediction, tolerance: float) -> list[str]:
-    explained = abs(predicted.predicted_error or 0.0) > tolerance
-    fault = None if heat is None or explained else heat_fault(heat, tolerance)
-    return [] if fault is None else [fault]
-
-
-def _rounded(
-    predicted: Prediction, origin: Origin | SavedOrigin | None, positions: PyTree
-) -> list[str]:
-    is_known = predicted.predicted_error is not None  # and so the draws are the parameters
-    if not is_known or not isinstance(origin, Origin) or origin.sampler.dynamics.metropolis:
-        return []
-    fault = resolution_fault(origin, positions)
-    return [] if fault is None else [fault]
-
-
-def heat_fault(heat: np.ndarray, tolerance: float) -> str | None:
-    """What is wrong with kinetic temperatures, axes (chain, draw), that should be 1."""
-    if not np.all(np.isfinite(heat)):
-        return None  # lost chains are another fault's business
-    means = heat.mean(1)
-    error = heat.std() / math.sqrt(heat.size) if len(means) < 2 else means.std(ddof=1)
+def temperature_complaint(temperature: np.ndarray, tolerance: float) -> str | None:
+    """Return what is wrong with kinetic temperatures, axes (chain, draw), that should be 1."""
+    if not np.all(np.isfinite(temperature)):
+        return None  # chains that were lost are another complaint
+    means = temperature.mean(1)
+    # The error of the mean over all chains, from the scatter of their means.
+    error = temperature.std() / math.sqrt(temperature.size)
+    if len(means) > 1:
+        error = means.std(ddof=1)
     error = error / math.sqrt(len(means))
     excess = float(means.mean()) - 1
-    # A temperature is a variance: twice the error of a standard deviation.
-    if abs(excess) <= 2 * tolerance + _HEAT_ERRORS * error:
+    # A temperature is a variance: twice the relative error of a standard deviation.
+    if abs(excess) <= 2 * tolerance + _TEMPERATURE_ERRORS * error:
         return None
     return (
         f"the momenta are {'hotter' if excess > 0 else 'colder'} than they should be by "
         f"{abs(excess):.0%}: more noise enters than the settings say, or the step size is too "
         f"large; halve it"
     )
+
+
+def resolution_complaint(origin: Origin, positions: PyTree) -> str | None:
+    """Check that updates exceed the floating-point resolution of the parameters.
+
+    Smaller ones are lost, so that chains stick where numbers are large.
+    """
+    if isinstance(origin.sampler, StochasticRounding):
+        return _rounding_complaint(origin.sampler, origin.temperature, positions)
+    move = _typical_move(origin.sampler, origin.temperature)
+    if not move:
+        return None
+    for leaf in jax.tree.leaves(positions):
+        size = math.sqrt(np.mean(np.square(np.asarray(leaf, np.float64))))
+        digit = float(jnp.finfo(leaf.dtype).eps) * size
+        if move < digit:
+            return (
+                f"a step moves parameters by about {move:.1g}, but the last digit of {leaf.dtype} "
+                f"numbers of their size is {digit:.1g}: moves are lost in rounding; take larger "
+                f"steps, parameters of more digits or, in bfloat16, StochasticRounding"
+            )
+    return None
+
+
+def _rounding_complaint(sampler: Sampler, temperature: float, positions: PyTree) -> str | None:
+    """Check how much variance stochastic rounding adds: it loses no updates, but has noise."""
+    for leaf in jax.tree.leaves(positions):
+        if leaf.dtype != jnp.bfloat16:
+            continue
+        excess = rounding_excess(sampler, temperature, np.asarray(leaf, np.float64))
+        if excess is not None and excess > _MAX_ROUNDING_EXCESS:
+            return (
+                f"rounding to bfloat16 adds {excess:.0%} to the variance of parameters: take "
+                f"larger steps, over which its noise is spread, or parameters of more digits"
+            )
+    return None
+
+
+def rounding_excess(sampler: Sampler, temperature: float, draws: np.ndarray) -> float | None:
+    """Return what stochastic rounding adds to variances, relative to them, for small steps.
+
+    The mean over the parameters of draws (chain, draw, …); None if settings are no numbers.
+    """
+    move = _typical_move(sampler, temperature)
+    if not move:
+        return None
+    settings, dynamics = sampler.settings, sampler.dynamics
+    added = rounding_variance(move, last_digit(draws)).mean((0, 1))
+    variance = draws.var((0, 1))
+    is_moving = variance > 0
+    if not is_moving.any():
+        return None
+    added, variance = added[is_moving], variance[is_moving]
+    step, friction, mass = settings.get("step_size"), dynamics.friction, settings.get("mass")
+    if friction is None:
+        return float(np.mean(added)) / move**2
+    if not (_is_number(friction) and _is_number(step) and _is_number(mass) and friction):
+        return None
+    rate, thermal = friction / mass, temperature / mass
+    return float(np.mean(added / step * (1 / (2 * rate * variance) + rate / (2 * thermal))))
+
+
+def _typical_move(sampler: Sampler, temperature: float) -> float | None:
+    """Return the root mean square of a parameter's move in a step; None if it is not one number.
+
+    ε√(τ/m) with momentum, √(2ετP) without.
+    """
+    settings = sampler.settings
+    step, mass = settings.get("step_size"), settings.get("mass")
+    preconditioner = sampler.dynamics.preconditioner
+    if _is_number(step) and _is_number(mass):
+        return step * math.sqrt(temperature / mass)
+    if _is_number(step) and _is_number(preconditioner):
+        return math.sqrt(2 * step * temperature * preconditioner)
+    return None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, numbers.Real) or (hasattr(value, "shape") and value.shape == ())

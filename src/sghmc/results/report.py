@@ -1,23 +1,29 @@
-"""The page of a run: the verdict first, then what it rests on."""
+"""The HTML page of a run, with the verdict first, and its overview for `print` and notebooks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sghmc.display import page, pictures
+from sghmc import display
 from sghmc.results.health import Health
+from sghmc.results.prediction import Origin, SavedOrigin
+from sghmc.results.summaries import Info
 
 if TYPE_CHECKING:
     import pandas
 
 _NUM_PICTURED = 6
-_NUMBERS = ("mean", "sd", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat")
-_RARE = 0.025
-"""A summary of the data in this share of either tail of the replicated ones is not as expected."""
+_COLUMNS = ("mean", "sd", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat")
+# An observed summary in this share of either tail of the replicated ones is not as expected.
+_RARE_SHARE = 0.025
+# Variables that a printed overview names, and that a notebook lists: a line, and a page.
+_MAX_NAMED, _MAX_LISTED = 6, 50
+# Seconds for a run that made no draw after its first.
+_MIN_SECONDS = 1e-9
 
 
-class Check(NamedTuple):
+class PredictiveCheck(NamedTuple):
     """A summary of the data, and the same summary of data sets that the model made."""
 
     name: str
@@ -25,7 +31,8 @@ class Check(NamedTuple):
     replicated: np.ndarray
 
     @classmethod
-    def of(cls, name: str, pair: Any) -> "Check":
+    def of(cls, name: str, pair: Any) -> "PredictiveCheck":
+        """Check a user's pair of an observed summary and replicated ones."""
         try:
             observed, replicated = (np.asarray(part, float) for part in pair)
         except (TypeError, ValueError) as error:
@@ -45,51 +52,53 @@ class Check(NamedTuple):
 
     @property
     def share_above(self) -> float:
-        """Of the replicated summaries, those above the observed one; ties count half."""
+        """Return the share of replicated summaries above the observed one; ties count half."""
         above, equal = self.replicated > self.observed, self.replicated == self.observed
         return float(above.mean() + equal.mean() / 2)
 
     @property
     def is_expected(self) -> bool:
-        return _RARE <= self.share_above <= 1 - _RARE
+        return _RARE_SHARE <= self.share_above <= 1 - _RARE_SHARE
 
 
 def run_page(
     title: str,
     health: Health,
     table: "pandas.DataFrame",
-    numbers: Mapping[str, np.ndarray],
-    num_numbers: int,
+    quantities: Mapping[str, np.ndarray],
+    num_quantities: int,
     settings: Mapping[str, object],
     statistics: Mapping[str, tuple[np.ndarray, float | None]],
-    checks: Sequence[Check],
+    checks: Sequence[PredictiveCheck],
     notes: str | None,
 ) -> str:
-    """HTML of a run.
+    """Return the HTML page of a run.
 
     | argument | meaning |
     | --- | --- |
-    | `table` | a row for each of `numbers` |
-    | `numbers` | of the draws, by name; axes (chain, draw) |
-    | `num_numbers` | how many there are in all |
+    | `table` | a row for each of `quantities` |
+    | `quantities` | single numbers of the draws by name; axes (chain, draw) |
+    | `num_quantities` | how many there are in all |
     | `settings` | what made the run, and how fast |
     | `statistics` | of each draw, axes (chain, draw), and the level they should have |
-    | `notes` | what tuning said, or None |
+    | `notes` | the tuner's report, or None |
     """
     sections = [
-        page.verdict(health.verdict, health.is_sound),
-        page.section("What to do next", page.points(_next(health, checks))),
-        page.section("What the verdict rests on", page.facts(health.evidence)),
-        page.section("The run", page.facts(settings)),
+        display.verdict(health.verdict, health.is_sound),
+        display.section("What to do next", display.points(_next_steps(health, checks))),
+        display.section("What the verdict rests on", display.facts(health.evidence)),
+        display.section("The run", display.facts(settings)),
     ]
     if notes:
-        sections.append(page.section("Tuning", page.preformatted(notes)))
-    sections += _predictive(checks)
-    sections += _numbers(table, num_numbers) + _worst(table, numbers) + _of_draws(statistics)
-    return page.page(title, sections)
+        sections.append(display.section("Tuning", display.preformatted(notes)))
+    if checks:
+        sections.append(_predictive_section(checks))
+    sections.append(_quantities_section(table, num_quantities))
+    sections += _worst_section(table, quantities) + _statistics_section(statistics)
+    return display.page(title, sections)
 
 
-def _next(health: Health, checks: Sequence[Check]) -> list[str]:
+def _next_steps(health: Health, checks: Sequence[PredictiveCheck]) -> list[str]:
     steps = list(health.reasons)
     if health.is_sound:
         steps.append("Nothing needs mending. More draws make Monte Carlo errors (mcse) smaller.")
@@ -102,62 +111,124 @@ def _next(health: Health, checks: Sequence[Check]) -> list[str]:
     return steps
 
 
-def _predictive(checks: Sequence[Check]) -> list[str]:
-    if not checks:
-        return []
+def _predictive_section(checks: Sequence[PredictiveCheck]) -> str:
     parts = []
     for check in checks:
         words = (
-            f"observed {check.observed:.4g}; of the replicated data sets {check.share_above:.1%} "
-            f"have more: {'as expected' if check.is_expected else 'not as expected'}"
+            f"{check.name}: observed {check.observed:.4g}; of the replicated data sets "
+            f"{check.share_above:.1%} have more: "
+            f"{'as expected' if check.is_expected else 'not as expected'}"
         )
-        drawn = page.picture(
-            pictures.replicates(check.observed, check.replicated), f"{check.name}: {words}"
-        )
-        parts.append(page.side_by_side(f"{check.name}: {words}", [drawn]))
-    inside = f'<div class="side">{"".join(parts)}</div>'
-    return [page.section("Predictive checks", inside)]
+        pictures = display.replicates_picture(check.observed, check.replicated)
+        parts.append(display.side_by_side(words, [display.picture(pictures, words)]))
+    return display.section("Predictive checks", f'<div class="side">{"".join(parts)}</div>')
 
 
-def _numbers(table: "pandas.DataFrame", num_numbers: int) -> list[str]:
-    columns = [name for name in _NUMBERS if name in table.columns]
+def _quantities_section(table: "pandas.DataFrame", num_quantities: int) -> str:
+    columns = [name for name in _COLUMNS if name in table.columns]
     entries = zip(table.index, table[columns].to_numpy(float), strict=True)
-    parts = [page.rows("numbers", ["name", *columns], entries)]
-    if num_numbers > len(table):
+    parts = [display.rows("numbers", ["name", *columns], entries)]
+    if num_quantities > len(table):
         parts.append(
-            page.paragraph(
-                f"{len(table):,} of {num_numbers:,} numbers, evenly spaced: the verdict rests on "
-                f"them."
+            display.paragraph(
+                f"{len(table):,} of {num_quantities:,} numbers, evenly spaced: the verdict rests "
+                f"on them."
             )
         )
-    return [page.section("Every number", *parts)]
+    return display.section("Every number", *parts)
 
 
-def _worst(table: "pandas.DataFrame", numbers: Mapping[str, np.ndarray]) -> list[str]:
-    """The numbers with the smallest effective sizes."""
-    names = [
-        name for name in table.sort_values("ess_bulk").index if np.all(np.isfinite(numbers[name]))
-    ]
+def _worst_section(table: "pandas.DataFrame", quantities: Mapping[str, np.ndarray]) -> list[str]:
+    """Return pictures of the quantities with the smallest effective sizes."""
+    in_order = table.sort_values("ess_bulk").index
+    names = [name for name in in_order if np.all(np.isfinite(quantities[name]))]
     parts = []
     for name in names[:_NUM_PICTURED]:
-        values = np.asarray(numbers[name], float)
-        drawn = {
-            "trace": pictures.trace(values),
-            "ranks": pictures.ranks(values),
-            "autocorrelation": pictures.autocorrelation(values),
+        values = np.asarray(quantities[name], float)
+        pictures = {
+            "trace": display.trace_picture(values),
+            "ranks": display.rank_picture(values),
+            "autocorrelation": display.autocorrelation_picture(values),
         }
-        shown = [page.picture(pair, f"{kind} of {name}") for kind, pair in drawn.items()]
-        parts.append(page.side_by_side(name, shown))
+        drawn = [display.picture(pair, f"{kind} of {name}") for kind, pair in pictures.items()]
+        parts.append(display.side_by_side(name, drawn))
     if not parts:
         return []
-    words = page.paragraph("A line for each chain, for eight of them at most.")
-    return [page.section("The numbers that mix worst", words, *parts)]
+    words = display.paragraph("A line for each chain, for eight of them at most.")
+    return [display.section("The numbers that mix worst", words, *parts)]
 
 
-def _of_draws(statistics: Mapping[str, tuple[np.ndarray, float | None]]) -> list[str]:
-    shown = [
-        page.picture(pictures.trace(values, name, level), f"{name} of each draw")
+def _statistics_section(
+    statistics: Mapping[str, tuple[np.ndarray, float | None]],
+) -> list[str]:
+    drawn = [
+        display.picture(display.trace_picture(values, name, level), f"{name} of each draw")
         for name, (values, level) in statistics.items()
         if values.size and np.all(np.isfinite(values))
     ]
-    return [page.section("Of each draw", page.side_by_side("", shown))] if shown else []
+    return [display.section("Of each draw", display.side_by_side("", drawn))] if drawn else []
+
+
+def overview_parts(
+    variables: Mapping[str, np.ndarray],
+    averages: Iterable[str],
+    info: Info,
+    num_steps: int,
+    seconds: float,
+) -> list[str]:
+    """Return how big the run was, what it kept, and whether all chains are finite."""
+    shown = [f"{name} {leaf.shape[2:]}" for name, leaf in list(variables.items())[:_MAX_NAMED]]
+    if len(variables) > _MAX_NAMED:
+        shown.append(f"and {len(variables) - _MAX_NAMED} more")
+    found = [
+        overview_size(info),
+        f"{_count(num_steps, 'step')} in {seconds:.1f} s",
+        ", ".join(shown) if shown else "nothing kept",
+    ]
+    if averages:
+        found.append(f"averages {', '.join(averages)}")
+    if info.acceptance is not None and info.acceptance.size:
+        found.append(f"acceptance {np.mean(info.acceptance):.2f}")
+    failed = int(np.any(~info.is_finite, axis=1).sum())
+    found.append(f"{failed} of {len(info.is_finite)} chains not finite" if failed else "all finite")
+    return found
+
+
+def overview_table(title: str, variables: Mapping[str, np.ndarray]) -> str:
+    """Return HTML with a row for each variable."""
+    rows = [(name, leaf.shape[2:], leaf.dtype) for name, leaf in variables.items()]
+    if len(rows) > _MAX_LISTED:
+        rows = [*rows[:_MAX_LISTED], (f"and {len(rows) - _MAX_LISTED} more", "", "")]
+    return display.notebook_table(title, ("variable", "shape", "dtype"), rows)
+
+
+def overview_settings(
+    origin: Origin | SavedOrigin | None,
+    info: Info,
+    num_steps: int,
+    seconds: float,
+    startup_seconds: float,
+) -> dict[str, object]:
+    """Return what made the run, and how fast, by name."""
+    sampling_seconds = max(seconds - startup_seconds, _MIN_SECONDS)
+    speed = num_steps * len(info.is_finite) / sampling_seconds
+    named: dict[str, object] = {
+        "draws": overview_size(info),
+        "steps of each chain": f"{num_steps:,}",
+        "seconds": f"{seconds:.1f}, {startup_seconds:.1f} of them to the first draw",
+        "steps a second, all chains": f"{speed:,.0f}",
+    }
+    if isinstance(origin, SavedOrigin):
+        return named | origin.arguments
+    if origin is not None:
+        named |= {"sampler": repr(origin.sampler), "gradient": repr(origin.gradient)}
+    return named
+
+
+def overview_size(info: Info) -> str:
+    num_chains, num_draws = info.is_finite.shape
+    return f"{_count(num_chains, 'chain')} × {_count(num_draws, 'draw')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

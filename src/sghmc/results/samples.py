@@ -1,43 +1,53 @@
-"""What a run returns."""
+"""What a run returns: `Samples`, and the errors that carry them if the run went wrong."""
 
 import dataclasses
 import math
 import os
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 
-from sghmc.display import page
-from sghmc.results import convergence, diagnostics, overview
+from sghmc import display
+from sghmc.results import convergence, report, summaries
 from sghmc.results.health import Health, HealthWarning, assess
-from sghmc.results.info import Growth, Info
-from sghmc.results.origin import Origin, SavedOrigin
-from sghmc.results.report import Check, run_page
+from sghmc.results.prediction import Origin, SavedOrigin
+from sghmc.results.summaries import Info, SummaryTable
 from sghmc.types import PyTree
 
 if TYPE_CHECKING:
     import arviz
     import pandas
 
+# Relative error of a standard deviation that does not matter.
 _TOLERANCE = 0.05
-"""The relative error of a standard deviation that is nothing to speak of."""
-_MOST_REPORTED = 2_000
-"""Numbers that a verdict and a report look at: each takes a millisecond, of thousands of draws."""
+# Quantities that a verdict and a report evaluate: each takes a millisecond, of thousands of draws.
+_MAX_REPORTED = 2_000
+# Bytes of draws that an error may hold in memory.
+_MAX_COPIED_BYTES = 1 << 30
+
+
+class Growth(NamedTuple):
+    """From the kept draw `draw` on the posterior had `num_examples` rows, and fewer before."""
+
+    draw: int
+    num_before: int
+    num_examples: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
     """The draws of a run, on the host.
 
-    | field | what |
+    | field | meaning |
     | --- | --- |
     | `positions` | what `keep` returned (default: the parameters); axes (chain, draw, …) |
     | `hyper` | the hyperparameters of each draw, or None |
     | `averages` | mean of each averaged function over the kept draws; leading chain axis |
-    | `trace` | what `trace` made of the averages at each draw, or None; axes (chain, draw, …) |
+    | `trace` | result of `trace` for the averages at each draw, or None; axes (chain, draw, …) |
     | `info` | potential estimate, kinetic temperature, acceptance, finiteness of each draw |
     | `num_steps` | sampler steps made, burn-in and thinning included |
     | `seconds` | wall-clock time of the run, compilation included |
@@ -63,20 +73,17 @@ class Samples:
     growth: tuple[Growth, ...] = ()
     is_interrupted: bool = False
 
-    def with_tuning(self, report: Any) -> "Samples":
-        return dataclasses.replace(self, tuning=report)
-
     @property
     def num_chains(self) -> int:
         return self.info.is_finite.shape[0]
 
     @property
     def num_draws(self) -> int:
-        """Kept draws of each chain."""
+        """Return the number of kept draws of each chain."""
         return self.info.is_finite.shape[1]
 
     def to_arviz(self) -> "arviz.InferenceData":
-        """The draws as arviz, and so every plot and diagnostic there, takes them.
+        """Convert the draws for arviz, with all its plots and diagnostics.
 
         Variables are named by their paths: `weights`, `layers[0].bias`; an array or a tuple at the
         top is `position`, hyperparameters follow `hyper`. The group sample_stats has `potential`,
@@ -98,20 +105,20 @@ class Samples:
             "kinetic_temperature": self.info.kinetic_temperature,
             "acceptance_rate": self.info.acceptance,
         }
-        return diagnostics.to_arviz(
+        return summaries.to_arviz(
             self._variables(),
             {name: values for name, values in statistics.items() if values is not None},
         )
 
     def summary(self, names: Sequence[str] | None = None) -> "pandas.DataFrame":
-        """One row for each number of the draws (of the variables `names`).
+        """Return a table with one row for each number of the draws (of the variables `names`).
 
         The columns are mean, sd, a highest-density interval, the Monte Carlo standard errors
         mcse_mean and mcse_sd, the effective sample sizes ess_bulk and ess_tail, and r_hat, which
-        needs two chains or more. The table's `attrs` hold what `health` says of the run; where that
-        is trouble, a `HealthWarning` says it aloud.
+        needs two chains or more. The table's `attrs` hold the verdict of `health`; if the run is
+        not sound, there is a `HealthWarning` too.
         """
-        table = diagnostics.summary(self._variables(), names)
+        table = summaries.summary(self._variables(), names)
         health = self.health()
         table.attrs = {"verdict": health.verdict, **dataclasses.asdict(health)}
         if not health.is_sound:
@@ -119,10 +126,10 @@ class Samples:
         return table
 
     def health(self, tolerance: float = _TOLERANCE) -> Health:
-        """A verdict on the run: chains, momenta, and what theory says of its settings.
+        """Return a verdict on the run: chains, momenta, and what theory predicts for its settings.
 
-        Gradient noise and curvature are measured at some of the draws, where they are the
-        parameters themselves: a `keep` that stores something else leaves that part out.
+        Gradient noise and curvature are measured at some of the draws if these are the parameters
+        themselves: with a `keep` that stores something else that part is left out.
 
         >>> import jax, jax.numpy as jnp, sghmc
         >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
@@ -133,16 +140,16 @@ class Samples:
         >>> samples.health().is_sound  # the step is too large: variances are twice too large
         False
         """
-        table = diagnostics.table(self._variables(), _MOST_REPORTED)
+        table = SummaryTable.of(self._variables(), _MAX_REPORTED)
         found = assess(table, self.origin, self.positions, self.hyper, self.info, tolerance)
         return found.after(self.tuning)
 
     def settling_draws(self, within: float = 0.1) -> float:
-        """How many draws the chains need, after the data last grew, until they have settled.
+        """Estimate how many draws the chains need to settle after the data last grew.
 
         From N to N' rows the posterior moves by about √(N'/N − 1) of its new standard deviations;
-        that falls by 1/e in an autocorrelation time (1 + Σρ, of the slowest number kept since), and
-        has settled when `within` standard deviations are left. Zero where nothing grew.
+        that falls by 1/e in an autocorrelation time (1 + Σρ, of the slowest quantity kept since),
+        and has settled when `within` standard deviations are left. Zero if nothing grew.
         """
         if not self.growth:
             return 0.0
@@ -153,9 +160,9 @@ class Samples:
         slowest = max(convergence.slowest_time(leaf) for leaf in since)
         return slowest * max(0.0, math.log(moved / within))
 
-    def plot(self, kind: str = "trace", names: Sequence[str] | None = None, **options):
-        """A picture through arviz: "trace", "rank", "autocorrelation" or "pair"; its axes."""
-        return diagnostics.plot(self.to_arviz(), kind, names, **options)
+    def plot(self, kind: str = "trace", names: Sequence[str] | None = None, **options: Any) -> Any:
+        """Plot through arviz: "trace", "rank", "autocorrelation" or "pair"; return its axes."""
+        return summaries.plot(self.to_arviz(), kind, names, **options)
 
     def report(
         self,
@@ -164,7 +171,7 @@ class Samples:
         *,
         predictive: Mapping[str, tuple[Any, Any]] | None = None,
     ) -> pathlib.Path:
-        """One page of HTML that needs nothing beside it; where it was written.
+        """Write one page of HTML that needs no other file; return where it was written.
 
         The verdict of `health`, what to do, settings and speed, every number (of very many, some,
         evenly spaced) with its effective size and R-hat, and pictures of those that mix worst.
@@ -189,41 +196,105 @@ class Samples:
         ...     samples.report(folder, predictive=checks).name
         'report.html'
         """
-        checks = [Check.of(str(name), pair) for name, pair in (predictive or {}).items()]
+        checks = [
+            report.PredictiveCheck.of(str(name), pair) for name, pair in (predictive or {}).items()
+        ]
         variables = self._variables()
-        numbers = diagnostics.numbers(variables, _MOST_REPORTED)
-        table = diagnostics.table(variables, _MOST_REPORTED).frame()
-        temperature = None if self.origin is None else self.origin.temperature
+        info, temperature = self.info, None if self.origin is None else self.origin.temperature
         statistics = {
-            "potential": (self.info.potential, None),
-            "kinetic temperature": (self.info.kinetic_temperature, temperature),
-            "acceptance": (self.info.acceptance, None),
+            "potential": (info.potential, None),
+            "kinetic temperature": (info.kinetic_temperature, temperature),
+            "acceptance": (info.acceptance, None),
         }
-        content = run_page(
+        content = report.run_page(
             title,
             self.health(),
-            table,
-            numbers,
+            SummaryTable.of(variables, _MAX_REPORTED).frame(),
+            summaries.quantities(variables, _MAX_REPORTED),
             sum(math.prod(leaf.shape[2:]) for leaf in variables.values()),
-            overview.settings(
-                self.origin, self.info, self.num_steps, self.seconds, self.startup_seconds
+            report.overview_settings(
+                self.origin, info, self.num_steps, self.seconds, self.startup_seconds
             ),
-            {name: shown for name, shown in statistics.items() if shown[0] is not None},
+            {name: pair for name, pair in statistics.items() if pair[0] is not None},
             checks,
             None if self.tuning is None else str(self.tuning),
         )
-        return page.write(path, content)
+        return display.write(path, content)
 
     def __repr__(self) -> str:
         return f"Samples({'; '.join(self._overview())})"
 
     def _repr_html_(self) -> str:
-        return overview.table(f"Samples: {'; '.join(self._overview())}", self._variables())
+        title = f"Samples: {'; '.join(self._overview())}"
+        return report.overview_table(title, self._variables())
 
     def _overview(self) -> list[str]:
-        variables, averages = self._variables(), self.averages
-        return overview.parts(variables, averages, self.info, self.num_steps, self.seconds)
+        run = self.info, self.num_steps, self.seconds
+        return report.overview_parts(self._variables(), self.averages, *run)
 
     def _variables(self) -> dict[str, np.ndarray]:
-        """Every array of the draws, by name."""
-        return diagnostics.named_leaves(self.positions, self.hyper)
+        """Return every array of the draws by name."""
+        return summaries.named_leaves(self.positions, self.hyper)
+
+
+class GradientNoiseError(ValueError):
+    """Estimated gradient noise exceeds the injected noise. `samples` holds what was drawn."""
+
+    def __init__(self, message: str, samples: Samples):
+        super().__init__(message)
+        self.samples = samples
+
+
+class DivergenceError(FloatingPointError):
+    """A chain became non-finite. `samples` holds everything drawn until then."""
+
+    def __init__(self, message: str, samples: Samples):
+        super().__init__(message)
+        self.samples = samples
+
+
+def thinned(samples: Samples, every: int) -> Samples:
+    """Return every `every`-th draw of each chain; averages and steps are still those of all.
+
+    >>> import jax, jax.numpy as jnp, sghmc
+    >>> from sghmc.results.samples import thinned
+    >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
+    >>> samples = sghmc.sample(
+    ...     jax.random.key(0), target, sghmc.SGHMC(0.1, friction=1.0), jnp.zeros(2),
+    ...     num_samples=100, num_chains=4, progress=False,
+    ... )
+    >>> thinned(samples, 10).positions.shape
+    (4, 10, 2)
+    """
+    if every == 1:
+        return samples
+    chosen = slice(every - 1, None, every)
+    growth = tuple(each._replace(draw=each.draw // every) for each in samples.growth)
+    some = _map_draws(samples, lambda leaf: leaf[:, chosen], lambda clock: clock[chosen])
+    return dataclasses.replace(some, growth=growth)
+
+
+def lasting(samples: Samples, num_saved: int) -> Samples:
+    """Return draws that stay valid when another run takes over their files, and cuts them short.
+
+    They are copies or, if these would be large, the first `num_saved` draws, which no run removes.
+    """
+    arrays = jax.tree.leaves((samples.positions, samples.hyper, samples.trace))
+    if sum(leaf.nbytes for leaf in arrays) > _MAX_COPIED_BYTES:
+        return _map_draws(
+            samples, lambda leaf: leaf[:, :num_saved], lambda clock: clock[:num_saved]
+        )
+    return _map_draws(samples, np.array, np.array)
+
+
+def _map_draws(samples: Samples, change: Callable, change_clock: Callable) -> Samples:
+    """Apply `change` to all arrays of draws, axes (chain, draw, …); the clock has draws alone."""
+    info = {name: jax.tree.map(change, value) for name, value in vars(samples.info).items()}
+    return dataclasses.replace(
+        samples,
+        positions=jax.tree.map(change, samples.positions),
+        hyper=jax.tree.map(change, samples.hyper),
+        trace=jax.tree.map(change, samples.trace),
+        info=Info(**info),
+        clock=None if samples.clock is None else change_clock(samples.clock),
+    )

@@ -9,17 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.core import matrices, pencils, random, tree
-from sghmc.gradients.fisher import EmpiricalFisher
-from sghmc.samplers.base import Kernel, NoiseRoom, Sampler
-from sghmc.samplers.noise import (
+from sghmc.gradients.noise import EmpiricalFisher
+from sghmc.samplers import Kernel, NoiseRoom, Sampler
+from sghmc.samplers.settings import (
     NoiseEstimate,
+    array_setting,
     check_gradient_noise,
+    check_setting,
     given_fisher,
     is_subtracted,
     parse_gradient_noise,
+    scaled,
+    value_at,
+    values_over,
     worst_excess,
 )
-from sghmc.samplers.settings import array_setting, check_setting, scaled, value_at, values_over
 from sghmc.types import PyTree, Schedule
 
 

@@ -1,18 +1,166 @@
-"""Hamiltonian Monte Carlo; with a stochastic gradient, the naive variant of the paper's §3.1."""
+"""A sum over all data, estimated from rows that are added until they are enough.
+
+An accept step that looks at a part of the data: as much as the decision needs.
+
+Hamiltonian Monte Carlo; with a stochastic gradient, the naive variant of the paper's §3.1.
+"""
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from sghmc.core import matrices, pencils, random, tree
-from sghmc.core.checking import check_count
-from sghmc.samplers.austerity import Austerity
-from sghmc.samplers.base import Kernel, Sampler, Traits
+from sghmc.core.checks import check_count
+from sghmc.samplers import Kernel, Sampler, Traits
 from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
-from sghmc.types import Evaluation, PyTree, Schedule, StepInfo
+from sghmc.types import Change, Evaluation, PyTree, Schedule, StepInfo
+
+
+class Estimate(NamedTuple):
+    """A change of the potential from `num_rows` rows without replacement, and its variance.
+
+    The variance is N²(1 − n/N) s²/n, s² centered and with divisor n − 1: unbiased, and 0 once all
+    rows were seen.
+    """
+
+    value: jax.Array
+    variance: jax.Array
+    num_rows: jax.Array
+
+
+class _Seen(NamedTuple):
+    """How many terms, their mean, and the sum of their squares around it."""
+
+    num_terms: jax.Array
+    mean: jax.Array
+    squares: jax.Array
+
+
+def estimate(
+    change: Change,
+    order: jax.Array,
+    batch_size: int,
+    is_enough: Callable[[Estimate], jax.Array],
+) -> Estimate:
+    """Looks at `batch_size` more rows in random order, until `is_enough` or all were seen.
+
+    `order` is two random words, the key of a permutation of the rows. Among chains the loop goes on
+    until the last has enough, so that it is a real loop, where a branch would always be taken.
+    """
+    total = change.num_terms
+    zero = jnp.zeros((), change.known.dtype)
+    if isinstance(total, int) and total == 0:
+        return Estimate(change.known, zero, jnp.zeros((), jnp.int32))
+
+    def judged(seen: _Seen) -> Estimate:
+        number, count = jnp.asarray(total, zero.dtype), seen.num_terms.astype(zero.dtype)
+        scatter = seen.squares / jnp.maximum((count - 1) * count, 1)
+        spread = number * scatter * (number - count)
+        return Estimate(change.known + number * seen.mean, spread, seen.num_terms)
+
+    def is_short(seen: _Seen) -> jax.Array:
+        return (seen.num_terms < 2) | ~is_enough(judged(seen))
+
+    def look(seen: _Seen) -> _Seen:
+        place = seen.num_terms + lax.iota(jnp.int32, batch_size)
+        rows = random.permuted(order, jnp.zeros(1), jnp.minimum(place, total - 1)[None], total)[0]
+        return _joined(seen, change.terms(rows).astype(zero.dtype), place < total)
+
+    nothing = _Seen(jnp.zeros((), jnp.int32), zero, zero)
+    return judged(
+        lax.while_loop(lambda seen: (seen.num_terms < total) & is_short(seen), look, nothing)
+    )
+
+
+def _joined(seen: _Seen, terms: jax.Array, is_new: jax.Array) -> _Seen:
+    """With more terms, by the update of Chan, Golub & LeVeque: no difference of large sums."""
+    fresh = jnp.sum(is_new, dtype=jnp.int32)
+    mean = jnp.sum(jnp.where(is_new, terms, 0)) / fresh.astype(terms.dtype)
+    squares = jnp.sum(jnp.where(is_new, (terms - mean) ** 2, 0))
+    count, gap = seen.num_terms + fresh, mean - seen.mean
+    share = fresh.astype(mean.dtype) / count.astype(mean.dtype)
+    between = seen.num_terms.astype(mean.dtype) * share * gap**2
+    return _Seen(count, seen.mean + share * gap, seen.squares + squares + between)
+
+
+# An accept step that looks at a part of the data: as much as the decision needs.
+
+
+class Austerity(eqx.Module):
+    """The sequential test that accepts or rejects on a subset: `HMC(…, metropolis=Austerity())`.
+
+        accept iff Σᵢ Δᵢ < c,  Δᵢ what row i adds to U(new) − U(old), c all the rest, log u included
+        n ← n + batch_size rows without replacement,  Δ̂ = N mean(Δ),  s² with divisor n − 1
+        δ = P(T > |Δ̂ − c| / sd),  T Student's t with n − 1 degrees of freedom,
+                                  sd² = N² (s²/n) (1 − n/N)
+        until δ < error or n = N: accept iff Δ̂ < c
+
+    | field | symbol | meaning |
+    | --- | --- | --- |
+    | `error` | ϵ | the chance of a wrong decision that each look may have; 0 looks at all data |
+    | `batch_size` | m | rows that each look adds |
+
+    Law: at each look the chance of deciding wrongly is at most `error`, up to the normal law of
+    means of m rows, and reached where the sum is all but equal to c; the look at all data is never
+    wrong. So a decision that takes J looks at less than all data is wrong with probability at most
+    J·error, and a chain's bias goes to 0 with it. `info.data_share` is the share of the data that a
+    draw's decision looked at, `info.acceptance` whether it was accepted. With `FullBatch` the
+    potentials are known already, and the test is exact.
+
+    On a regression of 10,000 rows (`benchmarks/austerity.py`) error=0.05 looks at 45 % of them, and
+    variances are right within the 2 % of Monte Carlo error; error=0.2 looks at 16 %, and they are
+    18 % too large; without accept step, 45 %. Terms with heavy tails, a rare row that decides, are
+    what breaks it: the first looks miss them.
+
+    Korattikara, Chen & Welling, ICML 2014, Alg. 1 and 2.
+
+    >>> import sghmc
+    >>> sghmc.HMC(0.1, num_steps=5, metropolis=sghmc.Austerity(error=0.01)).metropolis.batch_size
+    500
+    """
+
+    error: float = 0.05
+    batch_size: int = 500
+
+    def __check_init__(self):
+        if not 0 <= self.error < 0.5:
+            raise ValueError(
+                f"error must be from 0, which looks at all data, and below 0.5, a coin's, but is "
+                f"{self.error!r}."
+            )
+        check_count(self.batch_size, "batch_size", 10, reason="for a test of normal means")
+
+    def decide(
+        self, change: Change, limit: jax.Array, order: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Whether the change is below the limit, and the share of the data that was looked at."""
+
+        def is_decided(now):
+            distance = jnp.abs(now.value - limit) / jnp.sqrt(now.variance)
+            return tail(distance, now.num_rows - 1) < self.error
+
+        seen = estimate(change, order, self.batch_size, is_decided)
+        share = seen.num_rows.astype(limit.dtype) / jnp.maximum(change.num_terms, 1)
+        return seen.value < limit, share.astype(limit.dtype)
+
+
+def tail(t: jax.Array, degrees: jax.Array) -> jax.Array:
+    """P(T > t) for t ≥ 0, T Student's t: by Wallace's normal deviate (1959).
+
+    Within 2 % down to 0.001 from 9 degrees of freedom on. The incomplete beta function has lost its
+    digits in single precision where there are thousands.
+    """
+    degrees = degrees.astype(t.dtype)
+    deviate = (8 * degrees + 1) / (8 * degrees + 3) * jnp.sqrt(degrees * jnp.log1p(t**2 / degrees))
+    return jax.scipy.stats.norm.sf(deviate)
+
+
+# Hamiltonian Monte Carlo; with a stochastic gradient, the naive variant of the paper's §3.1.
 
 
 class HMC(Sampler):

@@ -10,15 +10,25 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, UInt32
 
-from sghmc.core import matrices, pencils, random, tree, xla
-from sghmc.core.pieces import in_pieces
-from sghmc.gradients.fisher import EmpiricalFisher
-from sghmc.samplers.base import Kernel, Sampler, Traits
-from sghmc.samplers.lazy_rows import COPIES, Chosen, Part, Rows, Stretch, Table, tables_of
+from sghmc.core import matrices, pencils, random, runtime, tree
+from sghmc.core.runtime import in_pieces
+from sghmc.gradients.noise import EmpiricalFisher
+from sghmc.samplers import Kernel, Sampler, Traits
+from sghmc.samplers.lazy_rows import (
+    COPIES,
+    Chosen,
+    Part,
+    Prior,
+    Rows,
+    Stretch,
+    Table,
+    make_steps,
+    num_digits,
+    tables_of,
+)
 from sghmc.samplers.settings import value_at
 from sghmc.samplers.sghmc import SGHMC, SGHMCKernel
-from sghmc.samplers.skipped_steps import Prior, make_steps, num_digits
-from sghmc.samplers.wrapper import KernelWrapper, SamplerWrapper
+from sghmc.samplers.wrappers import KernelWrapper, SamplerWrapper
 from sghmc.types import PyTree, StepInfo
 
 _SETTLED_ENTRIES, _SETTLED_ON_ACCELERATOR = 1 << 15, 1 << 24
@@ -164,7 +174,7 @@ class LazyKernel(KernelWrapper):
 
     def settle_by(self, t, normals: Normals, state: LazyState, oracle) -> LazyState:
         """`settle`, by a function that gives the normals of step t."""
-        most = _SETTLED_ON_ACCELERATOR if xla.has_accelerator() else _SETTLED_ENTRIES
+        most = _SETTLED_ON_ACCELERATOR if runtime.has_accelerator() else _SETTLED_ENTRIES
         parts, structure = self._parts(state), jax.tree.structure(state.position)
         for i, table in enumerate(self.tables):
             length = min(table.num_rows, max(1, most // max(1, table.width)))

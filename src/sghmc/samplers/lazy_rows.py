@@ -1,4 +1,25 @@
-"""Rows of tables of parameters, some of them or one after another, as `Lazy` moves them."""
+"""Many steps of SGHMC under a Gaussian prior at once, from their exact law.
+
+Where a step sees no data its force is the prior's alone. With x = θ − μ, v the velocity, by which θ
+moves in a step, α the decay of v, h = ηλ the learning rate times the prior's precision,
+
+    v ← (1 − α)v − hx + s n,  x ← x + v        n standard normal
+
+so that k steps are z ← Fᵏz + N(0, s²Q_k) with z = (x, v), Q_k = Σ_{j<k} Fʲ(1, 1)ᵀ(1, 1)Fʲᵀ and
+
+    F = I + A,  A = (−h, 1 − α; −h, −α),  A² = −(h + α)A − hI.
+
+A power of F therefore has two numbers, Fᵏ = (1 − hb)I + aA. Q_k has two more, the variances of x
+and of v: their covariance is ½(a² + Var v), since 2xv − v² is what x² grows by in a step, and a is
+where k − 1 steps after a kick of 1 lead.
+
+Numbers k are built from their binary digits, the leading one first: doubled, and one more step
+where the digit is 1. No sum here is a difference of nearly equal numbers, however small α and h
+are, and nothing is divided by what vanishes where the damping is critical: single precision is
+enough.
+
+Rows of tables of parameters, some of them or one after another, as `Lazy` moves them.
+"""
 
 import math
 from typing import NamedTuple
@@ -9,9 +30,114 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int32, UInt32
 
-from sghmc.core import tree
-from sghmc.samplers.skipped_steps import Prior
+from sghmc.core import runtime, tree
 from sghmc.types import PyTree
+
+_FEW_DIGITS, _ALL_DIGITS = 17, 31
+"""Binary digits of numbers of steps: below 131,072, and of all."""
+
+
+class Prior(NamedTuple):
+    """What the steps of some entries are made of: α, h, s and μ."""
+
+    decay: jax.Array
+    stiffness: jax.Array
+    spread: jax.Array
+    mean: jax.Array
+
+
+class Power(NamedTuple):
+    """Fᵏ by its numbers a and b, and the variances in Q_k."""
+
+    a: jax.Array
+    b: jax.Array
+    xx: jax.Array
+    vv: jax.Array
+
+    @property
+    def xv(self) -> jax.Array:
+        return 0.5 * (self.a**2 + self.vv)
+
+
+def num_digits(num_steps: int) -> int:
+    """Binary digits to allow for: of two lengths only, so that runs share programs."""
+    return _FEW_DIGITS if num_steps < 1 << _FEW_DIGITS else _ALL_DIGITS
+
+
+def make_steps(
+    count: jax.Array,
+    prior: Prior,
+    position: jax.Array,
+    velocity: jax.Array,
+    normals: tuple[jax.Array, jax.Array],
+    digits: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Position and velocity `count` steps later, entry by entry; at 0 steps the same to the bit."""
+    decay, stiffness, spread, mean = prior
+    power = steps_power(count, decay, stiffness, digits)
+    first, second = normals
+    # A Cholesky root of Q, v first. After one step x and v have the same noise: what is left of the
+    # variance of x then is 0, or rounding.
+    of_velocity = jnp.sqrt(power.vv)
+    along = power.xv / jnp.where(power.vv > 0, of_velocity, 1)
+    across = jnp.sqrt(jnp.maximum(power.xx - along**2, 0))
+    a, pull, away = power.a, stiffness * power.b, position - mean
+    drift = (1 - decay) * a * velocity - (stiffness * a + pull) * away
+    change = -stiffness * a * away - (decay * a + pull) * velocity
+    return (
+        position + (drift + spread * (along * first + across * second)),
+        velocity + (change + spread * of_velocity * first),
+    )
+
+
+def steps_power(count: jax.Array, decay, stiffness, digits: int) -> Power:
+    """Fᵏ and Q_k for numbers of steps k below 2^digits, entry by entry."""
+    shape = jnp.broadcast_shapes(*(jnp.shape(each) for each in (count, decay, stiffness)))
+    power = Power(*[jnp.zeros(shape, jnp.result_type(decay, stiffness))] * 4)
+
+    def next_digit(i, power):
+        doubled = _doubled(power, decay, stiffness)
+        longer = _one_more(doubled, decay, stiffness)
+        is_one = (count >> (digits - 1 - i)) & np.int32(1) == 1
+        return Power(*(jnp.where(is_one, x, y) for x, y in zip(longer, doubled, strict=True)))
+
+    if runtime.has_accelerator():
+        # Every turn of a loop would be a launch, and one of unknown length a question to the host.
+        for i in range(digits):
+            power = next_digit(np.int32(i), power)
+        return power
+    unused = lax.clz(jnp.max(count)) - np.int32(32 - digits)
+    return lax.fori_loop(unused, digits, next_digit, power)
+
+
+def _doubled(power: Power, decay, stiffness) -> Power:
+    """k → 2k: F²ᵏ = FᵏFᵏ and Q_2k = Q_k + Fᵏ Q_k Fᵏᵀ."""
+    a, b, xx, vv = power
+    pull = stiffness * b
+    x_by_x, x_by_v = 1 - stiffness * a - pull, (1 - decay) * a  # the entries of Fᵏ
+    v_by_x, v_by_v = -stiffness * a, 1 - decay * a - pull
+    return Power(
+        a * (2 - 2 * pull - (stiffness + decay) * a),
+        b * (2 - pull) + a**2,
+        xx + x_by_x * (x_by_x * xx + 2 * x_by_v * power.xv) + x_by_v**2 * vv,
+        vv + v_by_x * (v_by_x * xx + 2 * v_by_v * power.xv) + v_by_v**2 * vv,
+    )
+
+
+def _one_more(power: Power, decay, stiffness) -> Power:
+    """k → k + 1: the step as it stands above, x moved by the new v."""
+    a, b, xx, vv = power
+    kept = 1 - decay
+    new = 1 + kept**2 * vv + stiffness * (stiffness * xx - 2 * kept * power.xv)
+    return Power(
+        1 + a - stiffness * b - (stiffness + decay) * a,
+        b + a,
+        xx + 2 * (kept * power.xv - stiffness * xx) + new,
+        new,
+    )
+
+
+# Rows of tables of parameters, some of them or one after another, as `Lazy` moves them.
 
 COPIES = 3
 """Normals of a parameter in a step: one for the step, two for those it skipped before."""

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from sghmc.core import random, tree
-from sghmc.core.checking import check_count
-from sghmc.samplers.base import Dynamics, Kernel, Sampler, Traits
+from sghmc.core.checks import check_count
+from sghmc.samplers import Dynamics, Kernel, Sampler, Traits
+from sghmc.samplers.hmc import estimate
 from sghmc.samplers.settings import check_setting
-from sghmc.samplers.subset import estimate
-from sghmc.samplers.wrapper import SamplerWrapper
+from sghmc.samplers.wrappers import SamplerWrapper
 from sghmc.types import PyTree, StepInfo
 
 _MOST_VARIANCE = 8.0

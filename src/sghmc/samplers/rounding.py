@@ -10,10 +10,10 @@ from jax import lax
 from jaxtyping import Array, BFloat16, Float32, UInt32
 
 from sghmc.core import random, tree
-from sghmc.samplers.base import Kernel, Sampler, Traits
+from sghmc.samplers import Kernel, Sampler, Traits
+from sghmc.samplers.langevin import SGLD
 from sghmc.samplers.sghmc import SGHMC
-from sghmc.samplers.sgld import SGLD
-from sghmc.samplers.wrapper import KernelWrapper, SamplerWrapper
+from sghmc.samplers.wrappers import KernelWrapper, SamplerWrapper
 from sghmc.types import PyTree
 
 _FIRST_SLOT = 1 << 31

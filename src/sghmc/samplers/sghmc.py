@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import matrices, random, tree
-from sghmc.core.checking import check_choice, check_count
-from sghmc.gradients.fisher import EmpiricalFisher
-from sghmc.samplers.base import Traits
+from sghmc.core.checks import check_choice, check_count
+from sghmc.gradients.noise import EmpiricalFisher
+from sghmc.samplers import Traits
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
 from sghmc.samplers.settings import check_setting, value_at
 from sghmc.types import PyTree, Schedule, StepInfo

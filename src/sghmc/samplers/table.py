@@ -8,22 +8,19 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import tree
-from sghmc.gradients.base import Oracle
-from sghmc.samplers.base import Sampler
-from sghmc.samplers.cyclical import Cyclical
-from sghmc.samplers.descent import SGD, Momentum
+from sghmc.gradients import Oracle
+from sghmc.samplers import Sampler
 from sghmc.samplers.hmc import HMC
+from sghmc.samplers.langevin import PSGLD, SGLD
 from sghmc.samplers.lazy import Lazy
-from sghmc.samplers.psgld import PSGLD
+from sghmc.samplers.nose_hoover import SGNHT
+from sghmc.samplers.optimizers import SGD, Momentum
 from sghmc.samplers.replicas import ReplicaExchange
+from sghmc.samplers.riemannian import SGRHMC
 from sghmc.samplers.rounding import StochasticRounding
 from sghmc.samplers.sghmc import SGHMC
-from sghmc.samplers.sgld import SGLD
-from sghmc.samplers.sgnht import SGNHT
-from sghmc.samplers.sgrhmc import SGRHMC
-from sghmc.samplers.splitting import BAOAB, OBABO
-from sghmc.samplers.ubu import UBU
-from sghmc.samplers.whitened import Whitened
+from sghmc.samplers.splitting import BAOAB, OBABO, UBU
+from sghmc.samplers.wrappers import Cyclical, Whitened
 from sghmc.types import Evaluation
 
 _SIZE = 3

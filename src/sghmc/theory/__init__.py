@@ -8,9 +8,15 @@ curvature of a posterior at its mode, this tells the bias and the autocorrelatio
 
 from sghmc.theory.affine import AffineMap, affine_map
 from sghmc.theory.batches import MinibatchLaw, minibatch_law
-from sghmc.theory.closed_forms import FrictionLaw, chi_squared, entropy_growth, friction_law
-from sghmc.theory.law import Law, stationary_law
-from sghmc.theory.stability import stability_limit
+from sghmc.theory.stationary import (
+    FrictionLaw,
+    Law,
+    chi_squared,
+    entropy_growth,
+    friction_law,
+    stability_limit,
+    stationary_law,
+)
 
 __all__ = [
     "AffineMap",

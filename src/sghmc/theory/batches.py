@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from sghmc.core import xla
-from sghmc.core.double import double_precision, widened
-from sghmc.gradients.base import Gradient
-from sghmc.posterior.base import AbstractPosterior
-from sghmc.samplers.base import Sampler
-from sghmc.theory.affine import Derivatives, check_affine, derivatives
-from sghmc.theory.cycle import held
+from sghmc.core import runtime
+from sghmc.core.runtime import double_precision, widened
+from sghmc.gradients import Gradient
+from sghmc.posterior.posterior import AbstractPosterior
+from sghmc.samplers import Sampler
+from sghmc.theory.affine import Derivatives, check_affine, derivatives, held
 from sghmc.types import PyTree
 
 _MOST_ORDERS = 50_000
@@ -155,12 +154,12 @@ def _differentiated(sampler, posterior, gradient, init, batches) -> tuple[_Exact
         )
     estimator = gradient.prepare(posterior, like)
 
-    @eqx.filter_jit(**xla.once_options())
+    @eqx.filter_jit(**runtime.jit_options("once"))
     def facts(posterior, kernel, estimator, batches):
-        memory = estimator.remember(posterior)
+        anchor = estimator.init_anchor(posterior)
         steps = jax.vmap(
             lambda rows: derivatives(
-                kernel, like, (), lambda _: estimator.oracle(posterior, rows, memory), 0
+                kernel, like, (), lambda _: estimator.oracle(posterior, rows, anchor), 0
             )
         )(batches)
         flat, unravel = ravel_pytree(like)

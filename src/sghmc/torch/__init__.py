@@ -1,20 +1,17 @@
 """The samplers as PyTorch optimizers: in anyone's training loop, with the law that is proven."""
 
-from sghmc.core.optional import require
+from sghmc.core.checks import require
 
 require("torch", extra="torch")
 
-from sghmc.torch.baoab import BAOAB
 from sghmc.torch.base import Sampler
-from sghmc.torch.chains import Chains
 from sghmc.torch.collector import Collector
 from sghmc.torch.cyclical import Cyclical
-from sghmc.torch.prediction import Prediction
+from sghmc.torch.draws import Chains, Prediction
+from sghmc.torch.langevin import PSGLD, SGLD
+from sghmc.torch.nose_hoover import SGNHT
 from sghmc.torch.priors import GaussianPrior
-from sghmc.torch.psgld import PSGLD
-from sghmc.torch.sghmc import SGHMC
-from sghmc.torch.sgld import SGLD
-from sghmc.torch.sgnht import SGNHT
+from sghmc.torch.sghmc import BAOAB, SGHMC
 
 __all__ = [
     "BAOAB",

@@ -1,6 +1,7 @@
-"""What every sampler is here: an optimizer whose iterates are the chain."""
+"""The state of a sampler as tensors and numbers: a run resumes from it bit for bit.
 
-# pyright: reportPrivateImportUsage=false
+What every sampler is here: an optimizer whose iterates are the chain.
+"""
 
 import abc
 import functools
@@ -9,14 +10,69 @@ from typing import Any, NotRequired, TypedDict
 
 import torch
 
-from sghmc.torch import loss as losses
-from sghmc.torch import parameters, pieces, priors, resume, shared_priors
-from sghmc.torch.finite import FiniteCheck
-from sghmc.torch.gradient_noise import VARIANCE, Microbatches, is_estimated
+from sghmc.torch import gradients as losses
+from sghmc.torch import pieces, priors
+from sghmc.torch.gradients import VARIANCE, FiniteCheck, Microbatches, is_estimated
 from sghmc.torch.normals import Normals
 from sghmc.torch.pieces import Piece, Plan
-from sghmc.torch.priors import GaussianPrior
-from sghmc.torch.settings import REQUIRED, given, number, whole_number
+from sghmc.torch.priors import GaussianPrior, Prior
+from sghmc.torch.settings import (
+    REQUIRED,
+    check_parameters,
+    given,
+    gradients,
+    moving,
+    number,
+    of_few_digits,
+    whole_number,
+)
+
+
+def pack(packed: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    """What torch packs of an optimizer, and what a `run` needs besides.
+
+    Of a prior there is the precision: functions are those of the sampler that is loaded into.
+    """
+    groups = [{**group, "prior": _precision(group["prior"])} for group in packed["param_groups"]]
+    return {**packed, "param_groups": groups, "run": run}
+
+
+def check_state(saved: dict[str, Any], priors: list[Prior | None]) -> None:
+    """Refuse what another sampler saved."""
+    if "run" not in saved:
+        raise ValueError("This is no state of a sampler: its noise is missing.")
+    for group, prior in zip(saved["param_groups"], priors, strict=False):
+        if isinstance(prior, GaussianPrior) != (group["prior"] is not None):
+            raise ValueError(f"The state that is loaded had another prior than {prior!r}.")
+
+
+def restore_priors(groups: list[dict[str, Any]], priors: list[Prior | None]) -> None:
+    """The priors that groups had before a load, with the precisions that were loaded."""
+    for group, prior in zip(groups, priors, strict=True):
+        if isinstance(prior, GaussianPrior):
+            prior.precision = group["prior"]
+        group["prior"] = prior
+
+
+def restore_states(
+    state: dict[torch.Tensor, dict[str, Any]], groups: list[dict[str, Any]], saved: dict[str, Any]
+) -> None:
+    """The states in the precision that they had: torch gives them that of the parameters."""
+    for group, of_group in zip(groups, saved["param_groups"], strict=True):
+        for param, name in zip(group["params"], of_group["params"], strict=True):
+            for key, value in saved["state"].get(name, {}).items():
+                if isinstance(value, torch.Tensor):
+                    state[param][key] = value.detach().to(param.device, copy=True)
+
+
+def _precision(prior: Prior | None) -> float | None:
+    return prior.precision if isinstance(prior, GaussianPrior) else None
+
+
+# What every sampler is here: an optimizer whose iterates are the chain.
+
+# pyright: reportPrivateImportUsage=false
+
 
 _NUM_DATA = (
     "give num_data=N, the number of rows of the whole training set. The loss is a mean over a "
@@ -72,7 +128,7 @@ log density, or None: flat |
         self.num_steps = 0
         self._finite = FiniteCheck()
         self._microbatches = Microbatches()
-        self._priors = shared_priors.Copies()
+        self._priors = priors.Copies()
         self._plans: dict[tuple[int, ...], Plan] = {}
         common = {"temperature": temperature, "prior": given(prior, "prior", _PRIOR)}
         super().__init__(params, {"lr": step_size, **settings, **common})
@@ -102,7 +158,7 @@ log density, or None: flat |
         self._check_group(group)
         group["prior"] = self._priors.own(group["prior"])
         for param in group["params"]:
-            parameters.check(param)
+            check_parameters(param)
             if is_estimated(group):
                 self._microbatches.watch(param)
 
@@ -118,14 +174,14 @@ log density, or None: flat |
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            losses.check(loss)
+            losses.check_loss(loss)
         self._advance()
         return loss
 
     def _advance(self) -> None:
         """One step of all groups; where something is wrong, of none."""
-        groups = [(g, params) for g in self.param_groups if (params := parameters.moving(g))]
-        grads = [parameters.gradients(group, params) for group, params in groups]
+        groups = [(g, params) for g in self.param_groups if (params := moving(g))]
+        grads = [gradients(group, params) for group, params in groups]
         self._finite.check([grad for each in grads for grad in each], self.num_steps)
         for group, params in groups:
             self._check_group(group)
@@ -140,7 +196,7 @@ log density, or None: flat |
             if is_estimated(group):
                 states = [self.state[param] for param in params]
                 self._microbatches.update(group, params, states, self.num_data)
-            for param in parameters.of_few_digits(params):
+            for param in of_few_digits(params):
                 param.copy_(self.state[param][POSITION])
         self.num_steps += 1
 
@@ -161,7 +217,7 @@ log density, or None: flat |
 
     def _begin(self, group: dict[str, Any], param: torch.Tensor) -> None:
         position, state = param.detach(), self.state[param]
-        if parameters.of_few_digits([param]):
+        if of_few_digits([param]):
             state[POSITION] = position = position.float()
         state |= self._fresh(group, position)
         if is_estimated(group):
@@ -190,10 +246,10 @@ log density, or None: flat |
     @torch.no_grad()
     def potential(self, loss: Any) -> float:
         """Ũ(θ), up to a constant, from the mean loss of a batch."""
-        losses.check(loss)
+        losses.check_loss(loss)
         total = self.num_data * float(loss)
         for group in self.param_groups:
-            positions = self._positions(parameters.moving(group))
+            positions = self._positions(moving(group))
             if group["prior"] is not None and positions:
                 total -= float(group["prior"](positions))
         return total
@@ -215,8 +271,8 @@ log density, or None: flat |
         """
         if self.num_steps == 0:
             raise ValueError("gibbs() draws between steps: call it after the first one.")
-        for groups in shared_priors.sharing(self.param_groups):
-            seen = [self._middle(group, parameters.moving(group)) for group in groups]
+        for groups in priors.sharing(self.param_groups):
+            seen = [self._middle(group, moving(group)) for group in groups]
             positions = [position for each in seen for position in each]
             groups[0]["prior"].draw(positions, groups[0]["temperature"], self.normals.generator())
 
@@ -227,14 +283,14 @@ log density, or None: flat |
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers alone: what a run resumes from, bit for bit, the noise included."""
         run = {"num_steps": self.num_steps, "noise": self.normals.state_dict()}
-        return resume.pack(super().state_dict(), run)
+        return pack(super().state_dict(), run)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         own = [group["prior"] for group in self.param_groups]
-        resume.check(state_dict, own)
+        check_state(state_dict, own)
         super().load_state_dict(state_dict)
-        resume.restore_priors(self.param_groups, own)
-        resume.restore_states(self.state, self.param_groups, state_dict)
+        restore_priors(self.param_groups, own)
+        restore_states(self.state, self.param_groups, state_dict)
         self._plans.clear()
         self.num_steps = state_dict["run"]["num_steps"]
         self.normals.load_state_dict(state_dict["run"]["noise"])

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from sghmc.results.origin import SavedOrigin
+from sghmc.results.prediction import SavedOrigin
 from sghmc.results.samples import Info, Samples
-from sghmc.torch import loss as losses
-from sghmc.torch import prediction
+from sghmc.torch import draws as prediction
+from sghmc.torch import gradients as losses
 from sghmc.torch.base import Sampler
-from sghmc.torch.chains import Chains
-from sghmc.torch.draws import Draw, Folder, Memory, Store
-from sghmc.torch.gradient_noise import NUM_ESTIMATES
-from sghmc.torch.prediction import Prediction
+from sghmc.torch.draws import Chains, Draw, Folder, Memory, Prediction, Store
+from sghmc.torch.gradients import NUM_ESTIMATES
 from sghmc.torch.priors import GaussianPrior, whole
 from sghmc.torch.settings import whole_number
 
@@ -98,7 +96,7 @@ the model that returns tensors by name |
         `loss` is the mean loss of the step's batch, from which the potential is estimated: that
         of the data where the step began, that of the prior where it ended.
         """
-        losses.check(loss)
+        losses.check_loss(loss)
         if self._num_steps == 0 and self.num_draws and not self._is_resumed:
             raise ValueError(
                 f"{self.folder} has draws of another run: give another folder, or go on from a "

@@ -1,4 +1,22 @@
-"""Where the noise comes from: torch's generators, which `seed` alone determines.
+"""Random words: a counter, hashed.
+
+Word i is h(k + iγ) modulo 2⁶⁴, with the h of SplitMix64 and a key k and an odd γ for each stream
+(Steele, Lea & Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014; Java's
+SplittableRandom). No word needs the one before it, so that passes of NumPy make many at once, in
+two thirds of the time of its own generators, which make one after the other.
+
+Standard normals from random bits, a pass of NumPy after the other.
+
+With u and v uniform, √(−2 ln u) cos 2πv and √(−2 ln u) sin 2πv are independent normals (Box &
+Muller, Annals of Mathematical Statistics 1958).
+
+Normals for the next steps of a small network on a CPU, drawn many at once.
+
+Passes of NumPy over what one step of a small network needs are mostly calls: they pay in a block
+for many steps. One thread draws it. The others of torch wait for work without sleeping, for
+milliseconds after a backward pass, and a thread of our own would have to share a core with them.
+
+Where the noise comes from: torch's generators, which `seed` alone determines.
 
 An accelerator has one generator, a CPU eight: they run side by side, and the numbers are the same
 however many threads there are. Small networks on a CPU have `blocks` of numbers for many steps.
@@ -8,13 +26,163 @@ parameters are sharded (`fully_shard`, tensor parallel: a `DTensor`), each shard
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 import torch
 
-from sghmc.torch.blocks import Block
+# pyright: reportPrivateImportUsage=false
+
+
+_LANES = 1 << 15
+"""Words of a pass, at most: they stay in the cache for the next one."""
+_MASK = (1 << 64) - 1
+_FEWEST_CHANGES, _ALTERNATING = 24, 0xAAAAAAAAAAAAAAAA
+
+
+class Words:
+    """A stream of 64-bit words that are found by their number."""
+
+    def __init__(self, key: int, gamma: int):
+        self.key, self.gamma = key, gamma
+        self._ramp = self._shifted = _vector(0)
+
+    @classmethod
+    def seeded(cls, seeds: np.random.SeedSequence) -> "Words":
+        key, gamma = seeds.generate_state(2, np.uint64).tolist()
+        gamma |= 1
+        if (gamma ^ gamma >> 1).bit_count() < _FEWEST_CHANGES:  # bits too regular, by the paper
+            gamma ^= _ALTERNATING
+        return cls(key, gamma)
+
+    def read(self, first: int, words: np.ndarray) -> None:
+        """Write word number `first` and those after it into a vector."""
+        self._reserve(min(words.size, _LANES))
+        for start in range(0, words.size, _LANES):
+            lanes = words[start : start + _LANES]
+            begin = np.uint64(self.key + (first + start) * self.gamma & _MASK)
+            np.add(self._ramp[: lanes.size], begin, out=lanes)
+            _hash(lanes, self._shifted[: lanes.size])
+
+    def _reserve(self, size: int) -> None:
+        if self._ramp.size < size:
+            self._ramp, self._shifted = _vector(size), _vector(size)
+            np.multiply(np.arange(size, dtype=np.uint64), np.uint64(self.gamma), out=self._ramp)
+
+
+def _vector(size: int) -> np.ndarray:
+    """Room for words, in torch's memory: it begins where a line of the cache does.
+
+    NumPy's own does not, and passes over it take a tenth longer.
+    """
+    return torch.empty(size, dtype=torch.int64).numpy().view(np.uint64)
+
+
+def _hash(words: np.ndarray, shifted: np.ndarray) -> None:
+    """Stafford's variant 13 of the finalizer of MurmurHash3, in place."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        np.right_shift(words, np.uint64(shift), out=shifted)
+        np.bitwise_xor(words, shifted, out=words)
+        np.multiply(words, np.uint64(factor), out=words)
+    np.right_shift(words, np.uint64(31), out=shifted)
+    np.bitwise_xor(words, shifted, out=words)
+
+
+# Standard normals from random bits, a pass of NumPy after the other.
+
+_INTEGERS = {np.dtype(np.float32): np.dtype(np.int32), np.dtype(np.float64): np.dtype(np.int64)}
+
+
+def transform(numbers: np.ndarray, room: np.ndarray) -> None:
+    """Random bits become standard normals, in single or double precision, in place.
+
+    The vector has an even length, and `room` is for half of it.
+    """
+    size, dtype = numbers.size, numbers.dtype.type
+    integers = _INTEGERS[numbers.dtype]
+    np.copyto(numbers, numbers.view(integers), casting="unsafe")
+    radius, angle = numbers[: size // 2], numbers[size // 2 :]
+    # Not 0, whose logarithm is not finite; small ones have all their digits, which the tails need.
+    unit = 2.0 ** (1 - 8 * integers.itemsize)
+    np.abs(radius, out=radius)
+    np.multiply(radius, dtype(unit), out=radius)
+    np.add(radius, dtype(unit / 4), out=radius)
+    np.log(radius, out=radius)
+    np.multiply(radius, dtype(-2), out=radius)
+    np.sqrt(radius, out=radius)
+    np.multiply(angle, dtype(math.pi * unit), out=angle)
+    cosine = np.cos(angle, out=room[: size // 2])
+    np.sin(angle, out=angle)
+    np.multiply(angle, radius, out=angle)
+    np.multiply(radius, cosine, out=radius)
+
+
+# Normals for the next steps of a small network on a CPU, drawn many at once.
+
+# pyright: reportPrivateImportUsage=false
+
+
+_MOST_STEPS, _MOST = 64, 1 << 21
+"""A block is for so many steps, or for as many as need so many numbers."""
+_CHUNK = 1 << 17
+"""Numbers that are made together, and stay in the cache meanwhile."""
+
+
+class Block:
+    """Numbers that a stream of words made last, and how many of them were taken.
+
+    They depend on the seed and on the sizes that were asked for.
+    """
+
+    def __init__(self, dtype: torch.dtype, seeds: np.random.SeedSequence):
+        self.numbers = torch.empty(0, dtype=dtype)
+        self._words = Words.seeded(seeds)
+        self._room = self.numbers
+        self._first = 0
+        """The number of the block's first word."""
+        self._taken = 0
+
+    def take(self, size: int) -> int:
+        """Where in `numbers` so many standard normals are, which no later call gives again."""
+        if self._taken + size > self.numbers.numel():
+            num_steps = max(1, min(_MOST_STEPS, _MOST // size))
+            many = max(num_steps * size, self.numbers.numel())
+            self._fill(self._first + self._num_words(self.numbers.numel()), many + many % 2)
+            self._taken = 0
+        self._taken += size
+        return self._taken - size
+
+    @torch._disable_dynamo  # which would trace NumPy's passes as torch's, without unsigned words
+    def _fill(self, first: int, size: int) -> None:
+        self._first = first
+        if size != self.numbers.numel():
+            self.numbers = self.numbers.new_empty(size)
+            self._room = self.numbers.new_empty(min(size, _CHUNK) // 2)
+        numbers, room = self.numbers.numpy(), self._room.numpy()
+        for start in range(0, size, _CHUNK):
+            chunk = numbers[start : start + _CHUNK]
+            self._words.read(first + self._num_words(start), chunk.view(np.uint64))
+            transform(chunk, room)
+
+    def _num_words(self, size: int) -> int:
+        """What so many numbers, an even count, are made of."""
+        return size * self.numbers.dtype.itemsize // 8
+
+    def state(self) -> torch.Tensor:
+        """The stream, where in it this block begins, its size, and how much of it was taken."""
+        words = self._words
+        stream = np.array([words.key, words.gamma], np.uint64).view(np.int64).tolist()
+        return torch.tensor([*stream, self._first, self.numbers.numel(), self._taken])
+
+    def load_state(self, state: torch.Tensor) -> None:
+        *stream, first, size, self._taken = state.tolist()
+        self._words = Words(*np.array(stream, np.int64).view(np.uint64).tolist())
+        self._fill(first, size)
+
+
+# Where the noise comes from: torch's generators, which `seed` alone determines.
 
 _CPU_STREAMS = 8
 _Made = TypeVar("_Made", "Source", Block)

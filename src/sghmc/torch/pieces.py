@@ -1,22 +1,71 @@
-"""Parameters in pieces, which all operations of a step go over one after the other.
+"""Tasks side by side, by as many threads as torch has.
+
+Parameters in pieces, which all operations of a step go over one after the other.
 
 The noise of a piece needs little memory. On a CPU a piece stays in the cache, so that a pass over
 it comes from memory once, and pieces go to as many threads as torch has. What is in the cache as a
 whole there is one piece, with noise that was drawn in blocks.
+
+Kick and drift in one pass over the memory.
+
+A step costs what it reads and writes. Torch's fused kernel of SGD with momentum reads gradients,
+momenta and positions once, where operations one by one read momenta and positions three times.
 """
 
-# pyright: reportPrivateImportUsage=false
-
+import collections
+import concurrent.futures
 import functools
+import itertools
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from sghmc.torch import threads
-from sghmc.torch.blocks import Block
-from sghmc.torch.normals import Normals, Source, shard
+from sghmc.torch.normals import Block, Normals, Source, shard
+
+# pyright: reportPrivateImportUsage=false
+
+
+def run_in_threads(tasks: Iterable[Callable[[], None]]) -> None:
+    """Do all tasks, each in one thread; what one of them raises is raised once all have ended."""
+    left = collections.deque(tasks)
+    count = min(len(left), torch.get_num_threads())
+    others = [_pool().submit(_work_in_thread, left) for _ in range(count - 1)]
+    try:
+        _work_in_thread(left)
+    finally:
+        # One that has not begun has nothing left to do: torch's own threads, which wait for work
+        # without sleeping, may keep it from a core for longer than all tasks take.
+        for other in others:
+            if not other.cancel():
+                other.result()
+
+
+def _work_in_thread(left: collections.deque[Callable[[], None]]) -> None:
+    with torch.no_grad():  # a thread has its own mind about that
+        while True:
+            try:
+                task = left.popleft()
+            except IndexError:
+                return
+            task()
+
+
+@functools.cache
+def _pool() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(os.cpu_count(), "sghmc-pieces")
+
+
+if hasattr(os, "register_at_fork"):  # threads stay behind when a process forks
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+# Parameters in pieces, which all operations of a step go over one after the other.
+
+# pyright: reportPrivateImportUsage=false
+
 
 _CPU_SIZE = 1 << 15
 """Numbers of a piece on a CPU, at most: they stay in a core's cache, and operations on as many stay
@@ -137,7 +186,7 @@ class Plan:
         if len(self._streams) == 1:
             _run(work, self.pieces)
         else:
-            threads.run(functools.partial(_run, work, each) for each in self._streams.values())
+            run_in_threads(functools.partial(_run, work, each) for each in self._streams.values())
 
     def hand_out(self, grads: list[torch.Tensor], prior_grads: list[torch.Tensor] | None) -> None:
         """Give pieces their gradients."""
@@ -213,3 +262,65 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) in _PLAIN:
         return tensor
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore
+
+
+# Kick and drift in one pass over the memory.
+
+# pyright: reportPrivateImportUsage=false
+
+
+Tensors = list[torch.Tensor]
+
+
+def kick_and_drift(
+    positions: Tensors,
+    momenta: Tensors,
+    grads: Tensors,
+    *,
+    inertia: float,
+    force: float,
+    pull: float,
+    drift: float,
+    is_fused: bool,
+) -> None:
+    """r ← inertia · r + force · g + pull · θ, then θ ← θ + drift · r, in place.
+
+    `is_fused` asks for one pass, where that can be.
+    """
+    if is_fused and _can_be_fused(force, positions, momenta, grads):
+        # SGD's words: b ← momentum · b + (1 − dampening)(g + weight_decay · p), p ← p − lr · b.
+        torch._fused_sgd_(
+            positions,
+            grads,
+            momenta,
+            weight_decay=pull / force,
+            momentum=inertia,
+            lr=-drift,
+            dampening=1 - force,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+        return
+    torch._foreach_mul_(momenta, inertia)
+    if pull:
+        torch._foreach_add_(momenta, positions, alpha=pull)
+    torch._foreach_add_(momenta, grads, alpha=force)
+    torch._foreach_add_(positions, momenta, alpha=drift)
+
+
+def _can_be_fused(force: float, positions: Tensors, momenta: Tensors, grads: Tensors) -> bool:
+    if torch.compiler.is_compiling():  # which knows no such kernel, and fuses by itself
+        return False
+    return _is_exact(force, positions[0].dtype) and _are_alike(positions, momenta, grads)
+
+
+def _is_exact(force: float, dtype: torch.dtype) -> bool:
+    """Whether 1 − dampening gives the force back, up to a few of the last digits."""
+    return abs(1 - (1 - force) - force) <= 16 * torch.finfo(dtype).eps * abs(force) > 0
+
+
+def _are_alike(*lists: Tensors) -> bool:
+    """Whether numbers that belong together lie at the same places: the kernel does not ask."""
+    dtype = lists[0][0].dtype
+    return all(each.dtype == dtype and each.is_contiguous() for each in itertools.chain(*lists))

@@ -1,13 +1,21 @@
-"""What is believed of parameters before the data: a term of the potential, never weight decay."""
+"""What is believed of parameters before the data: a term of the potential, never weight decay.
 
-# pyright: reportPrivateImportUsage=false
+Priors that several parameter groups share.
+"""
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
+from sghmc.torch import settings
+from sghmc.torch.draws import are_chains
 from sghmc.torch.settings import number
+
+# pyright: reportPrivateImportUsage=false
+
 
 Prior = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 """The log density of a group's parameters, up to a constant."""
@@ -113,3 +121,34 @@ def log_density(leaves: list[torch.Tensor], prior: Prior) -> torch.Tensor:
     if not math.isfinite(value.item()):
         raise ValueError(f"The log density of the prior is {value.item()} at the parameters.")
     return value
+
+
+# Priors that several parameter groups share.
+
+
+class Copies:
+    """A sampler's own copy of each prior that it was given: `gibbs` changes them."""
+
+    def __init__(self):
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def own(self, prior: Any) -> Any:
+        """The same copy for all groups that share a prior."""
+        check_prior(prior)
+        if id(prior) not in self._known:
+            self._known[id(prior)] = (prior, copy.copy(prior))  # holds on to what has this id
+        return self._known[id(prior)][1]
+
+
+def sharing(groups: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The groups that move, by the `GaussianPrior` that they share."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for group in groups:
+        if isinstance(group["prior"], GaussianPrior) and settings.moving(group):
+            found.setdefault(id(group["prior"]), []).append(group)
+    if any(are_chains(group["params"]) for each in found.values() for group in each):
+        raise ValueError(
+            "One precision would tie all chains together: with gibbs() run chains one "
+            "after the other, each with its own sampler."
+        )
+    return list(found.values())

@@ -1,1 +1,1 @@
-"""Settings without hand work."""
+"""Automatic choice of sampler, settings and starts: `tune` and `tune_network`."""

@@ -1,31 +1,67 @@
-"""tune(): settings without hand work: engine, estimator, whitening, step size for a posterior."""
+"""tune() and tune_network(): settings without hand work.
+
+`tune` searches the mode, chooses an engine and lets pilot runs find its settings; `tune_network`
+takes a trained network's settings from a few Hessian products.
+"""
 
 import dataclasses
+import math
 from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, get_args
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
 
 from sghmc.core import tree
-from sghmc.core.checking import check_count
+from sghmc.core.checks import check_count
 from sghmc.engine import checks
-from sghmc.engine.starts import Start
+from sghmc.engine.init import Start
+from sghmc.engine.options import RunOptions, hold_fixed
+from sghmc.gradients.minibatch import Minibatch, with_data
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.row_posterior import RowPosterior
-from sghmc.posterior.stacked import StackedPosterior
-from sghmc.posterior.surface import Surface, as_vector
+from sghmc.posterior.host_potential import HostPotential, as_vector
+from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, StackedPosterior
 from sghmc.posterior.target import Target
-from sghmc.tuning.budget import DEFAULT_BUDGET, Budget
-from sghmc.tuning.choice import ENGINES, Engine, check_pilots, choose_engine
-from sghmc.tuning.estimators import Estimators
-from sghmc.tuning.exact import Exact
-from sghmc.tuning.minibatch import Batches
-from sghmc.tuning.modeless import DEFAULT_GRADIENTS, Modeless, blank_region, plain_gradient
-from sghmc.tuning.peaks import LEAST_SHARE, other_peak
-from sghmc.tuning.pilot import Pilots
-from sghmc.tuning.region import Region, draw_starts, find_region
-from sghmc.tuning.report import Outcome, Tuned, tuned
-from sghmc.types import PyTree
+from sghmc.samplers.settings import check_setting
+from sghmc.samplers.sghmc import SGHMC
+from sghmc.tuning.choices import GradientCandidates, check_first_pilot, choose_engine
+from sghmc.tuning.exact_search import ExactSearch
+from sghmc.tuning.minibatch_search import MinibatchSearch
+from sghmc.tuning.modeless_search import (
+    DEFAULT_GRADIENTS,
+    ModelessSearch,
+    plain_gradient,
+    unit_whitening,
+)
+from sghmc.tuning.other_modes import MIN_MASS, find_other_mode
+from sghmc.tuning.pilots import DEFAULT_BUDGET_SECONDS, Budget, Pilots
+from sghmc.tuning.result import Tuned
+from sghmc.tuning.whitening import Whitening, draw_starts, find_whitening
+from sghmc.types import PyTree, Schedule
+
+Engine: TypeAlias = Literal["auto", "exact", "minibatch"]
+_ENGINES = get_args(Engine)
+
+# With more, a single pilot run takes minutes and says little about any one parameter.
+_MAX_PARAMETERS = 50_000
+# Restart from the second mode if its Laplace share of the mass exceeds this: not by chance.
+_RESTART_MASS = 0.75
+# Pilots draw at least so many at once, though fewer be wanted later.
+_MIN_PIECE_DRAWS = 100
+# Without a mode, gradients of each chain for a step size, scales and one comparison.
+_MIN_GRADIENTS_PER_CHAIN = 1_000
+
+# Hessian products that a call of `tune_network` costs, each two or three gradients of `num_rows`.
+NUM_PRODUCTS = 20
+# Random vectors for the mean curvatures of leaves, each with a fourth of the rows: what other
+# leaves add to a leaf's mean is noise, which more vectors reduce.
+_NUM_PROBES, _PROBE_ROWS_DIVISOR = 32, 4
+# ε in units of 1/√h: on a Gaussian the step is stable below 2, and its bias is ε²h/4, 3 %.
+_STEP_SHARE = 0.35
 
 
 def tune(
@@ -40,7 +76,7 @@ def tune(
     engine: Engine = "auto",
     mode: bool = True,
     num_gradients: int = DEFAULT_GRADIENTS,
-    budget: float = DEFAULT_BUDGET,
+    budget: float = DEFAULT_BUDGET_SECONDS,
     num_samples: int = 1000,
     progress: bool = False,
 ) -> Tuned:
@@ -48,18 +84,18 @@ def tune(
 
     | argument | meaning |
     | --- | --- |
-    | `init` | a point to search the mode from |
-    | `batch_size` | examples a step may look at |
+    | `init` | a point from which to search the mode |
+    | `batch_size` | examples that a step may evaluate |
     | `tolerance` | largest relative error of any standard deviation |
     | `num_chains` | how many starts to return |
-    | `gibbs` | updates of hyperparameters that will run too |
-    | `engine` | "exact": HMC on all data; "minibatch": SGHMC; "auto": what will be quicker |
-    | `mode` | False: no mode is searched, for mixtures and networks; SGHMC from `init`, whose |
-    | | scales and step size pilot chains find |
-    | `num_gradients` | with `mode=False`: what these chains may take, of batches or all data |
-    | `budget` | seconds: then what there is is returned, or an error says what is missing |
-    | `num_samples` | draws of each chain that will be wanted: they decide what is quicker |
-    | `progress` | show what is being done |
+    | `gibbs` | updates of hyperparameters that will run, too |
+    | `engine` | "exact": HMC on all data; "minibatch": SGHMC; "auto": the faster one |
+    | `mode` | False: no mode is searched, for mixtures and networks; SGHMC starts from `init`, |
+    | | and pilot chains find scales and step size |
+    | `num_gradients` | with `mode=False`: gradients of all pilot chains, of batches or all data |
+    | `budget` | seconds after which the best so far is returned, or an error if there is none |
+    | `num_samples` | draws of each chain in the later run, which decide which engine is faster |
+    | `progress` | show in the terminal what is being done |
 
     >>> import jax, jax.numpy as jnp, sghmc
     >>> target = sghmc.Potential(lambda theta: jnp.sum(jnp.array([1e6, 1.0]) * theta**2) / 2)
@@ -69,129 +105,265 @@ def tune(
     """
     checks.check_outside(key, init)
     checks.check_key(key)
-    _check(target, batch_size, tolerance, engine, budget)
-    _check_modeless(mode, num_gradients, num_chains, engine)
+    _check_arguments(target, batch_size, tolerance, engine, budget)
+    _check_mode(mode, num_gradients, num_chains, engine)
     checks.check_counts(num_samples, 0, 1, num_chains)
     like = checks.check_init(init, None, 1)
     start = jax.tree.map(np.asarray, Start(init, None).of_chain(0))
     checks.check_functions(target, like)
     _check_size(tree.size(like))
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    room = max(num_samples, _LEAST_PIECE)
+    num_draws, missed = num_samples * num_chains, ()
     with Budget(budget, progress) as clock:
+        pilots = Pilots(key, target, num_chains, max(num_samples, _MIN_PIECE_DRAWS), clock, gibbs)
         if not mode:
-            pilots = Pilots(key, target, num_chains, room, clock, gibbs)
-            region = blank_region(as_vector(start), like)
+            whitening, reason = unit_whitening(as_vector(start), like), "no mode was asked for"
             gradient = plain_gradient(target, batch_size)
-            with clock.stage("pilot runs"):
-                outcome = Modeless(pilots, region, gradient, tolerance, num_gradients).search()
-            return _reported(outcome, target, tolerance, "no mode was asked for", clock)
-        with clock.stage("mode"):
-            surface = Surface(target, like, check=clock.check)
-            region, faults = _main_region(surface, start, lambda: clock.spent < budget / 4)
-            places = draw_starts(surface, region, rng, num_chains)
-        chosen = choose_engine(
-            engine,
-            surface,
-            region,
-            batch_size=batch_size,
-            num_draws=num_samples * num_chains,
-            num_chains=num_chains,
-            gibbs=gibbs,
-        )
-        pilots = Pilots(key, target, num_chains, room, clock, gibbs)
-        with clock.stage("pilot runs"):
-            if chosen.engine == "exact":
-                check_pilots(surface, region, clock)
-                outcome = Exact(
-                    pilots, region, places, tolerance, num_samples * num_chains
-                ).search()
+            search = ModelessSearch(pilots, whitening, gradient, tolerance, num_gradients)
+        else:
+            with clock.stage("mode"):
+                potential = HostPotential(target, like, check=clock.check)
+                whitening, missed = _find_main_mode(
+                    potential, start, lambda: clock.spent < budget / 4
+                )
+                starts = draw_starts(potential, whitening, rng, num_chains)
+            choice = choose_engine(
+                engine,
+                potential,
+                whitening,
+                batch_size=batch_size,
+                num_draws=num_draws,
+                num_chains=num_chains,
+                gibbs=gibbs,
+            )
+            reason = choice.reason
+            if choice.engine == "exact":
+                check_first_pilot(potential, whitening, clock)
+                search = ExactSearch(pilots, whitening, starts, tolerance, num_draws)
             else:
-                estimators = Estimators(target, batch_size, tolerance, rng)
-                outcome = Batches(pilots, surface, region, places, estimators).search()
-    outcome.faults.extend(faults)
-    return _reported(outcome, target, tolerance, chosen.reason, clock)
-
-
-def _main_region(
-    surface: Surface, start: PyTree, goes_on: Callable[[], bool]
-) -> tuple[Region, list[str]]:
-    """Around the mode near the start, or around another with far more of the posterior.
-
-    And what there is to say where chains would miss one of them.
-    """
-    region = find_region(surface, start, goes_on)
-    other = None
-    if region.is_gaussian and region.is_dense:
-        other = other_peak(surface, region.center, region.factor)
-    if other is None:
-        return region, []
-    if other.share > _FAR_MORE:
-        old = dataclasses.replace(other, place=region.center, share=1 - other.share)
-        region, other = find_region(surface, region.params(other.place), goes_on), old
-    return region, [other.told(region.like)] if other.share >= LEAST_SHARE else []
-
-
-def _reported(
-    outcome: Outcome, target: Target, tolerance: float, choice: str, clock: Budget
-) -> Tuned:
-    return tuned(
-        outcome,
+                candidates = GradientCandidates(target, batch_size, tolerance, rng)
+                search = MinibatchSearch(pilots, potential, whitening, starts, candidates)
+        with clock.stage("pilot runs"):
+            found = search.search()
+    notes = found.report.notes
+    if not search.whitening.is_gaussian:
+        note = "no single mode was found or looked for: the coordinates are those of pilot runs"
+        notes = (*notes, note)
+    complaints = found.report.complaints + missed
+    report = dataclasses.replace(
+        found.report,
+        complaints=complaints,
+        notes=complaints + notes,
         num_examples=int(target.num_examples) if isinstance(target, RowPosterior) else None,
-        tolerance=tolerance,
-        choice=choice,
+        choice=reason,
         seconds=clock.spent,
         stages=clock.stages,
     )
+    init = jax.tree.map(jnp.asarray, found.init)
+    return dataclasses.replace(found, init=init, report=report)
 
 
-_MOST_PARAMETERS = 50_000
-"""Beyond that a single pilot run takes minutes, and says little about any one parameter."""
-_FAR_MORE = 0.75
-"""Of two modes: not by chance the heavier one."""
-_LEAST_PIECE = 100
-"""Draws that pilots make at once, though fewer be wanted later."""
+def _find_main_mode(
+    potential: HostPotential, start: PyTree, goes_on: Callable[[], bool]
+) -> tuple[Whitening, tuple[str, ...]]:
+    """Whiten around the mode near the start, or around another with far more of the mass.
+
+    The second result is a complaint if chains from there would miss the other mode.
+    """
+    whitening = find_whitening(potential, start, goes_on)
+    if not (whitening.is_gaussian and whitening.is_dense):
+        return whitening, ()
+    other = find_other_mode(potential, whitening.center, whitening.factor)
+    if other is not None and other.mass > _RESTART_MASS:
+        first = dataclasses.replace(other, position=whitening.center, mass=1 - other.mass)
+        whitening = find_whitening(potential, whitening.params(other.position), goes_on)
+        other = first
+    if other is None or other.mass < MIN_MASS:
+        return whitening, ()
+    return whitening, (other.complaint(whitening.like),)
 
 
 def _check_size(num_parameters: int) -> None:
-    if num_parameters > _MOST_PARAMETERS:
+    if num_parameters > _MAX_PARAMETERS:
         raise ValueError(
-            f"There are {num_parameters:,} parameters: the tuner takes up to {_MOST_PARAMETERS:,}. "
+            f"There are {num_parameters:,} parameters: the tuner takes up to {_MAX_PARAMETERS:,}. "
             f"For a network take the estimators of sghmc.estimators, or train it and take "
             f"sghmc.tune_network(…) with sghmc.Minibatch(…)."
         )
 
 
-_NUMBER = int | float | np.integer | np.floating
-
-
-def _check(target, batch_size, tolerance, engine, budget) -> None:
+def _check_arguments(
+    target: Target, batch_size: Any, tolerance: Any, engine: Any, budget: Any
+) -> None:
+    number = int | float | np.integer | np.floating
     if isinstance(target, StackedPosterior):
         raise TypeError("tune takes one posterior at a time: tune one of the stack.")
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise ValueError(f"batch_size must be a whole number from 1, but is {batch_size!r}.")
-    if not (isinstance(tolerance, _NUMBER) and 0 < tolerance < 1):
+    if not (isinstance(tolerance, number) and 0 < tolerance < 1):
         raise ValueError(f"tolerance must lie between 0 and 1, but is {tolerance!r}.")
-    if engine not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, but is {engine!r}.")
-    if not (isinstance(budget, _NUMBER) and budget > 0):
+    if engine not in _ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(_ENGINES)}, but is {engine!r}.")
+    if not (isinstance(budget, number) and budget > 0):
         raise ValueError(
             f"budget must be a number of seconds above 0 (math.inf: no end), but is {budget!r}."
         )
 
 
-_LEAST_GRADIENTS = 1_000
-"""Of each chain without a mode: a step size, scales and one comparison."""
-
-
-def _check_modeless(mode, num_gradients, num_chains, engine) -> None:
+def _check_mode(mode: Any, num_gradients: int, num_chains: int, engine: str) -> None:
     if not isinstance(mode, bool):
         raise TypeError(f"mode must be True or False, but is {mode!r}.")
     check_count(num_gradients, "num_gradients")
     if not mode and engine == "exact":
         raise ValueError('mode=False is for engine="minibatch" or "auto": HMC is tuned at a mode.')
-    if not mode and num_gradients < _LEAST_GRADIENTS * num_chains:
+    if not mode and num_gradients < _MIN_GRADIENTS_PER_CHAIN * num_chains:
         raise ValueError(
             f"num_gradients is {num_gradients:,}: without a mode {num_chains} chains need at least "
-            f"{_LEAST_GRADIENTS * num_chains:,}."
+            f"{_MIN_GRADIENTS_PER_CHAIN * num_chains:,}."
         )
+
+
+def tune_network(
+    key: jax.Array,
+    posterior: AbstractPosterior,
+    params: PyTree,
+    *,
+    trainable: PyTree | None = None,
+    temperature: float | Schedule = 1.0,
+    momentum_decay: float = 0.1,
+    num_rows: int = 64,
+) -> SGHMC:
+    """Choose SGHMC for a trained network of any size, without runs and without a search.
+
+        M = mean of ∂²U/∂θ² over a leaf, and its standard error
+        ε = 0.35/√h, h the largest eigenvalue of M^{−½} ∇²U M^{−½}
+        C = (α/ε) M, so that all momenta decay by the same share α in a step
+
+    | argument | symbol | meaning |
+    | --- | --- | --- |
+    | `posterior` | U | with its prior, the curvature of what data do not determine |
+    | `params` | | where chains will start, not far from a mode |
+    | `trainable` | | which leaves will move, as for `sample`: the settings are those of that part |
+    | `temperature` | τ | handed on to the sampler |
+    | `momentum_decay` | α | 1 is SGLD; the smaller, the longer momenta last |
+    | `num_rows` | | rows of a Hessian product: few make h too large, and ε small |
+
+    Scales differ between the leaves of a network far more than inside one. With one mass a leaf the
+    sampler's state is that of SGD with momentum, parameters and velocities.
+
+    These settings make a run stable, and its momenta nearly as warm as they should be. They promise
+    nothing of how long it takes, nor of gradient noise: see `samples.health()`.
+
+    >>> import jax, jax.numpy as jnp, sghmc
+    >>> posterior = sghmc.Posterior(
+    ...     lambda theta, x: -0.5 * x * (4 * jnp.sum(theta["a"]**2) + 100 * theta["b"] ** 2),
+    ...     lambda theta: -0.5 * jnp.sum(theta["a"]**2), jnp.ones(50),
+    ... )
+    >>> start = {"a": jnp.zeros(3), "b": jnp.zeros(())}
+    >>> sampler = sghmc.tune_network(jax.random.key(0), posterior, start)
+    >>> {name: round(mass) for name, mass in sampler.mass.items()}, round(sampler.step_size, 2)
+    ({'a': 201, 'b': 5000}, 0.35)
+    """
+    checks.check_key(key)
+    check_count(num_rows, "num_rows")
+    check_setting(temperature, "temperature")
+    if not 0 < momentum_decay <= 1:
+        raise ValueError(f"momentum_decay must lie in (0, 1], but is {momentum_decay!r}.")
+    target = posterior
+    if trainable is not None:
+        target, params, _ = hold_fixed(posterior, params, trainable, RunOptions())
+    target = with_data(target, Minibatch(num_rows))
+    params = jax.tree.map(jnp.asarray, params)
+    leaves_key, step_key = jax.random.split(key)
+    mass = jax.tree.map(float, _mean_curvatures(leaves_key, target, params, num_rows))
+    for path, curvature in jax.tree.leaves_with_path(mass):
+        if not (math.isfinite(curvature) and curvature > 0):
+            raise ValueError(
+                f"The curvature of the potential in params{jax.tree_util.keystr(path)} is "
+                f"{curvature:g} on average: give this leaf a proper prior, train it first, or set "
+                f"mass and step size by hand."
+            )
+    curvature = _largest_curvature(step_key, target, params, mass, num_rows)
+    step_size = _STEP_SHARE / math.sqrt(curvature)
+    friction = jax.tree.map(lambda leaf_mass: momentum_decay / step_size * leaf_mass, mass)
+    return SGHMC(step_size, friction, mass, temperature=temperature)
+
+
+@eqx.filter_jit
+def _mean_curvatures(
+    key: jax.Array, target: AbstractPosterior, params: PyTree, num_rows: int
+) -> PyTree:
+    """Estimate tr(∇²U)/size of each leaf's block by Hutchinson's method, plus its standard error.
+
+    The likelihood's part counts only if it is positive: far from a mode it need not be. The error
+    is added because what a large leaf adds to a small one's estimate may hide all of it. A mass
+    that is too light makes the step of all leaves short; one too heavy slows its own leaf alone.
+    """
+    prior = jax.grad(lambda params: -jnp.asarray(target.log_prior_at(params), jnp.float32))
+
+    def probe(key: jax.Array) -> tuple[PyTree, PyTree]:
+        rows_key, vector_key = jax.random.split(key)
+        vector = _random_like(jax.random.rademacher, vector_key, params)
+        likelihood = _likelihood_gradient(target, rows_key, max(1, num_rows // _PROBE_ROWS_DIVISOR))
+
+        def leaf_means(gradient: Callable[[PyTree], PyTree]) -> PyTree:
+            product = jax.jvp(gradient, (params,), (vector,))[1]
+            return jax.tree.map(lambda v, hv: jnp.mean(v * hv, dtype=jnp.float32), vector, product)
+
+        return leaf_means(likelihood), leaf_means(prior)
+
+    def upper_mean(data: Float[Array, " probe"], prior: Float[Array, " probe"]) -> Float[Array, ""]:
+        error = jnp.std(data, ddof=1) / math.sqrt(_NUM_PROBES)
+        return jnp.maximum(jnp.mean(data), 0) + error + jnp.mean(prior)
+
+    return jax.tree.map(upper_mean, *lax.map(probe, jax.random.split(key, _NUM_PROBES)))
+
+
+@eqx.filter_jit
+def _largest_curvature(
+    key: jax.Array, target: AbstractPosterior, params: PyTree, mass: PyTree, num_rows: int
+) -> Float[Array, ""]:
+    """Return |h| of the stiffest direction of M^{−½} ∇²U M^{−½}, by power iteration."""
+    rows_key, vector_key = jax.random.split(key)
+    likelihood = _likelihood_gradient(target, rows_key, num_rows)
+    prior = jax.grad(lambda params: -jnp.asarray(target.log_prior_at(params), jnp.float32))
+
+    def whitened(vector: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf, leaf_mass: leaf / jnp.sqrt(leaf_mass), vector, mass)
+
+    def gradient(params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.add, likelihood(params), prior(params))
+
+    def length(vector: PyTree) -> jax.Array:
+        squares = [jnp.sum(jnp.square(leaf), dtype=jnp.float32) for leaf in jax.tree.leaves(vector)]
+        return jnp.sqrt(jnp.sum(jnp.stack(squares)))
+
+    def multiply(_: jax.Array, carry: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
+        vector, norm = carry
+        vector = jax.tree.map(lambda leaf: (leaf / norm).astype(leaf.dtype), vector)
+        image = whitened(jax.jvp(gradient, (params,), (whitened(vector),))[1])
+        return image, length(image)
+
+    start = _random_like(jax.random.normal, vector_key, params)
+    num_products = NUM_PRODUCTS - _NUM_PROBES // _PROBE_ROWS_DIVISOR
+    return lax.fori_loop(0, num_products, multiply, (start, length(start)))[1]
+
+
+def _likelihood_gradient(
+    target: AbstractPosterior, key: jax.Array, num_rows: int
+) -> Callable[[PyTree], PyTree]:
+    """Return θ ↦ −(N/n) Σ ∇log p(x | θ) over some rows."""
+    rows = target.rows(jax.random.randint(key, (num_rows,), 0, target.num_examples))
+    scale = target.num_examples / num_rows
+
+    def potential(params: PyTree) -> jax.Array:
+        return -scale * jnp.sum(target.log_likelihoods(params, rows))
+
+    return jax.grad(potential)
+
+
+def _random_like(draw: Callable[..., jax.Array], key: jax.Array, params: PyTree) -> PyTree:
+    leaves, treedef = jax.tree.flatten(params)
+    keys = jax.random.split(key, len(leaves))
+    drawn = [draw(own, leaf.shape, leaf.dtype) for own, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, drawn)

@@ -1,0 +1,132 @@
+"""Checks of single arguments: each error names the argument, what came, and what may.
+
+Whole numbers as jax holds them, by default in 32 bits: refused where they would wrap around.
+
+Libraries that `pip install sghmc-jax` does not bring: each belongs to an extra.
+
+Codes: whole numbers 0, 1, … that name classes, users or items.
+"""
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def check_count(
+    value: Any, name: str, lowest: int = 1, *, or_none: str | None = None, reason: str = ""
+) -> None:
+    """Refuse what is no whole number from `lowest` on.
+
+    `or_none` says what None means, where that may be given; `reason`, why `lowest`.
+
+    >>> check_count(0, "every")
+    Traceback (most recent call last):
+    ValueError: every must be a whole number from 1, but is 0.
+    """
+    if value is None and or_none is not None:
+        return
+    if isinstance(value, int | np.integer) and type(value) is not bool and value >= lowest:
+        return
+    wanted = f"a whole number from {lowest}{reason and f', {reason}'}"
+    if or_none is not None:
+        wanted = f"None{or_none and f', {or_none},'} or {wanted}"
+    raise ValueError(f"{name} must be {wanted}, but is {value!r}.")
+
+
+def check_choice(value: Any, name: str, choices: Sequence[Any]) -> None:
+    """Refuse what is none of the `choices`.
+
+    >>> check_choice("start", "observe", ("end", "middle"))
+    Traceback (most recent call last):
+    ValueError: observe must be "end" or "middle", but is 'start'.
+    """
+    # By type too: 1 is not True.
+    if any(type(value) is type(choice) and value == choice for choice in choices):
+        return
+    *others, last = (f'"{each}"' if isinstance(each, str) else str(each) for each in choices)
+    raise ValueError(f"{name} must be {', '.join(others)} or {last}, but is {value!r}.")
+
+
+# Whole numbers as jax holds them, by default in 32 bits: refused where they would wrap around.
+
+
+def check_fit(
+    values: np.ndarray, dtype: np.dtype, name: str, error: type[ValueError] = ValueError
+) -> None:
+    """Refuse whole numbers that `dtype` cannot hold.
+
+    >>> check_fit(np.array([3_000_000_000]), np.dtype("int32"), "The data")
+    Traceback (most recent call last):
+    ValueError: The data hold 3000000000, which int32 cannot: give floating point numbers or codes \
+from 0, or let jax hold 64 bits by jax.config.update("jax_enable_x64", True).
+    """
+    if values.dtype.kind not in "iu" or np.can_cast(values.dtype, dtype) or values.size == 0:
+        return
+    limits = np.iinfo(dtype)
+    for extreme in (values.min(), values.max()):
+        if not limits.min <= int(extreme) <= limits.max:
+            raise error(
+                f"{name} hold {extreme}, which {dtype} cannot: give floating point numbers or "
+                f'codes from 0, or let jax hold 64 bits by jax.config.update("jax_enable_x64", '
+                f"True)."
+            )
+
+
+def held(values: np.ndarray, name: str, error: type[ValueError] = ValueError) -> np.ndarray:
+    """An array with the type that jax gives it, if its whole numbers fit."""
+    dtype = held_type(values.dtype)
+    check_fit(values, dtype, name, error)
+    return values.astype(dtype, copy=False)
+
+
+def held_type(dtype: np.dtype) -> np.dtype:
+    """The type that jax gives to arrays of this one."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+
+
+# Libraries that `pip install sghmc-jax` does not bring: each belongs to an extra.
+
+
+def require(module: str, *, extra: str) -> ModuleType:
+    """The module, imported; where its library is missing, an error that names the extra.
+
+    >>> require("json", extra="data").loads("1")
+    1
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        library = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != library:
+            raise  # the library is there; what is missing is something that it imports
+        raise ModuleNotFoundError(
+            f"This needs {library}, which is not installed: pip install 'sghmc-jax[{extra}]'.",
+            name=error.name,
+        ) from error
+
+
+# Codes: whole numbers 0, 1, … that name classes, users or items.
+
+
+def checked_codes(codes, num_codes: int, name: str) -> np.ndarray:
+    """A vector of codes from 0 to `num_codes` − 1, or an error that names it."""
+    codes = np.asarray(codes)
+    if codes.ndim != 1 or codes.dtype.kind not in "iu":
+        raise TypeError(
+            f"{name} must be a vector of whole numbers, but is {codes.dtype} of {codes.shape}."
+        )
+    if codes.size and (codes.min() < 0 or codes.max() >= num_codes):
+        raise ValueError(
+            f"{name} must be codes from 0 to {num_codes - 1}, but they range from {codes.min()} to "
+            f"{codes.max()}."
+        )
+    return codes
+
+
+def take_rows(table: jax.Array, codes: jax.Array) -> jax.Array:
+    # Codes are checked where data come in: no bounds need to be looked at here.
+    return table.at[codes].get(mode="promise_in_bounds")

@@ -1,0 +1,327 @@
+"""What somebody else packed: read in place, and held to bounds before it is unpacked.
+
+Arrays as numpy saves them: `.npy`, and `.npz`, a zip file of those. Never pickled ones.
+
+IDX files, the format of MNIST: a magic number, the axes, then the numbers.
+
+MNIST: from a folder, or downloaded once with its checksums.
+"""
+
+import gzip
+import hashlib
+import io
+import math
+import mmap
+import os
+import pathlib
+import struct
+import tokenize
+import urllib.error
+import urllib.request
+import warnings
+import zipfile
+import zlib
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from sghmc.core import files
+from sghmc.core.files import cache_folder
+
+_MOST_BYTES = 4 << 30
+_SMALL = 1 << 26
+"""Below this size any ratio is harmless."""
+
+
+def check_unpacked(name: str, packed: int, size: int, most_ratio: int = 200) -> None:
+    """Refuse what would take far more memory than its file.
+
+    Text packs 5:1 and repetitive columns 100:1; what packs tighter was made to explode.
+    """
+    if size > _MOST_BYTES or (size > _SMALL and size > most_ratio * packed):
+        raise ValueError(
+            f"{name} would unpack from {packed:,} to {size:,} bytes. At most {_MOST_BYTES:,} bytes "
+            f"and {most_ratio} times the packed size are read: if that is meant, unpack it "
+            f"yourself."
+        )
+
+
+class Archive:
+    """A zip file whose members have been looked at: none escapes, what is read is bounded.
+
+    Names that are absolute or climb with "..", and encrypted members, are errors. So is reading
+    members that, all of them together, unpack to more than 4 GiB or to more than `most_ratio`
+    times their packed size.
+    """
+
+    def __init__(
+        self,
+        file: str | pathlib.Path | IO[bytes],
+        name: str | None = None,
+        most_ratio: int = 200,
+    ):
+        self.name, self._most_ratio = name or str(file), most_ratio
+        try:
+            self._zip = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
+            raise ValueError(
+                f"{self.name} is not a complete zip file ({error}): it is truncated or damaged. "
+                f"Fetch it again."
+            ) from error
+        self._packed, self._unpacked = 0, 0
+        try:
+            self._size = self._zip.fp.seek(0, os.SEEK_END) if self._zip.fp else 0
+            for member in self._zip.infolist():
+                self._check(member)
+        except ValueError:
+            self._zip.close()
+            raise
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._zip.close()
+
+    @property
+    def members(self) -> list[str]:
+        """The names of the files inside."""
+        return [member.filename for member in self._zip.infolist() if not member.is_dir()]
+
+    def read(self, member: str) -> bytes:
+        found = self._zip.getinfo(member)
+        self._packed += found.compress_size
+        self._unpacked += found.file_size
+        # Members may lie over one another: together they are not larger than the file.
+        packed = min(self._packed, self._size)
+        check_unpacked(f"{member} in {self.name}", packed, self._unpacked, self._most_ratio)
+        try:
+            return self._zip.read(member)
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+            raise ValueError(
+                f"{member} in {self.name} cannot be unpacked ({error}): the zip file is truncated "
+                f"or damaged."
+            ) from error
+
+    def _check(self, member: zipfile.ZipInfo) -> None:
+        # orig_filename: zipfile itself tidies .filename, and must not hide what was meant.
+        for written in (member.filename, member.orig_filename):
+            path = written.replace("\\", "/")
+            if path.startswith("/") or path[1:2] == ":" or ".." in path.split("/"):
+                raise ValueError(
+                    f"{self.name} has a member {written!r}, whose path leads out of the archive: "
+                    f"it is not read."
+                )
+        if member.flag_bits & 1:
+            raise ValueError(f"{member.filename} in {self.name} is encrypted: unpack it first.")
+
+
+# Arrays as numpy saves them: `.npy`, and `.npz`, a zip file of those. Never pickled ones.
+
+_DAMAGE = (
+    *(ValueError, LookupError, TypeError, EOFError, Warning),
+    *(SyntaxError, tokenize.TokenError, RecursionError, MemoryError),  # of Python's parser
+)
+
+
+class Header(NamedTuple):
+    """What a file says of its array, and how many bytes it takes to say so."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype
+    length: int
+
+
+def read_header(file: IO[bytes] | mmap.mmap, size: int, name: str) -> Header:
+    """The header at the start of a file of `size` bytes, which must be as long as it says."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of crafted text, Python's parser warns
+            shape, is_fortran, dtype = read(file)
+    except _DAMAGE as error:
+        raise ValueError(
+            f"{name} is not an .npy file, or its header is damaged: {error}."
+        ) from error
+    if dtype.hasobject:
+        raise ValueError(
+            f"{name} holds Python objects: save arrays of numbers or of text (dtype str)."
+        )
+    length = file.tell()
+    needed = length + math.prod(shape) * dtype.itemsize
+    if size != needed or min(shape, default=0) < 0:
+        raise ValueError(
+            f"{name} has {size} bytes where its header, for an array of shape {shape}, needs "
+            f"{needed}: it is truncated or damaged."
+        )
+    return Header(shape, is_fortran, dtype, length)
+
+
+def read_npz(content: bytes, name: str, most_ratio: int = 200) -> dict[str, np.ndarray]:
+    """The arrays in an npz file by name; `most_ratio` is that of `Archive`."""
+    with Archive(io.BytesIO(content), name, most_ratio) as archive:
+        return {
+            member.removesuffix(".npy"): _read_npy(archive.read(member), f"{member} in {name}")
+            for member in archive.members
+        }
+
+
+def _read_npy(content: bytes, name: str) -> np.ndarray:
+    shape, is_fortran, dtype, length = read_header(io.BytesIO(content), len(content), name)
+    if 0 in shape or dtype.itemsize == 0:
+        return np.zeros(shape, dtype)
+    flat = np.frombuffer(content, dtype, offset=length).copy()  # to be written to
+    return flat.reshape(shape, order="F" if is_fortran else "C")
+
+
+# IDX files, the format of MNIST: a magic number, the axes, then the numbers.
+
+_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+def read_idx(path: str | pathlib.Path) -> np.ndarray:
+    """The array in an IDX file, gzipped or not.
+
+    The header is checked before anything is allocated: a wrong magic number, a truncated file and
+    trailing bytes are errors.
+    """
+    path = pathlib.Path(path)
+    try:
+        with _opened(path) as file:
+            return _read(file, path)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is not a complete gzip file: {error}.") from error
+
+
+def _opened(path: pathlib.Path) -> IO[bytes] | gzip.GzipFile:
+    with open(path, "rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if is_packed else open(path, "rb")
+
+
+def _read(file: IO[bytes] | gzip.GzipFile, path: pathlib.Path) -> np.ndarray:
+    first = file.read(4)
+    if len(first) < 4 or first[:2] != b"\0\0" or first[2] not in _TYPES:
+        raise ValueError(
+            f"{path} is not an IDX file: it starts with {first.hex() or 'nothing'}, not with "
+            f"0000, a type and a number of axes."
+        )
+    dtype, num_axes = np.dtype(_TYPES[first[2]]), first[3]
+    axes = file.read(4 * num_axes)
+    if len(axes) < 4 * num_axes:
+        raise ValueError(f"{path} is truncated: its header announces {num_axes} axes.")
+    shape = struct.unpack(f">{num_axes}I", axes)
+    size = math.prod(shape) * dtype.itemsize
+    check_unpacked(str(path), path.stat().st_size, size)
+    content = file.read(size + 1)
+    if len(content) != size:
+        found = "more" if len(content) > size else f"{len(content)}"
+        raise ValueError(
+            f"{path} has {found} bytes after its header, which for an array of shape {shape} "
+            f"announces {size}: it is truncated or damaged."
+        )
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+# MNIST: from a folder, or downloaded once with its checksums.
+
+_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+_MAX_DOWNLOAD_BYTES = 1 << 26
+"""Of a file: the largest has 47 million, unpacked. A mirror may send anything."""
+# MD5 of the unpacked files: mirrors may pack them differently.
+_FILES = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+
+
+class Images(NamedTuple):
+    """Gray images, one row each, and their labels."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def load_mnist(folder: str | pathlib.Path | None = None) -> tuple[Images, Images]:
+    """The 60,000 training and 10,000 test digits, pixels 0 to 255.
+
+    Looks in `folder`, else in $SGHMC_DATA (there or in its subfolder "mnist"), else downloads into
+    the user's cache.
+    """
+    where = _find(folder)
+    arrays = {name: read_idx(_path(where, name)) for name in _FILES}
+    train = _pair(arrays, "train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+    test = _pair(arrays, "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    return train, test
+
+
+def _pair(arrays: dict[str, np.ndarray], images: str, labels: str) -> Images:
+    x, y = arrays[images], arrays[labels]
+    if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+        raise ValueError(
+            f"{images} has shape {x.shape} and {labels} {y.shape}: they do not belong together."
+        )
+    if y.max(initial=0) > 9:
+        raise ValueError(f"{labels} holds labels up to {y.max()}, but digits are 0 to 9.")
+    return Images(x.reshape(len(x), -1), y.astype(np.int32))
+
+
+def _find(folder: str | pathlib.Path | None) -> pathlib.Path:
+    named = folder or os.environ.get("SGHMC_DATA")
+    if named is None:
+        return _download()
+    for candidate in (pathlib.Path(named), pathlib.Path(named) / "mnist"):
+        if all(_path(candidate, name).exists() for name in _FILES):
+            return candidate
+    raise FileNotFoundError(
+        f"{named} does not hold the four MNIST files {', '.join(_FILES)} (each may end in .gz), "
+        f"nor does its subfolder mnist. Put them there, or leave the folder out to download them."
+    )
+
+
+def _path(folder: pathlib.Path, name: str) -> pathlib.Path:
+    packed = folder / f"{name}.gz"
+    return packed if packed.exists() else folder / name
+
+
+def _download() -> pathlib.Path:
+    folder = cache_folder() / "mnist"
+    for name, checksum in _FILES.items():
+        if not (folder / f"{name}.gz").exists():
+            files.write(folder / f"{name}.gz", _fetch(f"{name}.gz", checksum))
+    return folder
+
+
+def _fetch(name: str, checksum: str) -> bytes:
+    failures = []
+    for mirror in _MIRRORS:
+        try:
+            with urllib.request.urlopen(mirror + name, timeout=30) as answer:
+                content = answer.read(_MAX_DOWNLOAD_BYTES)
+        except (urllib.error.URLError, OSError) as error:
+            failures.append(f"{mirror}: {error}")
+            continue
+        try:
+            with gzip.open(io.BytesIO(content)) as file:
+                unpacked = file.read(_MAX_DOWNLOAD_BYTES)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            failures.append(f"{mirror}: {error}")
+            continue
+        if hashlib.md5(unpacked, usedforsecurity=False).hexdigest() == checksum:
+            return content
+        failures.append(f"{mirror}: wrong checksum")
+    raise FileNotFoundError(
+        f"MNIST could not be downloaded ({'; '.join(failures)}). Put the files {', '.join(_FILES)} "
+        f"(each may end in .gz) into a folder and name it with --data or $SGHMC_DATA; or use "
+        f"--dataset digits, which needs no files."
+    )

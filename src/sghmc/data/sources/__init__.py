@@ -1,1 +1,0 @@
-"""Rows larger than memory."""

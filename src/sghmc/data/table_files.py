@@ -1,0 +1,283 @@
+"""Tables as text: csv and its like, with whichever delimiter cuts their rows alike.
+
+Columns of a table on disk: text with any delimiter, parquet, npz, or one of them in a zip.
+
+Tables of mixed columns on disk: numbers and text, to fit and to predict.
+"""
+
+import csv
+import io
+import itertools
+import pathlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sghmc.core.checks import require
+from sghmc.data.archives import Archive, read_npz
+from sghmc.data.columns import as_arrow
+
+_DELIMITERS = (",", ";", "\t", "::")
+"""Where two do as well, the first of them."""
+_ONE_LETTER = "\x1f"
+"""Stands for MovieLens' "::", since fast readers take delimiters of one letter."""
+_NUM_SEEN = 20
+"""Rows by which a delimiter is judged."""
+_LONGEST_LINE = 1 << 24
+"""Bytes: names of 160 letters for 100,000 columns. A longer first line is no table's."""
+_HEAD_BYTES = 1 << 16
+"""After the first line, what is looked at to find the delimiter."""
+_BLOCK_BYTES = 1 << 20
+"""What pyarrow parses at a time, if a row is not longer."""
+
+
+class Style(NamedTuple):
+    """What the columns of a text are taken for.
+
+    `is_text(name)` says which stay text, letter by letter; without it, all are what their entries
+    look like, and an empty entry is missing. `headerless` are the names of columns whose first line
+    may be a row already: it is, where the third of them is a number.
+    """
+
+    is_text: Callable[[str], bool] | None = None
+    headerless: Sequence[str] = ()
+
+
+def read_text(source: pathlib.Path | bytes, name: str, style: Style) -> Any:
+    """The pyarrow table in a file, or in its content."""
+    pa, arrow_csv = require("pyarrow", extra="data"), require("pyarrow.csv", extra="data")
+    head = _head(source, name)
+    try:
+        delimiter = _delimiter(head)
+        first = next(iter(_rows(head, delimiter)), [])
+    except csv.Error as error:
+        raise ValueError(f"{name} cannot be read as a table: {error}.") from error
+    has_header = not _is_row(first, style.headerless)
+    names = first if has_header else list(style.headerless[: len(first)])
+    quote = '"' if delimiter != "::" else False
+    if delimiter == "::":
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        source, delimiter = content.replace(b"::", _ONE_LETTER.encode()), _ONE_LETTER
+    block = max(_BLOCK_BYTES, 8 * (head.find("\n") + 1 or len(head)))
+    try:
+        table = arrow_csv.read_csv(
+            pa.BufferReader(source) if isinstance(source, bytes) else source,
+            arrow_csv.ReadOptions(block_size=block, column_names=None if has_header else names),
+            arrow_csv.ParseOptions(delimiter=delimiter, quote_char=quote),
+            _conversion(names, style),
+        )
+        return table.rename_columns([each.strip() for each in table.column_names])
+    except (pa.ArrowInvalid, pa.ArrowKeyError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name} cannot be read as a table: {error}") from error
+
+
+def _conversion(names: Sequence[str], style: Style) -> Any:
+    pa, arrow_csv = require("pyarrow", extra="data"), require("pyarrow.csv", extra="data")
+    if style.is_text is None:
+        return arrow_csv.ConvertOptions(strings_can_be_null=True)
+    # Entries repeat, so that a dictionary of them is small.
+    text = pa.dictionary(pa.int32(), pa.string())
+    return arrow_csv.ConvertOptions(
+        column_types={each: text for each in names if style.is_text(each)}
+    )
+
+
+def _head(source: pathlib.Path | bytes, name: str) -> str:
+    """The beginning of a text, its first line to the end."""
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        first = file.readline(_LONGEST_LINE)
+        if len(first) == _LONGEST_LINE and not first.endswith(b"\n"):
+            raise ValueError(
+                f"{name} cannot be read as a table: its first line has more than "
+                f"{_LONGEST_LINE:,} bytes."
+            )
+        rest = file.read(_HEAD_BYTES)
+    return (first + rest).decode("utf-8-sig", "replace")
+
+
+def _delimiter(head: str) -> str:
+    """The one that cuts the first rows into equally many fields, the most of them.
+
+    >>> _delimiter("a;b\\n1,5;2\\n"), _delimiter('"size; m²",price\\n3,4\\n')
+    (';', ',')
+    """
+    counts = {each: _counts(head, each) for each in _DELIMITERS}
+    cutting = [each for each, found in counts.items() if max(found[1:] or found, default=1) > 1]
+    alike = [each for each in cutting if len(set(counts[each])) == 1]
+    # Where a row is bad, none cuts all alike: then the first line decides.
+    return max(alike or cutting, key=lambda each: counts[each][0], default=_DELIMITERS[0])
+
+
+def _counts(head: str, delimiter: str) -> list[int]:
+    """How many fields each of the first rows has."""
+    try:
+        return [len(row) for row in itertools.islice(_rows(head, delimiter), _NUM_SEEN)]
+    except csv.Error:  # fields without an end
+        return []
+
+
+def _rows(head: str, delimiter: str) -> Any:
+    """The rows of a text, and not the last where it was cut off."""
+    lines = list(io.StringIO(head, newline=""))
+    if len(lines) > 1 and not head.endswith("\n") and len(head) > _HEAD_BYTES // 4:
+        lines.pop()
+    if delimiter != "::":
+        return (row for row in csv.reader(lines, delimiter=delimiter) if row)
+    return (line.rstrip("\r\n").split("::") for line in lines if line.strip())
+
+
+def _is_row(fields: Sequence[str], headerless: Sequence[str]) -> bool:
+    return 3 <= len(fields) <= len(headerless) and is_number(fields[2])
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# Columns of a table on disk: text with any delimiter, parquet, npz, or one of them in a zip.
+
+_SUFFIXES = (".dat", ".data", ".csv", ".tsv", ".txt", ".parquet", ".npz")
+_MOST_ROWS = 1 << 30
+"""Of a parquet file, whose few bytes may stand for any number of equal rows."""
+
+
+def read_columns(
+    path: pathlib.Path, style: Style, favourites: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """The columns of a table by name: of pyarrow, or of numpy where the file is.
+
+    `favourites` are the files to take from a folder or an archive that holds several.
+    """
+    if path.is_dir():
+        path = _in_folder(path, favourites)
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path}.")
+    if path.suffix.lower() != ".zip":
+        return _columns(path, path.suffix, str(path), style)
+    with Archive(path) as archive:
+        member = _choose(archive, favourites)
+        content = archive.read(member)
+    return _columns(content, pathlib.PurePosixPath(member).suffix, f"{member} in {path}", style)
+
+
+def _columns(
+    source: pathlib.Path | bytes, suffix: str, name: str, style: Style
+) -> Mapping[str, Any]:
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
+    if size == 0:
+        raise ValueError(f"{name} is empty.")
+    if suffix.lower() == ".npz":
+        return read_npz(source if isinstance(source, bytes) else source.read_bytes(), name)
+    is_parquet = suffix.lower() == ".parquet"
+    table = _read_parquet(source, name) if is_parquet else read_text(source, name, style)
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    if len(columns) < table.num_columns:
+        names = sorted(table.column_names)
+        repeated = sorted({a for a, b in itertools.pairwise(names) if a == b})
+        raise ValueError(f"{name} has columns of the same name: {', '.join(repeated)}.")
+    return columns
+
+
+def _in_folder(folder: pathlib.Path, favourites: Sequence[str]) -> pathlib.Path:
+    for favourite in favourites:
+        if (folder / favourite).exists():
+            return folder / favourite
+    wanted = f"holds none of {', '.join(favourites)}" if favourites else "is no table"
+    raise FileNotFoundError(f"The folder {folder} {wanted}: name the file.")
+
+
+def _choose(archive: Archive, favourites: Sequence[str]) -> str:
+    """The member that holds the table: one of the usual names, or the only one that could."""
+    members = archive.members
+    for favourite in favourites:
+        named = [each for each in members if pathlib.PurePosixPath(each).name == favourite]
+        if named:
+            return min(named, key=len)
+    found = [each for each in members if each.lower().endswith(_SUFFIXES)]
+    if len(found) != 1:
+        wanted = f"one of {', '.join(favourites)}, or one table" if favourites else "one table"
+        raise ValueError(
+            f"{archive.name} should hold {wanted}, but holds "
+            f"{', '.join(members[:8]) or 'nothing'}{', …' if len(members) > 8 else ''}."
+        )
+    return found[0]
+
+
+def _read_parquet(source: pathlib.Path | bytes, name: str) -> Any:
+    pa, parquet = require("pyarrow", extra="data"), require("pyarrow.parquet", extra="data")
+    try:
+        whole = pa.BufferReader(source) if isinstance(source, bytes) else source
+        with parquet.ParquetFile(whole) as file:
+            if file.metadata.num_rows > _MOST_ROWS:
+                raise ValueError(
+                    f"{name} has {file.metadata.num_rows:,} rows: at most {_MOST_ROWS:,} are read."
+                )
+            return file.read()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{name} is not a complete parquet file: {error}") from error
+
+
+# Tables of mixed columns on disk: numbers and text, to fit and to predict.
+
+Columns = dict[str, np.ndarray]
+"""By name: numbers as float64, whole numbers as int64 (uint64 where they are that), booleans, or
+text as str objects."""
+
+
+def read_table(
+    path: pathlib.Path, only: Collection[str] | None = None, ignored: Collection[str] = ()
+) -> Columns:
+    """The columns of a file; a missing value in one of them is an error.
+
+    `ignored` ones, and where `only` some are wanted all others, may hold anything: dates, gaps.
+    """
+    table = read_columns(path, Style())
+    for name in ignored:
+        if name not in table:
+            raise ValueError(f"There is no column {name!r} in {path}: it has {', '.join(table)}.")
+    lengths = {name: len(column) for name, column in table.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"The columns of {path} have different lengths: {lengths}.")
+    if set(lengths.values()) <= {0}:
+        raise ValueError(f"{path} has column names, but no rows.")
+    return {
+        name: _column(column, name, path)
+        for name, column in table.items()
+        if name not in ignored and (only is None or name in only)
+    }
+
+
+def _column(column: Any, name: str, path: pathlib.Path) -> np.ndarray:
+    pa = require("pyarrow", extra="data")
+    array = as_arrow(column, name, str(path))
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        array, kind = array.dictionary_decode(), kind.value_type
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        reals = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        missing = int(np.isnan(reals).sum())
+    else:
+        reals, missing = None, array.null_count
+    if missing:
+        raise ValueError(
+            f"The column {name!r} of {path} has {missing:,} missing values in {len(array):,} "
+            f"rows: fill them, leave these rows out, or --ignore {name}."
+        )
+    if reals is not None:
+        return reals
+    if pa.types.is_boolean(kind):
+        return array.to_numpy(zero_copy_only=False)
+    if pa.types.is_integer(kind):
+        values = array.to_numpy(zero_copy_only=False)
+        return values if values.dtype == np.uint64 else values.astype(np.int64)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return np.array(array.to_pylist(), dtype=object)
+    raise ValueError(
+        f"The column {name!r} of {path} holds {kind}: columns of numbers, text and booleans can be "
+        f"learned from. Convert it, or --ignore {name}."
+    )

@@ -1,0 +1,273 @@
+"""Settings that both networks have, checked before anything runs.
+
+Starts for chains: each trains by itself, by Adam with a step that falls to nothing.
+
+The mean comes first, with one noise for all rows: where the noise may depend on the input from the
+beginning, it explains rows that the mean could learn (Seitzer et al. 2022).
+
+How strongly a network's likelihood bends along each layer: what its mass should be.
+
+On the host, in double precision and from some hundred rows: it is asked for a few times a fit, for
+ever new shapes, and a compiled program for each would cost more than it saves.
+
+How sure to be, as rows tell that were not seen.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from sghmc.estimators.base import BayesianEstimator
+from sghmc.estimators.predictive import softmax
+from sghmc.estimators.regression_network import ACTIVATIONS, Kind, NumberNetwork, Table
+from sghmc.estimators.weighted_rows import Rows
+from sghmc.types import PyTree
+
+
+class BayesianNetwork(BayesianEstimator):
+    """An estimator with hidden layers, whose chains take steps by batches."""
+
+    may_be_auto = False
+    """Whether sizes and steps may be left to the rows."""
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Any,
+        activation: str,
+        num_draws: int,
+        num_chains: int,
+        num_steps: int | str,
+        batch_size: int | None,
+        random_state: Any,
+        progress: bool,
+    ):
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.num_draws = num_draws
+        self.num_chains = num_chains
+        self.num_steps: Any = num_steps
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.progress = progress
+
+    def _hidden_sizes(self) -> tuple[int, ...]:
+        sizes = self.hidden_layer_sizes
+        return (int(sizes),) if isinstance(sizes, int | np.integer) else tuple(map(int, sizes))
+
+    def _check_settings(self):
+        super()._check_settings()
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation must be one of {', '.join(ACTIVATIONS)}, but is {self.activation!r}."
+            )
+        steps, sizes, size = self.num_steps, self.hidden_layer_sizes, self.batch_size
+        auto, or_auto = ("auto", '"auto" or ') if self.may_be_auto else (None, "")
+        if not _is(steps, auto) and (not isinstance(steps, int | np.integer) or steps < 2):
+            raise ValueError(f"num_steps must be {or_auto}a whole number from 2, but is {steps!r}.")
+        is_text = isinstance(sizes, str)
+        if not _is(sizes, auto) and (is_text or any(each < 1 for each in self._hidden_sizes())):
+            raise ValueError(f"hidden_layer_sizes must be {or_auto}positive, but is {sizes!r}.")
+        if size is not None and (not isinstance(size, int | np.integer) or size < 1):
+            raise ValueError(f"batch_size must be None or a whole number from 1, but is {size!r}.")
+
+
+def _is(value: Any, word: str | None) -> bool:
+    return isinstance(value, str) and value == word
+
+
+# Starts for chains: each trains by itself, by Adam with a step that falls to nothing.
+
+_RATE = 0.005
+_MEMORY, _SQUARE_MEMORY, _TINY = 0.9, 0.999, 1e-8
+_FEW_STEPS = 300
+"""With all rows: more make starts that are surer, and chains that see less of the posterior."""
+
+
+def of_all_rows(
+    network: NumberNetwork, position: np.ndarray, table: Table, kind: Kind
+) -> jax.Array:
+    """Few steps."""
+    return _with_all(network, position, table, kind, _FEW_STEPS)
+
+
+def of_batches(
+    network: NumberNetwork,
+    key: jax.Array,
+    position: jax.Array | np.ndarray,
+    table: Table,
+    kind: Kind,
+    num_steps: int,
+    batch_size: int,
+) -> jax.Array:
+    """By random batches, the same for all chains."""
+    return _with_batches(network, key, position, table, kind, num_steps, batch_size)
+
+
+@functools.partial(jax.jit, static_argnames="network")
+def _with_all(network: NumberNetwork, position, table: Table, kind: Kind, num_steps):
+    grads = jax.vmap(jax.grad(network.potential), in_axes=(0, None, 0))
+    total = jnp.sum(table.weight)
+    return _adam(position, num_steps, lambda t, z: grads(z, table, kind) / total)
+
+
+@functools.partial(jax.jit, static_argnames=("network", "batch_size"))
+def _with_batches(network, key, position, table: Table, kind: Kind, num_steps, batch_size: int):
+    grads = jax.vmap(jax.grad(network.log_likelihood), in_axes=(0, None, 0))
+    num_rows, total = table.x.shape[1], jnp.sum(table.weight)
+
+    def slope(t, z):
+        rows = jax.random.randint(jax.random.fold_in(key, t), (batch_size,), 0, num_rows)
+        batch = Table(table.x[:, rows], table.y[rows], table.weight[rows])
+        return z / total - grads(z, batch, kind) * (num_rows / batch_size / total)
+
+    return _adam(position, num_steps, slope)
+
+
+def _adam(position, num_steps, slope):
+    def step(t, carry):
+        position, mean, square = carry
+        grad = slope(t, position)
+        mean = _MEMORY * mean + (1 - _MEMORY) * grad
+        square = _SQUARE_MEMORY * square + (1 - _SQUARE_MEMORY) * grad**2
+        speed = _RATE * 0.5 * (1 + jnp.cos(jnp.pi * t / num_steps))
+        size = jnp.sqrt(square / (1 - _SQUARE_MEMORY ** (t + 1.0))) + _TINY
+        return position - speed * mean / (1 - _MEMORY ** (t + 1.0)) / size, mean, square
+
+    zeros = jnp.zeros_like(position)
+    return jax.lax.fori_loop(0, num_steps, step, (position, zeros, zeros))[0]
+
+
+# How strongly a network's likelihood bends along each layer: what its mass should be.
+
+_NUM_POWER_STEPS = 6
+
+
+def activate(name: str, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The activation, scaled so that a layer of weights of size 1 keeps sizes; its derivative."""
+    if name == "relu":
+        factor = (2 / z.shape[-1]) ** 0.5
+        return factor * np.maximum(z, 0), factor * (z > 0)
+    if name == "silu":
+        factor = (2.8 / z.shape[-1]) ** 0.5
+        gate = 1 / (1 + np.exp(-np.clip(z, -500, None)))
+        return factor * z * gate, factor * gate * (1 + z * (1 - gate))
+    factor = (1 / z.shape[-1]) ** 0.5
+    value = np.tanh(z)
+    return factor * value, factor * (1 - value**2)
+
+
+class Pass:
+    """A network's way from rows to outputs, kept to send tangents along and cotangents back."""
+
+    def __init__(self, params: PyTree, x: np.ndarray, activation: str):
+        self.params = params
+        self.inputs, self.slopes = [x], []
+        for layer in params[:-1]:
+            z = self.inputs[-1] @ layer["weight"] + layer["bias"]
+            value, slope = activate(activation, z)
+            self.inputs.append(value)
+            self.slopes.append(slope)
+        self.output = self.inputs[-1] @ params[-1]["weight"] + params[-1]["bias"]
+
+    def forward(self, layer: int, tangent: np.ndarray) -> np.ndarray:
+        """The change of the outputs with that of a layer's sums."""
+        for i in range(layer, len(self.slopes)):
+            tangent = (tangent * self.slopes[i]) @ self.params[i + 1]["weight"]
+        return tangent
+
+    def backward(self, layer: int, cotangent: np.ndarray) -> np.ndarray:
+        for i in reversed(range(layer, len(self.slopes))):
+            cotangent = (cotangent @ self.params[i + 1]["weight"].T) * self.slopes[i]
+        return cotangent
+
+
+def largest_curvatures(params: PyTree, rows: Rows, activation: str) -> list[dict[str, float]]:
+    """The largest eigenvalue of each leaf's block of the Gauss–Newton matrix."""
+    run = Pass(params, rows.x, activation)
+    bend = _bend(run.output, rows.weight[:, None])
+    ones = np.ones((len(rows.weight), 1))
+    return [
+        {
+            "bias": _largest(run, i, ones, bend),
+            "weight": _largest(run, i, run.inputs[i], bend),
+        }
+        for i in range(len(params))
+    ]
+
+
+def _bend(output: np.ndarray, weight: np.ndarray) -> Callable:
+    """The likelihood's Hessian in the logits, as a map of vectors."""
+    p = np.exp(output - output.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    return lambda v: weight * p * (v - (p * v).sum(1, keepdims=True))
+
+
+def _largest(run: Pass, layer: int, inputs: np.ndarray, bend: Callable) -> float:
+    shape = (inputs.shape[1], run.params[layer]["bias"].size)
+    vector, value = np.random.default_rng(0).normal(size=shape), 0.0
+    for _ in range(_NUM_POWER_STEPS):
+        vector /= np.linalg.norm(vector) + np.finfo(float).tiny
+        outputs = run.forward(layer, inputs @ vector)
+        vector = inputs.T @ run.backward(layer, bend(outputs))
+        value = float(np.linalg.norm(vector))
+    return value
+
+
+# How sure to be, as rows tell that were not seen.
+
+_CLEAR_ERRORS, _CLEAR_GAIN = 2.0, 3.0
+"""By how many standard errors, and by how much in all, another setting must beat the usual one.
+
+Where all held-out labels are easy, to be surer is a sure gain, though one hard row would undo it:
+hence the second condition. It is a likelihood ratio of 20.
+"""
+_SHARPNESS_SPREAD = 0.5
+
+
+def random_parts(y: np.ndarray, num_parts: int) -> np.ndarray:
+    """A part for each row, at random, every class spread over all of them."""
+    part = np.empty(len(y), int)
+    order = np.lexsort((np.random.default_rng(0).random(len(y)), y))
+    part[order] = np.arange(len(y)) % num_parts
+    return part
+
+
+def clearly_likeliest(logs: dict[Any, np.ndarray], usual: Any) -> Any:
+    """The setting with the likeliest rows, of the usual one and those clearly better than it."""
+
+    def is_better(setting: Any) -> bool:
+        gains = logs[setting] - logs[usual]
+        error = gains.std() * len(gains) ** 0.5
+        return gains.sum() > max(_CLEAR_ERRORS * error, _CLEAR_GAIN)
+
+    better = [setting for setting in logs if is_better(setting)]
+    return max([usual, *better], key=lambda setting: logs[setting].sum())
+
+
+class HeldOut(NamedTuple):
+    """Logarithms of the class probabilities of rows that were not seen, their labels and weights.
+
+    With sharpness s probabilities are p^s / Σ p^s, and log s ~ N(0, 0.5²): without a prior, rows
+    that are all right would ask for an infinite s.
+    """
+
+    logs: np.ndarray
+    y: np.ndarray
+    weight: np.ndarray
+
+    def log_likelihoods(self, s: float) -> np.ndarray:
+        p = softmax(s * self.logs)[np.arange(len(self.y)), self.y]
+        return self.weight * np.log(np.maximum(p, np.finfo(float).tiny))
+
+    def likeliest_sharpness(self) -> float:
+        def potential(log_s: float) -> float:
+            prior = 0.5 * (log_s / _SHARPNESS_SPREAD) ** 2
+            return prior - float(self.log_likelihoods(np.exp(log_s)).sum())
+
+        found: Any = minimize_scalar(potential, bounds=(-3, 3), method="bounded")
+        return float(np.exp(found.x))

@@ -1,1 +1,0 @@
-"""Tables of any columns: what the command line fits."""

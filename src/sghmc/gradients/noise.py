@@ -1,0 +1,144 @@
+"""The noise of a gradient estimator, from the gradients of single examples."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sghmc.core import tree
+from sghmc.core.checks import check_choice, check_count
+from sghmc.gradients import GradientEstimator
+from sghmc.posterior.posterior import AbstractPosterior
+from sghmc.posterior.target import Target
+from sghmc.types import PyTree
+
+_ROUNDING = 1e-5
+"""Of V̂ and of what is allowed, relative, in single precision."""
+
+
+class EmpiricalFisher(eqx.Module):
+    """V̂ estimated while a chain runs: `gradient_noise=EmpiricalFisher()` of `SGHMC` or `SGLD`.
+
+    Before the first step and after every `every`-th one the gradients of a batch's single examples
+    give V̂ of the gradient estimator in use, plain or with a control variate,
+
+        V̂ = (N²/n) s²,  times 1 − n/N without replacement,  s² centered and with divisor n − 1:
+
+    unbiased. B̂ = ½εV̂ of a running average is what the sampler takes off its injected noise.
+
+    | field | meaning |
+    | --- | --- |
+    | `diagonal` | variances alone, O(nd); False: the whole matrix, O(nd²), and O(d³) to factor it |
+    | `every` | steps from one estimate to the next: per-example gradients are dear |
+    | `window` | the average is a mean of the first so many estimates, then forgets at that rate |
+    | `raise_friction` | where V̂ is too large: raise the friction, as far as needed; else an error |
+
+    V̂ may be too large for a friction, τC ⋡ ½εV̂: that is known only while the chain runs, and raises
+    `GradientNoiseError` then. A diagonal V̂ of correlated noise leaves its correlations in the law.
+
+    Ahn, Korattikara & Welling, 2012; Chen, Fox & Guestrin, 2014, §3.3.
+
+    >>> import sghmc
+    >>> sghmc.SGHMC(0.1, friction=3.0, gradient_noise=sghmc.EmpiricalFisher()).gradient_noise.every
+    100
+    """
+
+    diagonal: bool = True
+    every: int = 100
+    window: int = 20
+    raise_friction: bool = False
+
+    def __check_init__(self):
+        check_choice(self.diagonal, "diagonal", (True, False))
+        check_choice(self.raise_friction, "raise_friction", (True, False))
+        check_count(self.every, "every")
+        check_count(self.window, "window")
+
+
+class RunningNoise(NamedTuple):
+    """A running average of V̂, and when it first was too large: at step `failed_at`, both numbers.
+
+    `needed` and `allowed` are what a kernel says of V̂; see `Kernel.with_gradient_noise`.
+    """
+
+    mean: jax.Array
+    num_estimates: jax.Array
+    failed_at: jax.Array
+    needed: jax.Array
+    allowed: jax.Array
+
+    def with_estimate(self, estimate: jax.Array, window: int) -> "RunningNoise":
+        count = self.num_estimates + 1
+        weight = 1 / jnp.minimum(count, window).astype(estimate.dtype)
+        return self._replace(mean=self.mean + weight * (estimate - self.mean), num_estimates=count)
+
+    def judged(self, t, needed: jax.Array, allowed: jax.Array) -> "RunningNoise":
+        # Equality is a setting of its own: all noise comes from the gradient. So rounding may pass.
+        is_first = (needed > allowed * (1 + _ROUNDING)) & (self.failed_at > t)
+        new = self._replace(failed_at=jnp.asarray(t, jnp.int32), needed=needed, allowed=allowed)
+        return jax.tree.map(lambda x, y: jnp.where(is_first, x, y), new, self)
+
+
+def no_noise(size: int, fisher: EmpiricalFisher, dtype, never: int) -> RunningNoise:
+    """The average before the first estimate."""
+    shape = (size,) if fisher.diagonal else (size, size)
+    zero = jnp.zeros((), dtype)
+    return RunningNoise(
+        jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32), jnp.asarray(never, jnp.int32), zero, zero
+    )
+
+
+def scatter(terms: PyTree, *, diagonal: bool) -> jax.Array:
+    """The sample covariance (divisor n − 1) of the rows of `terms`, over the raveled parameters.
+
+    `diagonal` gives the variances alone: O(nd) instead of O(nd²).
+    """
+    rows = jax.vmap(tree.ravel)(terms)
+    centered = rows - jnp.mean(rows, 0, keepdims=True)
+    count = len(rows) - 1
+    if diagonal:
+        return jnp.sum(centered**2, 0) / count
+    return centered.T @ centered / count
+
+
+def gradient_noise(
+    estimator: GradientEstimator,
+    target: Target,
+    anchor: PyTree,
+    position: PyTree,
+    examples: PyTree,
+    *,
+    diagonal: bool,
+    pull_back: Callable[[PyTree], PyTree] = lambda grad: grad,
+) -> jax.Array:
+    """V̂, the covariance of the estimator's error at `position`, from some examples: unbiased.
+
+    The examples need not be a batch: any number of independent rows will do. `pull_back` takes
+    gradients to the coordinates that V̂ is wanted in.
+    """
+    terms = estimator.example_gradients(target, position, examples, anchor)
+    return estimator.noise_scale * scatter(jax.vmap(pull_back)(terms), diagonal=diagonal)
+
+
+@eqx.filter_jit
+def mean_gradient_noise(
+    estimator: GradientEstimator,
+    target: Target,
+    positions: PyTree,
+    rows: jax.Array,
+    *,
+    diagonal: bool,
+) -> jax.Array:
+    """V̂ averaged over positions with a leading axis, each with row numbers of its own."""
+    assert isinstance(target, AbstractPosterior)
+    anchor = estimator.init_anchor(target)
+
+    def of_position(pair):
+        position, indices = pair
+        examples = target.rows(indices)
+        return gradient_noise(estimator, target, anchor, position, examples, diagonal=diagonal)
+
+    return jnp.mean(lax.map(of_position, (positions, rows)), 0)

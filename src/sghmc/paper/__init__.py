@@ -1,0 +1,132 @@
+"""The paper's figures and theorems, reproduced: one file each, the paper's settings the defaults.
+
+Every experiment is a module with
+
+| name | what |
+| --- | --- |
+| `Config` | its settings, a frozen dataclass |
+| `QUICK` | those that a run of seconds replaces |
+| `run(config, key, progress=…)` | plain numbers |
+| `plot(result)` | a matplotlib Figure |
+| `table(result)` | a rich Table: what was measured against what was expected |
+| `claims(config, result)` | what the paper says beside what came out |
+"""
+
+import dataclasses
+import importlib
+import os
+import pathlib
+import platform
+import time
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from sghmc.core import files
+from sghmc.display import write
+from sghmc.paper import pages
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+EXPERIMENTS = {
+    "figure1": "sghmc.paper.figure1",
+    "figure2": "sghmc.paper.figure2",
+    "figure3": "sghmc.paper.figure3",
+    "figure4": "sghmc.paper.figure4",
+    "table1": "sghmc.paper.table1",
+    "theorems": "sghmc.paper.theorems",
+}
+"""Name → module, imported when it is asked for."""
+
+
+def load(name: str) -> ModuleType:
+    if name not in EXPERIMENTS:
+        raise ValueError(f"There is no experiment {name!r}: there are {', '.join(EXPERIMENTS)}.")
+    return importlib.import_module(EXPERIMENTS[name])
+
+
+def reproduce(
+    name: str,
+    out: pathlib.Path,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    progress: bool = True,
+    **options: Any,
+) -> dict[str, Any]:
+    """Run an experiment; `config.json`, `result.json`, `<name>.png`, a report in `out/<name>`.
+
+    `options` replace fields of the experiment's Config. The files appear together, whole, or not at
+    all.
+    """
+    experiment = load(name)
+    config = _configure(name, experiment, quick, options)
+    with files.drafts(pathlib.Path(out) / name) as stage:
+        started = time.perf_counter()
+        result = experiment.run(config, jax.random.key(seed), progress=progress)
+        settings = {
+            "experiment": name,
+            "quick": quick,
+            "seed": seed,
+            "seconds": round(time.perf_counter() - started, 2),
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+            "device": jax.devices()[0].device_kind,
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            **dataclasses.asdict(config),
+        }
+        files.write_json(stage / "config.json", settings)
+        files.write_json(stage / "result.json", result)
+        experiment.plot(result).savefig(stage / f"{name}.png", dpi=150)
+        write(stage, page(name, settings, result))
+    return result
+
+
+def page(name: str, config: dict[str, Any], result: dict[str, Any]) -> str:
+    """The report of an experiment as HTML."""
+    experiment = load(name)
+    claims = experiment.claims(config, result)
+    table, figure = experiment.table(result), experiment.plot(result)
+    return pages.experiment_page(name, _title(name), claims, figure, table, config)
+
+
+def contents(out: pathlib.Path, missing: Mapping[str, str] | None = None) -> str:
+    """A page that leads to the reports in `out`, and says why others are missing."""
+    entries = []
+    for name in EXPERIMENTS:
+        folder, reason = pathlib.Path(out) / name, (missing or {}).get(name)
+        if reason is None and (folder / "result.json").exists():
+            config, result = (files.read_json(folder / f) for f in ("config.json", "result.json"))
+            claims, figure = load(name).claims(config, result), load(name).plot(result)
+            entries.append(pages.entry(name, _title(name), claims, figure, config))
+        else:
+            reason = reason or "it was not run"
+            entries.append(pages.missing_entry(name, _title(name), reason))
+    return pages.contents_page(entries)
+
+
+def _title(name: str) -> str:
+    return (load(name).__doc__ or name).partition("\n")[0].rstrip(".")
+
+
+def table(name: str, result: dict[str, Any]) -> "Table":
+    """What was measured against what was expected, in 80 columns."""
+    return load(name).table(result)
+
+
+def known_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Those of `options` that the experiment has: for a run of several experiments."""
+    known = {field.name for field in dataclasses.fields(load(name).Config)}
+    return {option: value for option, value in options.items() if option in known}
+
+
+def _configure(name: str, experiment: ModuleType, quick: bool, options: dict[str, Any]) -> Any:
+    config = experiment.Config(**(experiment.QUICK if quick else {}))
+    known = [field.name for field in dataclasses.fields(config)]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{name} has no option {option!r}: choose from {', '.join(known)}.")
+    return dataclasses.replace(config, **options)

@@ -1,0 +1,207 @@
+"""U as a function of raveled parameters, in double precision: what searches and tuning look at.
+
+Whatever the precision of the parameters and of the data: a sum over a million rows in single
+precision would move the mode of a badly scaled target by standard deviations.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from sghmc.core import runtime, tree
+from sghmc.core.runtime import double_precision
+from sghmc.posterior.posterior import AbstractPosterior
+from sghmc.posterior.target import Target
+from sghmc.types import PyTree
+
+MAX_QUICK_ROWS = 20_000
+"""Up to so many rows compilation is what counts, not passes over them."""
+_NUM_LBFGS_STEPS, _LBFGS_AT_ONCE = 300, 20
+"""Steps of L-BFGS at the most, each a pass over the data or two; and steps between two checks."""
+_LEAST_LBFGS_STEPS = 10
+"""Steps that it makes in any case: the first are short, whatever the scale."""
+_LBFGS_FALL = 0.01
+"""A fall of the potential below which it ends: that is a tenth of a standard deviation."""
+_TANGENTS = 32
+"""Directions in which a pass over the data differentiates at once: bounds its memory."""
+_TOGETHER = 8
+"""Points that a pass over the data looks at at once: one compiled program serves all that is asked
+about a potential."""
+
+
+class HostPotential:
+    """U over all data, or estimated from `num_rows` rows; `like` has the parameters' shapes.
+
+    `check()` is called before every pass over the data, and may raise.
+    `seconds` is the least that a pass over these data took, for one point, and `compile_seconds`
+    what its first call took beyond that; both are known after some `looks`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        like: PyTree,
+        num_rows: int | None = None,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self.target, self.check, self.rows = target, check, None
+        self.clock: list[float] = []
+        self.like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+        self.wide = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), like)
+        self.is_short = True
+        if isinstance(target, AbstractPosterior):
+            count = int(target.num_examples)
+            if num_rows is not None and num_rows < count:
+                self.rows = _some_rows(target, num_rows)
+            self.is_short = min(num_rows or count, count) <= MAX_QUICK_ROWS
+
+    def subsampled(self, num_rows: int) -> "HostPotential":
+        """U estimated from so many rows; this surface itself, where there are not twice as many."""
+        target = self.target
+        is_long = isinstance(target, AbstractPosterior) and target.num_examples > 2 * num_rows
+        return HostPotential(target, self.like, num_rows, self.check) if is_long else self
+
+    def evaluate(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """U and ∇U at each row of `points`."""
+        values, slopes = [], []
+        for first in range(0, len(points), _TOGETHER):
+            self.check()
+            some = points[first : first + _TOGETHER]
+            padded = np.concatenate([some, np.repeat(some[:1], _TOGETHER - len(some), 0)])
+            began = _clock()
+            value, slope = self._call(_evaluate_points, padded)
+            self.clock.append(_clock() - began)
+            values.append(value[: len(some)])
+            slopes.append(slope[: len(some)])
+        return np.concatenate(values), np.concatenate(slopes)
+
+    @property
+    def seconds(self) -> float:
+        return min(self.clock) / _TOGETHER
+
+    @property
+    def compile_seconds(self) -> float:
+        return self.clock[0] - min(self.clock)
+
+    def potentials(self, points: np.ndarray) -> np.ndarray:
+        return self.evaluate(points)[0]
+
+    def hessian(self, x: np.ndarray) -> np.ndarray:
+        """Return ∇²U(x)."""
+        self.check()
+        matrix = self._call(_hessian, x)
+        return (matrix + matrix.T) / 2
+
+    def descend(
+        self, x: np.ndarray, goes_on: Callable[[], bool] = lambda: True
+    ) -> tuple[np.ndarray, float]:
+        """The end of L-BFGS from x, while `goes_on()`, and the potential there."""
+        state, value = None, np.nan
+        for _ in range(_NUM_LBFGS_STEPS // _LBFGS_AT_ONCE):
+            self.check()
+            x, value, fall, state = self._call(_lbfgs, x, state)
+            if not (fall > _LBFGS_FALL and goes_on()):
+                break
+        return x, float(value)
+
+    def _call(self, function: Callable, x: np.ndarray, *args) -> Any:
+        with double_precision():
+            compiled = _compiled(function, self.is_short)
+            found = compiled(self.target, self.wide, self.rows, jnp.asarray(x, np.float64), *args)
+            return jax.tree.map(np.asarray, found)
+
+
+def as_vector(params: PyTree) -> np.ndarray:
+    """The raveled parameters in double precision, on the host."""
+    leaves = jax.tree.leaves(params)
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
+
+
+def as_params(vector: np.ndarray, like: PyTree) -> PyTree:
+    """Raveled parameters in the shapes and dtypes of `like`; any leading axes stay."""
+    leaves, treedef = jax.tree.flatten(like)
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
+    parts = np.split(vector, ends[:-1], axis=-1)
+    shaped = [
+        part.astype(leaf.dtype).reshape((*vector.shape[:-1], *leaf.shape))
+        for part, leaf in zip(parts, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, shaped)
+
+
+def _clock() -> float:
+    """Seconds: of this process alone on CPUs, which others may be using, too."""
+    return time.perf_counter() if runtime.has_accelerator() else time.process_time()
+
+
+@functools.cache
+def _compiled(function: Callable, is_short: bool) -> Any:
+    return eqx.filter_jit(function, **(runtime.jit_options("once") if is_short else {}))
+
+
+def _evaluate_points(target, like, rows, points):
+    return jax.vmap(lambda x: _evaluate(target, like, rows, x))(points)
+
+
+def _evaluate(target, like, rows, x):
+    params = tree.unravel(x, like)
+    if rows is None:
+        value, grad = target.evaluate(params)
+    else:
+        value, grad = jax.value_and_grad(target.estimate)(params, rows)
+    return value, tree.ravel(grad)
+
+
+def _hessian(target, like, rows, x):
+    def column(direction):
+        return jax.jvp(lambda x: _evaluate(target, like, rows, x)[1], (x,), (direction,))[1]
+
+    if x.size <= _TANGENTS:
+        return jax.vmap(column)(jnp.eye(x.size))
+    return lax.map(column, jnp.eye(x.size), batch_size=_TANGENTS)
+
+
+def _lbfgs(target, like, rows, x, state):
+    """Some steps of L-BFGS, until the potential hardly falls."""
+    solver = optax.lbfgs()
+
+    def value_of(x):
+        params = tree.unravel(x, like)
+        return target.potential(params) if rows is None else target.estimate(params, rows)
+
+    evaluate = optax.value_and_grad_from_state(value_of)
+
+    def body(carry):
+        x, state, count, before, _ = carry
+        value, grad = evaluate(x, state=state)
+        updates, state = solver.update(grad, state, x, value=value, grad=grad, value_fn=value_of)
+        return optax.apply_updates(x, updates), state, count + 1, value, before - value
+
+    def goes_on(carry):
+        count, fall = carry[2], carry[4]
+        return (count < _LBFGS_AT_ONCE) & ((count < _LEAST_LBFGS_STEPS) | (fall > _LBFGS_FALL))
+
+    infinity = jnp.asarray(jnp.inf, x.dtype)
+    state = solver.init(x) if state is None else state
+    start = (x, state, 0, infinity, infinity)
+    x, state, _, value, fall = lax.while_loop(goes_on, body, start)
+    return x, value, fall, state
+
+
+def _some_rows(target: AbstractPosterior, count: int) -> PyTree:
+    order = np.random.default_rng(0).choice(int(target.num_examples), count, replace=False)
+    return _rows(target, np.sort(order).astype(np.int32))
+
+
+@eqx.filter_jit
+def _rows(target: AbstractPosterior, numbers: np.ndarray) -> PyTree:
+    return target.rows(jnp.asarray(numbers))

@@ -1,0 +1,279 @@
+"""A posterior whose rows are spread over devices: each sums over its own, and the sums are added.
+
+No row moves. Batches are numbers of rows, the same on every device, of which each picks those that
+it has; batches of a source are read where they are needed, a part on each device.
+
+A posterior whose batches the compiler spreads over an axis of a mesh.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Self, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from sghmc.core import runtime
+from sghmc.posterior import passes
+from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, part_of
+from sghmc.types import PyTree
+
+_SPARE = 5.0
+"""Room for a device's rows of a batch: their expected number, and as many standard deviations."""
+_CACHED = 1024
+"""Rows that a CPU looks at at once, so that they are still in its cache when they are needed."""
+
+
+class Apart(eqx.Module):
+    """The rows that a device has, kept from being mistaken for all of the data."""
+
+    rows: PyTree
+
+    def __getattr__(self, name):
+        raise _not_here(name)
+
+    def __getitem__(self, place):
+        raise _not_here(f"[{place!r}]")
+
+    def __iter__(self):
+        raise _not_here("iteration")
+
+
+def _not_here(what: str) -> AttributeError:
+    return AttributeError(
+        f"posterior.data ({what}) cannot be looked at where a mesh spreads its rows over devices: "
+        f"take sums over all of them by posterior.sum_over_data, or a mesh without a data axis."
+    )
+
+
+class Picked(NamedTuple):
+    """Of a batch of `size` rows those that a device has, by its own numbers, first of all."""
+
+    numbers: jax.Array
+    num_picked: jax.Array
+    size: int
+
+
+class Read(NamedTuple):
+    """Of a batch of `size` rows those that were read for a device."""
+
+    rows: PyTree
+    size: int
+
+
+class ManuallyShardedPosterior(AbstractPosterior):
+    """The posterior as one device of a mesh axis sees it, inside `jax.shard_map`.
+
+    `data` has the device's rows, or is the whole source. Everything that this posterior returns is
+    the same on all devices of the axis.
+    """
+
+    log_likelihood: Callable[..., jax.Array]
+    log_prior: Callable[..., jax.Array]
+    data: PyTree
+    num_real: jax.Array | None
+    axis: str = eqx.field(static=True)
+    num_shards: int = eqx.field(static=True)
+    hyper: PyTree = None
+
+    def __init__(self, posterior: AbstractPosterior, axis: str, num_shards: int):
+        """From a posterior with a device's rows, padded to equally many on all devices."""
+        self.log_likelihood, self.log_prior = posterior.log_likelihood, posterior.log_prior
+        self.data = posterior.data if posterior.source is not None else Apart(posterior.data)
+        self.hyper, self.num_real = posterior.hyper, posterior.num_real
+        self.axis, self.num_shards = axis, num_shards
+
+    @property
+    def _table(self):
+        return cast(Apart, self.data).rows
+
+    @property
+    def num_examples(self):
+        if self.num_real is not None:
+            return self.num_real
+        return self.num_rows * (1 if self.source is not None else self.num_shards)
+
+    @property
+    def _first(self) -> jax.Array:
+        """The number of the first of the device's rows, among all."""
+        return lax.axis_index(self.axis) * self.num_rows
+
+    def _placed(self, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Where rows are here, by their numbers among all, and whether they are."""
+        place = indices - self._first
+        return place, (place >= 0) & (place < self.num_rows)
+
+    def rows(self, indices):
+        """What the owner of each row has, and nothing from others."""
+        if self.source is not None:
+            return passes.rows_of_source(self.source, indices)
+        place, is_here = self._placed(indices)
+        place = jnp.where(is_here, place, 0)
+
+        def of_owner(leaf):
+            found = leaf[place]
+            is_shown = is_here.reshape(-1, *[1] * (found.ndim - 1))
+            return lax.psum(jnp.where(is_shown, found, jnp.zeros_like(found)), self.axis)
+
+        return jax.tree.map(of_owner, self._table)
+
+    def examples(self, variates, i, size):
+        if self.source is None:
+            return self.rows(part_of(variates, i, size))
+        return jax.tree.map(
+            lambda leaf: lax.all_gather(leaf, self.axis, tiled=True),
+            part_of(variates, i, size // self.num_shards),
+        )
+
+    def batch(self, variates, i, size):
+        if self.source is not None:
+            return Read(part_of(variates, i, size // self.num_shards), size)
+        place, is_here = self._placed(part_of(variates, i, size))
+        return Picked(_chosen_first(place, is_here), jnp.sum(is_here), size)
+
+    def batch_size(self, batch):
+        is_apart = isinstance(batch, Picked | Read)
+        return batch.size if is_apart else jax.tree.leaves(batch)[0].shape[0]
+
+    def log_likelihood_sum(self, params, batch):
+        if not isinstance(batch, Picked | Read):
+            return jnp.sum(self.log_likelihoods(params, batch))
+        here = (self, batch._replace(size=0))
+        arrays, rest = eqx.partition(here, eqx.is_array)
+
+        # The gradient is added up together with the sum itself. Written out, since the transpose of
+        # psum does not know that the parameters are the same on all devices.
+        @jax.custom_vjp
+        def total(params, arrays):
+            return forward(params, arrays)[0]
+
+        def forward(params, arrays):
+            shard, batch = eqx.combine(arrays, rest)
+            return lax.psum(shard._own_sum(params, batch._replace(size=size)), shard.axis)
+
+        def backward(grad, factor):
+            return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), grad), None
+
+        size = batch.size
+        total.defvjp(forward, backward)
+        return total(params, arrays)
+
+    def _own_sum(self, params: PyTree, batch: Picked | Read) -> tuple[jax.Array, PyTree]:
+        """The sum over this device's part of a batch, and its gradient."""
+        if isinstance(batch, Read):
+            return self._weighted_sum(params, batch.rows, None)
+        width = _room(batch.size, self.num_shards)
+        numbers = jnp.pad(batch.numbers, (0, -batch.size % width))
+
+        def is_left(loop):
+            return loop[0] < batch.num_picked
+
+        def add_some(loop):
+            first, total = loop
+            place = lax.dynamic_slice_in_dim(numbers, first, width)
+            is_real = first + lax.iota(jnp.int32, width) < batch.num_picked
+            # Others repeat a real row: of any other row the log-likelihood might not be finite.
+            place = jnp.where(is_real, place, place[0])
+            rows = jax.tree.map(
+                lambda leaf: leaf.at[place].get(mode="promise_in_bounds"), self._table
+            )
+            some = self._weighted_sum(params, rows, is_real)
+            return first + width, jax.tree.map(jnp.add, total, some)
+
+        shapes = jax.eval_shape(lambda: add_some((0, (0.0, params)))[1])
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return lax.while_loop(is_left, add_some, (jnp.int32(0), nothing))[1]
+
+    def _weighted_sum(self, params, rows, is_counted) -> tuple[jax.Array, PyTree]:
+        def total(params):
+            terms = self.log_likelihoods(params, rows)
+            return jnp.sum(terms if is_counted is None else jnp.where(is_counted, terms, 0))
+
+        return jax.value_and_grad(total)(params)
+
+    def _over_rows(self, of_rows):
+        if self.source is None:
+            own = passes.sum_over_table(self._table, of_rows, self.num_examples, self._first)
+        else:
+            own = passes.sum_over_source(
+                self.source,
+                of_rows,
+                self.num_examples,
+                reader=lax.axis_index(self.axis),
+                num_readers=self.num_shards,
+            )
+        return lax.psum(own, self.axis)
+
+
+def _chosen_first(numbers: jax.Array, are_chosen: jax.Array) -> jax.Array:
+    """The chosen ones of some numbers, and after them anything."""
+    if runtime.has_accelerator():
+        return lax.sort(jnp.where(are_chosen, numbers, jnp.iinfo(numbers.dtype).max))
+    return _gathered(numbers, are_chosen)
+
+
+@jax.custom_batching.sequential_vmap
+def _gathered(numbers: jax.Array, are_chosen: jax.Array) -> jax.Array:
+    """`_chosen_first` one by one: a loop that XLA for CPUs runs several times as fast as a sort."""
+
+    def put(loop, pair):
+        """A number that is not chosen stands only until the next one."""
+        chosen, count = loop
+        number, is_chosen = pair
+        return (chosen.at[count].set(number), count + is_chosen), None
+
+    nothing = jnp.zeros(len(numbers), numbers.dtype), jnp.int32(0)
+    return lax.scan(put, nothing, (numbers, are_chosen))[0][0]
+
+
+def _room(size: int, num_shards: int) -> int:
+    """Rows of a batch that a device looks at at once.
+
+    An accelerator looks again only if chance gave it far more rows than the others.
+    """
+    if not runtime.has_accelerator():
+        return min(size, _CACHED)
+    expected = size / num_shards
+    return min(size, math.ceil(expected + _SPARE * math.sqrt(expected)))
+
+
+# A posterior whose batches the compiler spreads over an axis of a mesh.
+
+
+class CompilerShardedPosterior(RowPosterior):
+    """The same posterior, each batch of which is cut over the devices of an axis.
+
+    All devices run one program. Unlike with `ManuallyShardedPosterior`, parameters may be sharded
+    along that axis, too.
+    """
+
+    log_likelihood: Callable[..., jax.Array]
+    log_prior: Callable[..., jax.Array]
+    data: PyTree
+    num_real: jax.Array | None
+    where: NamedSharding | PartitionSpec = eqx.field(static=True)
+    num_parts: int = eqx.field(static=True)
+    hyper: PyTree = None
+
+    @classmethod
+    def of(
+        cls, posterior: RowPosterior, where: NamedSharding | PartitionSpec, num_parts: int
+    ) -> Self:
+        return cls(
+            posterior.log_likelihood,
+            posterior.log_prior,
+            posterior.data,
+            posterior.num_real,
+            where,
+            num_parts,
+            posterior.hyper,
+        )
+
+    def batch(self, variates, i, size):
+        rows = super().batch(variates, i, size)
+        if size % self.num_parts:
+            return rows
+        return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, self.where), rows)

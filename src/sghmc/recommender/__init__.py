@@ -1,0 +1,1 @@
+"""Recommender: Bayesian matrix factorization of ratings, its chain, and its answers."""

@@ -1,0 +1,400 @@
+"""Parameters with constraints, sampled without them: maps from real numbers, and their Jacobians.
+
+A density of y = f(x) is one of x with log |∂f/∂x| added. `Space` does that to the functions of a
+posterior, so that they can be written in the parameters' own terms.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from sghmc import display
+from sghmc.posterior.posterior import Posterior
+from sghmc.posterior.target import Potential
+from sghmc.types import PyTree
+
+__all__ = [
+    "CholeskyCorrelation",
+    "CholeskyCovariance",
+    "Interval",
+    "Ordered",
+    "Positive",
+    "Simplex",
+    "Space",
+    "Transform",
+]
+
+
+class Transform(eqx.Module):
+    """A one-to-one map from real numbers x to constrained values y.
+
+    Arrays may have any leading axes: draws are mapped at once.
+    """
+
+    def _repr_html_(self) -> str:
+        return display.notebook_settings(self)
+
+    @abc.abstractmethod
+    def forward(self, x: jax.Array) -> jax.Array:
+        """The constrained value."""
+
+    @abc.abstractmethod
+    def inverse(self, y: ArrayLike) -> jax.Array:
+        """The real numbers of a value; an error where the value is outside."""
+
+    @abc.abstractmethod
+    def log_jacobian(self, x: jax.Array) -> jax.Array:
+        """log |∂y/∂x|, summed over all of x; of the entries of y that are free."""
+
+
+def checked(y: ArrayLike, is_inside: Callable[[np.ndarray], Any], words: str) -> jax.Array:
+    """The value as an array; an error that says `words` where it is not inside."""
+    array = jnp.asarray(y, jnp.result_type(float))
+    if not isinstance(array, Tracer) and not np.all(is_inside(np.asarray(array))):
+        raise ValueError(f"The value must be {words}, but is {y}.")
+    return array
+
+
+# Numbers above, between or one after another.
+
+
+class Positive(Transform):
+    """y = low + eˣ: above `low`, entry by entry.
+
+    >>> from sghmc import transforms
+    >>> float(transforms.Positive().inverse(1.0))
+    0.0
+    """
+
+    low: float = 0.0
+
+    def forward(self, x):
+        return self.low + jnp.exp(x)
+
+    def inverse(self, y):
+        y = checked(y, lambda y: y > self.low, f"above {self.low:g}")
+        return jnp.log(y - self.low)
+
+    def log_jacobian(self, x):
+        return jnp.sum(x)
+
+
+class Interval(Transform):
+    """y = low + (high − low)/(1 + e⁻ˣ): between `low` and `high`, entry by entry.
+
+    >>> from sghmc import transforms
+    >>> float(transforms.Interval(0, 10).inverse(5.0))
+    0.0
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __check_init__(self):
+        if not self.low < self.high:
+            raise ValueError(
+                f"An interval needs low < high, but they are {self.low!r} and {self.high!r}."
+            )
+
+    def forward(self, x):
+        return self.low + (self.high - self.low) * jax.nn.sigmoid(x)
+
+    def inverse(self, y):
+        words = f"between {self.low:g} and {self.high:g}"
+        y = checked(y, lambda y: (self.low < y) & (y < self.high), words)
+        return jnp.log(y - self.low) - jnp.log(self.high - y)
+
+    def log_jacobian(self, x):
+        inside = jax.nn.log_sigmoid(x) + jax.nn.log_sigmoid(-x)
+        return jnp.sum(inside + np.log(self.high - self.low))
+
+
+class Ordered(Transform):
+    """y₁ = x₁, yᵢ = yᵢ₋₁ + e^{xᵢ}: rising along the last axis.
+
+    >>> from sghmc import transforms
+    >>> transforms.Ordered().forward(jax.numpy.zeros(3)).tolist()
+    [0.0, 1.0, 2.0]
+    """
+
+    def forward(self, x):
+        first, rest = x[..., :1], jnp.exp(x[..., 1:])
+        return jnp.cumsum(jnp.concatenate([first, rest], axis=-1), axis=-1)
+
+    def inverse(self, y):
+        y = checked(y, lambda y: np.diff(y, axis=-1) > 0, "rising along the last axis")
+        return jnp.concatenate([y[..., :1], jnp.log(jnp.diff(y, axis=-1))], axis=-1)
+
+    def log_jacobian(self, x):
+        return jnp.sum(x[..., 1:])
+
+
+# Factors of covariance and correlation matrices.
+
+
+class CholeskyCovariance(Transform):
+    """Lower triangular L with a positive diagonal, so that L Lᵀ is a covariance matrix.
+
+    x has the k(k + 1)/2 entries of the triangle, row by row; those of the diagonal are logarithms.
+
+    >>> from sghmc import transforms
+    >>> transforms.CholeskyCovariance().forward(jax.numpy.zeros(3)).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    def forward(self, x):
+        size = _triangle_size(x.shape[-1], 1)
+        rows, columns = np.tril_indices(size)
+        entries = jnp.where(rows == columns, jnp.exp(x), x)
+        return jnp.zeros((*x.shape[:-1], size, size), x.dtype).at[..., rows, columns].set(entries)
+
+    def inverse(self, y):
+        def is_factor(y):
+            is_lower = np.all(np.triu(y, 1) == 0, axis=(-2, -1))
+            return is_lower & np.all(np.diagonal(y, axis1=-2, axis2=-1) > 0, axis=-1)
+
+        y = checked(y, is_factor, "lower triangular with a positive diagonal")
+        rows, columns = np.tril_indices(y.shape[-1])
+        entries = y[..., rows, columns]
+        is_diagonal = rows == columns
+        return jnp.where(is_diagonal, jnp.log(jnp.where(is_diagonal, entries, 1)), entries)
+
+    def log_jacobian(self, x):
+        rows, columns = np.tril_indices(_triangle_size(x.shape[-1], 1))
+        return jnp.sum(jnp.where(rows == columns, x, 0))
+
+
+class CholeskyCorrelation(Transform):
+    """Lower triangular L with rows of length 1, so that L Lᵀ is a correlation matrix.
+
+        Lᵢⱼ = tanh(xᵢⱼ) √(1 − Lᵢ₁² − … − Lᵢ,ⱼ₋₁²)  for j < i,  and Lᵢᵢ is what a length of 1 leaves
+
+    x has the k(k − 1)/2 entries below the diagonal, row by row. The Jacobian is that of these
+    entries of L: the measure in which LKJ priors of L are written.
+
+    >>> from sghmc import transforms
+    >>> transforms.CholeskyCorrelation().forward(jax.numpy.zeros(1)).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    def _parts(self, x):
+        """tanh(x) as a strictly lower matrix, and log of 1 − Σ L² left of and at each entry."""
+        size = _triangle_size(x.shape[-1], 0)
+        rows, columns = np.tril_indices(size, -1)
+        empty = jnp.zeros((*x.shape[:-1], size, size), x.dtype)
+        # log(1 − tanh²), without rounding where tanh is nearly 1.
+        shrink = empty.at[..., rows, columns].set(_log_sech_squared(x))
+        left = jnp.cumsum(shrink, axis=-1) - shrink
+        return empty.at[..., rows, columns].set(jnp.tanh(x)), left, shrink
+
+    def forward(self, x):
+        tangents, left, _ = self._parts(x)
+        diagonal = jnp.broadcast_to(jnp.eye(tangents.shape[-1], dtype=x.dtype), tangents.shape)
+        return (tangents + diagonal) * jnp.tril(jnp.exp(left / 2))
+
+    def inverse(self, y):
+        def is_factor(y):
+            is_lower = np.all(np.triu(y, 1) == 0, axis=(-2, -1))
+            is_positive = np.all(np.diagonal(y, axis1=-2, axis2=-1) > 0, axis=-1)
+            lengths = np.sum(np.asarray(y, np.float64) ** 2, axis=-1)
+            return is_lower & is_positive & np.all(np.abs(lengths - 1) < 1e-4, axis=-1)
+
+        y = checked(y, is_factor, "lower triangular with a positive diagonal and rows of length 1")
+        # What the entries right of one, up to the diagonal, leave for it.
+        right = jnp.flip(jnp.cumsum(jnp.flip(y**2, -1), axis=-1), -1)
+        rows, columns = np.tril_indices(y.shape[-1], -1)
+        entries, room = y[..., rows, columns], right[..., rows, columns]
+        return jnp.arctanh(entries / jnp.sqrt(room))
+
+    def log_jacobian(self, x):
+        _, left, shrink = self._parts(x)
+        return jnp.sum(shrink + jnp.tril(left, -1) / 2)
+
+
+def _triangle_size(count: int, offset: int) -> int:
+    """The size of a matrix of whose lower triangle there are `count` entries; without a diagonal
+    where `offset` is 0.
+    """
+    size = round((2 * count + 1 / 4) ** 0.5 + (1 - 2 * offset) / 2)
+    if size * (size - 1 + 2 * offset) // 2 != count:
+        example = [i * (i - 1 + 2 * offset) // 2 for i in range(2, 5)]
+        raise ValueError(
+            f"{count} numbers are no triangle of a matrix: there are {example} for sizes 2, 3, 4."
+        )
+    return size
+
+
+def _log_sech_squared(x: jax.Array) -> jax.Array:
+    """log(1 − tanh² x)."""
+    return 2 * (np.log(2) - x - jax.nn.softplus(-2 * x))
+
+
+# Shares that add to 1.
+
+
+class Simplex(Transform):
+    """k positive shares of sum 1, along the last axis, from k − 1 numbers, by breaking a stick.
+
+        yᵢ = zᵢ (1 − y₁ − … − yᵢ₋₁),  zᵢ = 1/(1 + (k − i) e^{−xᵢ}),  and y_k is the rest
+
+    x = 0 is where all shares are equal.
+
+    >>> from sghmc import transforms
+    >>> transforms.Simplex().forward(jax.numpy.zeros(3)).round(2).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+
+    def _log_parts(self, x):
+        """log of how many parts are still to come after each cut, k − 1, …, 1."""
+        return jnp.broadcast_to(jnp.log(jnp.arange(x.shape[-1], 0, -1, dtype=x.dtype)), x.shape)
+
+    def _logits(self, x):
+        return x - self._log_parts(x)
+
+    def _log_rest(self, logits):
+        """log of what is left before each cut."""
+        left = jnp.cumsum(jax.nn.log_sigmoid(-logits), axis=-1)
+        return jnp.concatenate([jnp.zeros_like(left[..., :1]), left], axis=-1)
+
+    def forward(self, x):
+        logits = self._logits(x)
+        log_rest = self._log_rest(logits)
+        cut = log_rest[..., :-1] + jax.nn.log_sigmoid(logits)
+        return jnp.exp(jnp.concatenate([cut, log_rest[..., -1:]], axis=-1))
+
+    def inverse(self, y):
+        def is_simplex(y):
+            return np.all(y > 0, axis=-1) & (np.abs(np.sum(y, axis=-1) - 1) < 1e-4)
+
+        y = checked(y, is_simplex, "positive shares that add to 1 along the last axis")
+        rest = jnp.flip(jnp.cumsum(jnp.flip(y, -1), axis=-1), -1)[..., 1:]
+        logits = jnp.log(y[..., :-1]) - jnp.log(rest)
+        return logits + self._log_parts(logits)
+
+    def log_jacobian(self, x):
+        logits = self._logits(x)
+        slopes = jax.nn.log_sigmoid(logits) + jax.nn.log_sigmoid(-logits)
+        return jnp.sum(slopes + self._log_rest(logits)[..., :-1])
+
+
+# Parameters of which some are constrained, and posteriors of them.
+
+
+class Space(eqx.Module):
+    """Parameters of which some are constrained.
+
+    `transforms` is a pytree like the parameters, or a prefix of one, with a `Transform` where there
+    is a constraint and None where there is none; a dict may leave parameters without one out.
+
+    >>> import jax, jax.numpy as jnp, sghmc
+    >>> from jax.scipy.stats import expon, norm
+    >>> from sghmc import transforms
+    >>> space = transforms.Space({"sd": transforms.Positive()})
+    >>> posterior = space.posterior(
+    ...     lambda p, y: norm.logpdf(y, p["mean"], p["sd"]),
+    ...     lambda p: norm.logpdf(p["mean"], 0, 10) + expon.logpdf(p["sd"]),
+    ...     jnp.array([2.1, 1.4, 3.3, 2.2]),
+    ... )
+    >>> samples = sghmc.sample(
+    ...     jax.random.key(0), posterior, "auto", space.unconstrain({"mean": 0.0, "sd": 1.0}),
+    ...     num_samples=100, num_chains=4, progress=False,
+    ... )
+    >>> draws = space.constrain(samples.positions)
+    >>> bool(draws["sd"].min() > 0)
+    True
+    """
+
+    transforms: PyTree
+
+    def __check_init__(self):
+        for leaf in jax.tree.leaves(self.transforms, is_leaf=_is_transform):
+            if not _is_transform(leaf):
+                raise TypeError(
+                    f"A space has transforms such as Positive() where a parameter is constrained, "
+                    f"and None elsewhere, not {leaf!r}."
+                )
+
+    def constrain(self, params: PyTree) -> PyTree:
+        """Values of the parameters; any leading axes stay, so that draws are mapped at once."""
+        return self._map(lambda transform, x: transform.forward(jnp.asarray(x)), params)
+
+    def unconstrain(self, values: PyTree) -> PyTree:
+        """Where a run may start: the real numbers of some values."""
+        mapped = self._map(lambda transform, y: transform.inverse(y), values)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), mapped)
+
+    def log_jacobian(self, params: PyTree) -> jax.Array:
+        """log |∂(values)/∂(params)|."""
+        terms = self._map(lambda transform, x: transform.log_jacobian(x), params, lambda x: 0.0)
+        return sum(jax.tree.leaves(terms), jnp.zeros(()))
+
+    def posterior(
+        self,
+        log_likelihood: Callable[..., jax.Array],
+        log_prior: Callable[..., jax.Array],
+        data: PyTree,
+        hyper: PyTree = None,
+    ) -> Posterior:
+        """`sghmc.Posterior` of functions that see the values; its parameters are real numbers."""
+        return Posterior(
+            _OfValues(self, log_likelihood), _WithJacobian(self, log_prior), data, hyper
+        )
+
+    def potential(self, function: Callable[[PyTree], jax.Array]) -> Potential:
+        """`sghmc.Potential` of a U that sees the values."""
+        return Potential(_PotentialOfValues(self, function))
+
+    def _map(
+        self, function: Callable[[Transform, Any], Any], tree: PyTree, otherwise=lambda x: x
+    ) -> PyTree:
+        def of_part(transform, part):
+            if transform is None:
+                return jax.tree.map(otherwise, part)
+            return jax.tree.map(lambda leaf: function(transform, leaf), part)
+
+        return jax.tree.map(of_part, self._whole(tree), tree, is_leaf=_is_transform)
+
+    def _whole(self, tree: PyTree) -> PyTree:
+        """The transforms, with None for entries of a dict that have none."""
+        if not isinstance(self.transforms, dict) or not isinstance(tree, dict):
+            return self.transforms
+        unknown = sorted(set(self.transforms) - set(tree))
+        if unknown:
+            raise ValueError(f"There is no parameter {unknown[0]!r}: there are {sorted(tree)}.")
+        return {name: self.transforms.get(name) for name in tree}
+
+
+class _OfValues(eqx.Module):
+    space: Space
+    function: Callable
+
+    def __call__(self, params, *args):
+        return self.function(self.space.constrain(params), *args)
+
+
+class _WithJacobian(eqx.Module):
+    space: Space
+    function: Callable
+
+    def __call__(self, params, *args):
+        density = self.function(self.space.constrain(params), *args)
+        return density + self.space.log_jacobian(params)
+
+
+class _PotentialOfValues(eqx.Module):
+    space: Space
+    function: Callable
+
+    def __call__(self, params):
+        return self.function(self.space.constrain(params)) - self.space.log_jacobian(params)
+
+
+def _is_transform(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, Transform)

@@ -1,0 +1,128 @@
+"""The host of a run: how much it asks for at a time, what it says of failures, when it saves."""
+
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sghmc
+from sghmc.engine import driver
+from sghmc.engine.chain import NEVER, DrawInfo, DrawRecord
+from sghmc.engine.driver import Host, capacity_for
+from sghmc.engine.layout import Layout
+from sghmc.gradients.noise import RunningNoise
+from sghmc.results.samples import Growth
+
+
+def record(shape, dtype=jnp.float32) -> DrawRecord:
+    kept = jax.ShapeDtypeStruct(shape, dtype)
+    return DrawRecord(kept, None, None, DrawInfo(None, None, None, None, None))  # pyright: ignore
+
+
+def test_a_block_holds_as_many_draws_as_bytes_or_work_allow():
+    small = Layout.of(jnp.zeros(1000), 1)
+    assert capacity_for(record((1000,)), small) == 2**23 // 4000
+    assert capacity_for(record((1000,), jnp.bfloat16), small) == 2**23 // 2000
+    assert capacity_for(record((2**24,)), small) == 1
+    # Of a large model that keeps little: 2³⁰ parameters of all draws, or 1,024 draws.
+    large = Layout.of(jax.ShapeDtypeStruct((2**18,), jnp.float32), 1)
+    assert capacity_for(record(()), large) == 2**12
+    huge = Layout.of(jax.ShapeDtypeStruct((2**25,), jnp.float32), 1)
+    assert capacity_for(record(()), huge) == 2**10
+
+
+def test_no_draws_have_the_axes_of_draws():
+    layout = Layout.of(jnp.zeros((2, 3)), 4)
+    found = driver._no_draws(layout, record((2, 3, 4)))
+    assert found.positions.shape == (4, 0, 2, 3)
+    assert found.clock.shape == (1, 0)
+
+
+def test_the_first_draw_that_is_not_finite_tells_its_last_step():
+    is_finite = np.array([[True, True, True], [True, False, False], [False, True, True]])
+    found = driver._first_bad_step(is_finite, done=10, thinning=4)
+    assert found.tolist() == [NEVER, (11 + 1) * 4 - 1, (10 + 1) * 4 - 1]
+
+
+def test_growth_is_told_in_kept_draws():
+    is_kept = np.array([False, False, True, True, False, True])
+    reader: Any = types.SimpleNamespace(growth=[Growth(3, 10, 20), Growth(6, 20, 30)])
+    assert driver._growth(reader, is_kept) == (Growth(1, 10, 20), Growth(3, 20, 30))
+    assert driver._growth(None, is_kept) == ()
+
+
+def bare(**parts) -> Any:
+    """A host with nothing but what a test gives it."""
+    made = Host.__new__(Host)
+    usual = {"folder": None, "reader": None, "capacity": 100, "done": 0, "has_warned": False}
+    for name, value in (usual | parts).items():
+        setattr(made, name, value)
+    return made
+
+
+def test_how_many_draws_may_be_made_before_the_host_looks_up():
+    changes = np.array([5, 30, 1000])
+    assert bare(changes=changes, done=0)._left(False) == 5
+    assert bare(changes=changes, done=5)._left(True) == 25
+    assert bare(changes=changes, done=5, capacity=7)._left(True) == 7
+    assert bare(changes=changes, done=30, capacity=7)._left(False) == 970
+    folder = types.SimpleNamespace(draws_until_check=lambda done: 100 - done)
+    assert bare(changes=changes, done=40, folder=folder)._left(True) == 60
+
+
+def test_a_reader_says_how_far_its_rows_reach():
+    asked = []
+
+    def program_at(draw):
+        asked.append(draw)
+        return "program with rows", 12
+
+    place = types.SimpleNamespace(place_program=lambda program: f"{program}, placed")
+    reader = types.SimpleNamespace(program_at=program_at)
+    made = bare(changes=np.array([1000]), done=9, reader=reader, place=place)
+    assert made._left(True) == 3
+    assert asked == [9]
+    assert made.program == "program with rows, placed"
+
+
+def noise(failed_at):
+    numbers = jnp.asarray([8.0, 3.0]), jnp.asarray([2.0, 2.0])
+    return RunningNoise(jnp.zeros(2), jnp.zeros(2), jnp.asarray(failed_at, jnp.int32), *numbers)
+
+
+def judging(failed_at, **parts):
+    kernel = types.SimpleNamespace(fisher=sghmc.EmpiricalFisher())
+    carry = types.SimpleNamespace(noise=None if failed_at is None else noise(failed_at))
+    return bare(carry=carry, program=types.SimpleNamespace(kernel=kernel), **parts)
+
+
+def test_too_much_noise_is_said_once_and_only_where_there_is():
+    for quiet in (judging(None), judging([NEVER] * 2), judging([3, NEVER], has_warned=True)):
+        quiet._judge_noise(True)
+    made = judging([NEVER, 7])
+    with pytest.warns(UserWarning, match="in chain 1 from step 7 on"):
+        made._judge_noise(False)
+    assert made.has_warned
+    made._judge_noise(False)
+    with pytest.raises(sghmc.GradientNoiseError, match=r"from step 7 on \(1 of 2 chains\)"):
+        judging([NEVER, 7], _lasting=lambda: None)._judge_noise(True)
+
+
+def test_a_save_has_what_a_run_goes_on_from():
+    saved = []
+    folder: Any = types.SimpleNamespace(save=saved.append)
+    place = types.SimpleNamespace(fetch_carry=lambda layout, carry: (layout, carry))
+    made = bare(
+        done=12, began=driver.time.perf_counter() - 50, startup_seconds=2.5, place=place,
+        program=types.SimpleNamespace(layout="layout"), carry="carry",
+        reader=types.SimpleNamespace(sizes=[(0, 9)]),
+    )  # fmt: skip
+    made._save(folder)
+    (save,) = saved
+    assert (save.done, save.state, save.startup_seconds) == (12, ("layout", "carry"), 2.5)
+    assert save.seconds == pytest.approx(50, abs=5)
+    assert save.sizes == [(0, 9)]
+    assert made.num_saved == 12
