@@ -19,7 +19,7 @@ def program(
         return types.SimpleNamespace(every=number) if number else None
 
     kernel = types.SimpleNamespace(
-        leaves_behind=is_lazy, fisher=every(fisher), num_gradients=num_gradients
+        is_lazy=is_lazy, fisher=every(fisher), num_gradients=num_gradients
     )
     return types.SimpleNamespace(
         **{"keep": None, "averages": {}, "trace": None} | functions,

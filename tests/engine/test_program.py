@@ -182,7 +182,7 @@ def test_a_chain_begins_with_the_momenta_of_its_own_stream_and_knows_its_target(
     assert begun.kernel is begun.noise is begun.sums is begun.adaptation is None
     assert begun.info == StepInfo(None)
     exact = marked.alone().initial_carry(marked.flat(), 0)
-    assert exact.state.momentum["b"] == pytest.approx(3.0 * -2.0)  # what `informed` found
+    assert exact.state.momentum["b"] == pytest.approx(3.0 * -2.0)  # cached
 
 
 def test_averages_begin_with_no_terms():

@@ -90,7 +90,7 @@ def test_bias_of_the_second_moments_is_of_second_order():
 @pytest.mark.slow
 def test_updates_at_the_end_of_a_step_are_seen(monkeypatch):
     """The planted fault of truth.md 11: a bias of order ε."""
-    monkeypatch.setattr(SGHMCKernel, "middle", lambda self, t, state: state.position)
+    monkeypatch.setattr(SGHMCKernel, "mid_drift", lambda self, t, state: state.position)
     jax.clear_caches()
     assert np.abs(first_order_errors(0.2)).max() > 8
     jax.clear_caches()

@@ -41,7 +41,7 @@ def test_a_state_that_was_informed_moves_as_one_that_was_not(name):
     kernel = SAMPLERS[name].prepare(like)
     oracle, _ = exact_oracle()
     plain = kernel.init([jnp.ones(2)], like)
-    informed = kernel.informed(plain, oracle)
+    informed = kernel.with_cached_evaluation(plain, oracle)
     key = sghmc.core.random.words(jax.random.key(3))
     step = jax.jit(lambda t, noise, state: kernel.step(t, noise, state, oracle))
     accepted = []
@@ -56,7 +56,7 @@ def test_a_state_that_was_informed_moves_as_one_that_was_not(name):
         np.testing.assert_allclose(
             informed.seen.potential, potential(kernel.position(informed)), rtol=1e-4
         )
-        fresh = kernel.informed(informed, oracle).seen.grad
+        fresh = kernel.with_cached_evaluation(informed, oracle).seen.grad
         np.testing.assert_allclose(informed.seen.grad, fresh, rtol=1e-4, atol=1e-5)
         accepted.append(bool(np.any(informed.position != before)))
     assert name == "no accept step" or {*accepted} == {True, False}
@@ -92,7 +92,7 @@ def test_noisy_gradients_are_taken_anew():
     kernel = sghmc.HMC(0.3, 4).prepare(jnp.zeros(2))
     state = kernel.init([jnp.ones(2)], jnp.zeros(2))
     oracle = Oracle(lambda i, theta: Evaluation(potential(theta), theta), potential, False)
-    assert kernel.informed(state, oracle).seen is None
+    assert kernel.with_cached_evaluation(state, oracle).seen is None
 
 
 def test_what_was_seen_does_not_outlive_a_change_of_hyperparameters():

@@ -336,7 +336,7 @@ def trajectory(kernel: HMCKernel, is_informed: bool):
 
     def flow(z):
         start = HMCState(z[:SIZE], z[SIZE:])
-        start = kernel.informed(start, oracle) if is_informed else start
+        start = kernel.with_cached_evaluation(start, oracle) if is_informed else start
         end, _, _ = kernel._trajectory(kernel.step_size, start, oracle)
         return jnp.concatenate([end.position, end.velocity])
 
@@ -508,12 +508,12 @@ class NoiseOfLargestStep(SGHMCKernel):
 
 
 class WholeDriftBack(SGHMCKernel):
-    def middle(self, t, state):
+    def mid_drift(self, t, state):
         return self._drift(t, state.position, state.velocity, -1.0)
 
 
 class NoDriftBack(SGHMCKernel):
-    def middle(self, t, state):
+    def mid_drift(self, t, state):
         return state.position
 
 

@@ -36,7 +36,7 @@ def test_a_swap_is_a_metropolis_step(t):
     def log_density(state):
         def of_replica(replica):
             kinetic = kernel.inner.kinetic_temperature(t, replica)  # 2K/d, d = 2
-            return target.potential(kernel.inner.middle(t, replica)) + kinetic
+            return target.potential(kernel.inner.mid_drift(t, replica)) + kinetic
 
         return -jnp.sum(jax.vmap(of_replica)(state.replicas) / kernel.temperatures)
 

@@ -115,7 +115,7 @@ def test_a_constant_metric_is_a_mass():
         step = jax.jit(lambda state, kernel=kernel: kernel.step(0, normals, state, oracle)[0])
         state = step(step(state))
         states.append(
-            (state.position, kernel.middle(0, state), kernel.kinetic_temperature(0, state))
+            (state.position, kernel.mid_drift(0, state), kernel.kinetic_temperature(0, state))
         )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *states)
 

@@ -100,15 +100,15 @@ OVERRIDDEN = {
     WhitenedKernel: {
         "init",
         "step",
-        "informed",
+        "with_cached_evaluation",
         "position",
         "momentum",
-        "observed",
-        "middle",
+        "draw_from",
+        "mid_drift",
         "pull_back",
     },
     RoundingKernel: {"init", "step", "draw"},
-    LazyKernel: {"init", "step", "draw", "leaves_behind", "settle", "shaped", "with_mass"},
+    LazyKernel: {"init", "step", "draw", "is_lazy", "flush", "map_parameters", "with_mass"},
 }
 """What wrappers answer themselves, each for a reason that stands there."""
 
@@ -126,11 +126,11 @@ def test_what_is_not_forwarded_is_meant_so():
 
 
 NOT_OF_REPLICAS = {
-    "informed",
-    "leaves_behind",
-    "settle",
-    "reheated",
-    "shaped",
+    "with_cached_evaluation",
+    "is_lazy",
+    "flush",
+    "rescale_momenta",
+    "map_parameters",
     "adaptable",
     "diagonal_mass",
     "with_mass",

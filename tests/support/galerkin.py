@@ -119,6 +119,6 @@ def _run(kernel, points, normals):
         state = type(template)(z[:1], unit * z[1:2], *rest)
         end, _ = kernel.step(0, [n], state, oracle)
         after = jnp.concatenate([end[0], end[1] / unit, *map(jnp.ravel, end[2:])])
-        return after, jnp.sum(kernel.observed(0, state) ** 2)
+        return after, jnp.sum(kernel.draw_from(0, state) ** 2)
 
     return jax.vmap(both)(points, normals)

@@ -269,7 +269,7 @@ def judge_middle(sampler, precision):
 
         def middle(z):
             velocity = kernel.unit * (inverse_mass @ z[size:])
-            return kernel.middle(0, SGHMCState(z[:size], velocity))
+            return kernel.mid_drift(0, SGHMCState(z[:size], velocity))
 
         back = np.asarray(jax.jit(jax.jacfwd(middle))(jnp.zeros(2 * size)))
     covariance = back @ law.state_covariance @ back.T

@@ -59,10 +59,10 @@ class MarkedKernel(sghmc.Kernel):
         return MarkedState(position, noise), StepInfo(evaluation.potential, acceptance)
 
     @property
-    def leaves_behind(self):
+    def is_lazy(self):
         return self.lazy
 
-    def settle(self, t, noise, state, oracle):
+    def flush(self, t, noise, state, oracle):
         momentum = jax.tree.unflatten(jax.tree.structure(state.position), noise)
         return MarkedState(shifted(state.position, 1000 + t), momentum)
 
@@ -74,15 +74,15 @@ class MarkedKernel(sghmc.Kernel):
     def moves_before_gradients(self):
         return self.moves_first
 
-    def informed(self, state, oracle):
+    def with_cached_evaluation(self, state, oracle):
         if not oracle.is_exact:
             return state
         return state._replace(momentum=oracle(0, state.position).grad)
 
-    def observed(self, t, state):
+    def draw_from(self, t, state):
         return shifted(state.position, 10 + t)
 
-    def middle(self, t, state):
+    def mid_drift(self, t, state):
         return shifted(state.position, -10 - t)
 
     def kinetic_temperature(self, t, state):

@@ -77,7 +77,7 @@ adapt; accelerators, which would ask the host for that number |
 
         There is room for `capacity` records; for none in a program of burn-in alone.
         """
-        is_lazy = program.kernel.leaves_behind
+        is_lazy = program.kernel.is_lazy
         # It draws less than a step of all parameters would, but its draws are as large.
         num_normals = tree.size(program.layout.like) if is_lazy else num_normals
         together = _BLOCK_VARIATES // max(1, num_normals + num_rows)

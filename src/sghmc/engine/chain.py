@@ -230,15 +230,15 @@ class Program(eqx.Module):
 
         What looks at a state as a whole, and what changes the law that it moves by, comes after.
         """
-        if not self.kernel.leaves_behind:
+        if not self.kernel.is_lazy:
             return carry
         oracle = self._oracle(self.draw_gradients(t, 1), carry)
-        state = self.kernel.settle(t, self.draw_motion(t, 1), carry.state, oracle)
+        state = self.kernel.flush(t, self.draw_motion(t, 1), carry.state, oracle)
         return carry._replace(state=state)
 
     def observe(self, t, carry: Carry, is_counted) -> tuple[Carry, DrawRecord]:
         """What is kept after step t, and the averages with that draw in them, if it counts."""
-        flat = self.kernel.observed(t, carry.state)
+        flat = self.kernel.draw_from(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
         keep = self.keep or (lambda position, *hyper: position)
         kept = _shown(keep, self.layout.shape(flat), carry.hyper)
@@ -262,7 +262,7 @@ class Program(eqx.Module):
         # jax's own, whose rounds are a loop: quicker to compile, and this happens seldom.
         key = jax.random.wrap_key_data(self.keys[GIBBS, :2], impl="threefry2x32")
         key = jax.random.fold_in(key, t)
-        params = self.layout.shape(self.kernel.middle(t, carry.state))
+        params = self.layout.shape(self.kernel.mid_drift(t, carry.state))
         hyper = self.gibbs.update(key, params, target)
         anchor = self.estimator.renew_anchor(target.with_hyper(hyper), carry.anchor)
         return self._informed(carry._replace(hyper=hyper, anchor=anchor))
@@ -301,7 +301,7 @@ class Program(eqx.Module):
         moment = Moment(
             t,
             self.kernel,
-            self.kernel.shaped(carry.state, self.layout.shape),
+            self.kernel.map_parameters(carry.state, self.layout.shape),
             carry.hyper,
             carry.info.acceptance,
             # Rows of the next step: fresh, as the chain has not seen them.
@@ -310,13 +310,15 @@ class Program(eqx.Module):
         kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
         return carry._replace(
             kernel=eqx.filter(kernel, eqx.is_array),
-            state=self.kernel.shaped(state, self.layout.flatten),
+            state=self.kernel.map_parameters(state, self.layout.flatten),
             adaptation=adaptation,
         )
 
     def _informed(self, carry: Carry) -> Carry:
         """With a state that knows the target as it is now, where gradients are exact."""
-        return carry._replace(state=self.kernel.informed(carry.state, self._oracle([], carry)))
+        return carry._replace(
+            state=self.kernel.with_cached_evaluation(carry.state, self._oracle([], carry))
+        )
 
     def _oracle(self, noise: PyTree, carry: Carry) -> Oracle:
         target = self.target.with_hyper(carry.hyper)

@@ -204,7 +204,7 @@ def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
 
 def check_spread(sampler: Sampler, kernel: Kernel, layout: Layout) -> None:
     """Rows of tables that move one by one must be on one device."""
-    if kernel.leaves_behind and layout.shardings is not None:
+    if kernel.is_lazy and layout.shardings is not None:
         raise ValueError(
             f"{sampler.name} moves single rows of parameters, but the mesh spreads these over "
             f"several devices: leave the axis 'model' out, or give the sampler inside of it."

@@ -338,7 +338,7 @@ def make_updates(program: Program, t, carry: Carry, *, adapts: bool) -> Carry:
     if fisher is not None:
         is_due = (t + 1) % fisher.every == 0
         due.append((is_due, lambda chain, carry: chain.update_noise(t, carry)))
-    if program.kernel.leaves_behind:
+    if program.kernel.is_lazy:
         # Before whatever looks at all of the state; a draw is due where thinning says so.
         looks = [(t + 1) % program.thinning == 0, *(is_due for is_due, _ in due)]
         is_due = functools.reduce(jnp.logical_or, looks)

@@ -89,7 +89,7 @@ class Stepper(eqx.Module):
                 "run goes on: use sample, or give the rows as arrays."
             )
         kernel = sampler.prepare(position, num_steps)
-        if kernel.leaves_behind:
+        if kernel.is_lazy:
             raise TypeError(
                 f"Every step of a Stepper gives a draw, for which {sampler.name} would move all "
                 f"parameters: give the sampler inside of it."

@@ -89,7 +89,7 @@ class _Chain:
         noise = kernel.draw(self.keys[MOTION], state.step, 1, params)
         chain, _ = kernel.step(state.step, noise, state.chain, self._oracle(updates))
         moves = jax.tree.map(jnp.subtract, kernel.position(chain), params)
-        draw = kernel.observed(state.step, chain) if self.observes_elsewhere else None
+        draw = kernel.draw_from(state.step, chain) if self.observes_elsewhere else None
         return moves, TransformationState(state.step + 1, chain, draw)
 
     def _oracle(self, gradients: PyTree) -> Oracle:

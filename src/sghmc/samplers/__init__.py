@@ -171,11 +171,11 @@ class Kernel(eqx.Module):
         return random.normals_like(key, first_step, num_steps, like)
 
     @property
-    def leaves_behind(self) -> bool:
-        """Whether a step leaves parts of the state behind, which `settle` brings up to date."""
+    def is_lazy(self) -> bool:
+        """Whether a step leaves parts of the state behind, which `flush` brings up to date."""
         return False
 
-    def settle(self, t, noise: PyTree, state: Any, oracle: Oracle) -> Any:
+    def flush(self, t, noise: PyTree, state: Any, oracle: Oracle) -> Any:
         """The state after step t, all of it, from that step's variates and hyperparameters."""
         return state
 
@@ -194,7 +194,7 @@ class Kernel(eqx.Module):
         """Whether a step takes its gradient elsewhere than where it begins."""
         return False
 
-    def informed(self, state: Any, oracle: Oracle) -> Any:
+    def with_cached_evaluation(self, state: Any, oracle: Oracle) -> Any:
         """The state with what the sampler remembers of the target where it stands.
 
         Asked for before step 0 and whenever the target has changed. A state that was never asked
@@ -212,11 +212,11 @@ class Kernel(eqx.Module):
         """r, whatever units the state has; None where there is no momentum."""
         return None
 
-    def observed(self, t, state: Any) -> PyTree:
+    def draw_from(self, t, state: Any) -> PyTree:
         """The draw that the state after step t gives."""
         return self.position(state)
 
-    def middle(self, t, state: Any) -> PyTree:
+    def mid_drift(self, t, state: Any) -> PyTree:
         """Where Gibbs updates look after step t: half a drift back, if the sampler drifts."""
         return self.position(state)
 
@@ -224,7 +224,7 @@ class Kernel(eqx.Module):
         """An estimate of the temperature from the momenta; None where there are none."""
         return None
 
-    def reheated(self, t, state: Any, ratio) -> Any:
+    def rescale_momenta(self, t, state: Any, ratio) -> Any:
         """The state after step t at `ratio` times its temperature: momenta by √ratio."""
         raise TypeError(
             f"The momenta of {self._name} cannot be rescaled: give ReplicaExchange SGHMC, SGLD or "
@@ -233,7 +233,7 @@ class Kernel(eqx.Module):
 
     # Adaptation
 
-    def shaped(self, state: Any, shape: Callable[[PyTree], PyTree]) -> Any:
+    def map_parameters(self, state: Any, shape: Callable[[PyTree], PyTree]) -> Any:
         """The state with what is like the parameters in their shapes, which `shape` gives it."""
         return type(state)(*(shape(part) for part in state))
 

@@ -281,10 +281,10 @@ class FrictionKernel(Kernel):
     def momentum(self, state):
         return jax.tree.map(lambda r: r / self.unit, self.drag.first @ state.velocity)
 
-    def middle(self, t, state):
+    def mid_drift(self, t, state):
         return self._drift(t, state.position, state.velocity, -0.5)
 
-    def reheated(self, t, state, ratio):
+    def rescale_momenta(self, t, state, ratio):
         """Half a drift back, where position and momentum are independent, and forth again."""
         factor = jnp.sqrt(ratio)
         position = self._drift(t, state.position, state.velocity, (factor - 1) / 2)

@@ -342,13 +342,13 @@ class HMCKernel(Kernel):
         reached = HMCState(position, half, state.seen)
         return leapfrog(self.num_steps, (reached, start, start))
 
-    def informed(self, state, oracle):
+    def with_cached_evaluation(self, state, oracle):
         return state._replace(seen=oracle(0, state.position)) if oracle.is_exact else state
 
     def momentum(self, state):
         return self.mass.first @ state.velocity
 
-    def shaped(self, state, shape):
+    def map_parameters(self, state, shape):
         # What was seen stays as the loop has it: a revision of the kernel does not look at it.
         return state._replace(position=shape(state.position), velocity=shape(state.velocity))
 

@@ -166,7 +166,7 @@ class SGLDKernel(Kernel):
         )
         return kernel, state
 
-    def reheated(self, t, state, ratio):
+    def rescale_momenta(self, t, state, ratio):
         return state
 
     def with_gradient_noise(self, t, gradient_noise, like):

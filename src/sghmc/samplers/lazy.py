@@ -128,7 +128,7 @@ class LazyKernel(KernelWrapper):
     digits: int = eqx.field(static=True)
 
     @property
-    def leaves_behind(self) -> bool:
+    def is_lazy(self) -> bool:
         return True
 
     def init(self, normals, position):
@@ -146,7 +146,7 @@ class LazyKernel(KernelWrapper):
     def step(self, t, noise, state, oracle):
         return self.step_by(t, self._normals(t, noise), state, oracle)
 
-    def settle(self, t, noise, state, oracle):
+    def flush(self, t, noise, state, oracle):
         return self.settle_by(t, self._normals(t, noise), state, oracle)
 
     def step_by(self, t, normals: Normals, state: LazyState, oracle) -> tuple[LazyState, StepInfo]:
@@ -173,7 +173,7 @@ class LazyKernel(KernelWrapper):
         return self._state(moved, structure), StepInfo(potential)
 
     def settle_by(self, t, normals: Normals, state: LazyState, oracle) -> LazyState:
-        """`settle`, by a function that gives the normals of step t."""
+        """`flush`, by a function that gives the normals of step t."""
         most = _SETTLED_ON_ACCELERATOR if runtime.has_accelerator() else _SETTLED_ENTRIES
         parts, structure = self._parts(state), jax.tree.structure(state.position)
         for i, table in enumerate(self.tables):
@@ -285,7 +285,7 @@ class LazyKernel(KernelWrapper):
         columns = ([jnp.ravel(leaf) for leaf in leaves] for leaves in zip(*parts, strict=True))
         return LazyState(*(jax.tree.unflatten(structure, leaves) for leaves in columns))
 
-    def shaped(self, state, shape):
+    def map_parameters(self, state, shape):
         return LazyState(shape(state.position), shape(state.velocity), state.made)
 
     def with_mass(self, state, mass):

@@ -201,7 +201,7 @@ class SGNHTKernel(Kernel):
     def momentum(self, state):
         return self.mass @ state.velocity
 
-    def middle(self, t, state):
+    def mid_drift(self, t, state):
         return tree.add_scaled(state.position, -value_at(self.step_size, t) / 2, state.velocity)
 
     def kinetic_temperature(self, t, state):

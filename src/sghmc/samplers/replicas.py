@@ -211,7 +211,7 @@ class ReplicaKernel(Kernel):
         parity = 0 if self.num_replicas == 2 else (t + 1) // self.every % 2
         cold = parity + 2 * jnp.arange(self.num_replicas // 2)
         hot = jnp.minimum(cold + 1, self.num_replicas - 1)  # one left over swaps with itself
-        middles = jax.vmap(lambda replica: self.inner.middle(t, replica))(state.replicas)
+        middles = jax.vmap(lambda replica: self.inner.mid_drift(t, replica))(state.replicas)
         gain, variance = self._gains(cold, hot, noise.order, middles, oracle)
         acceptance = swap_probability(gain, variance)
         is_swapped = noise.uniforms[cold] < acceptance
@@ -221,7 +221,9 @@ class ReplicaKernel(Kernel):
         moved = jax.tree.map(lambda leaf: leaf[source], state.replicas)
         ratio = self.temperatures / self.temperatures[source]
         return ReplicaState(
-            jax.vmap(lambda replica, ratio: self.inner.reheated(t, replica, ratio))(moved, ratio),
+            jax.vmap(lambda replica, ratio: self.inner.rescale_momenta(t, replica, ratio))(
+                moved, ratio
+            ),
             state.acceptance.at[cold].set(acceptance.astype(ratio.dtype), mode="drop"),
         )
 
@@ -258,11 +260,11 @@ class ReplicaKernel(Kernel):
     def momentum(self, state):
         return self.inner.momentum(self._coldest(state))
 
-    def observed(self, t, state):
-        return self.inner.observed(t, self._coldest(state))
+    def draw_from(self, t, state):
+        return self.inner.draw_from(t, self._coldest(state))
 
-    def middle(self, t, state):
-        return self.inner.middle(t, self._coldest(state))
+    def mid_drift(self, t, state):
+        return self.inner.mid_drift(t, self._coldest(state))
 
     def kinetic_temperature(self, t, state):
         return self.inner.kinetic_temperature(t, self._coldest(state))

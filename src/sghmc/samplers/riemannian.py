@@ -187,7 +187,7 @@ class SGRHMCKernel(Kernel):
     def momentum(self, state):
         return state.momentum
 
-    def middle(self, t, state):
+    def mid_drift(self, t, state):
         return self._drift(state.position, state.momentum, -value_at(self.step_size, t) / 2)
 
     def kinetic_temperature(self, t, state):

@@ -158,15 +158,15 @@ class SGHMCKernel(FrictionKernel):
         else:
             is_due &= t > 0
             velocity = self._fresh(t, normals, self._decay(t) / 2)
-            middle = self.middle(jnp.maximum(t - 1, 0), state)
+            middle = self.mid_drift(jnp.maximum(t - 1, 0), state)
             fresh = SGHMCState(self._drift(t, middle, velocity, 0.5), velocity)
         return jax.tree.map(lambda new, old: jnp.where(is_due, new, old), fresh, state)
 
     def _raised(self, noise, drag):
         return dataclasses.replace(super()._raised(noise, drag), decay=noise.outer_first())
 
-    def observed(self, t, state):
-        return self.middle(t, state) if self.observe == "middle" else state.position
+    def draw_from(self, t, state):
+        return self.mid_drift(t, state) if self.observe == "middle" else state.position
 
     def kinetic_temperature(self, t, state):
         """rᵀ(M⁻¹ − ½εM⁻¹CM⁻¹)r / d: r is hotter than τM by just that factor when θ is right."""

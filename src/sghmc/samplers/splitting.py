@@ -249,11 +249,11 @@ class UBUKernel(FrictionKernel):
             self.unit**2 * tree.size(state.velocity)
         )
 
-    def middle(self, t, state):
+    def mid_drift(self, t, state):
         """Between two kicks: where position and momentum are independent up to order ε²."""
         return state.position
 
-    def reheated(self, t, state, ratio):
+    def rescale_momenta(self, t, state, ratio):
         factor = jnp.sqrt(ratio)
         return SGHMCState(
             state.position, jax.tree.map(lambda v: (factor * v).astype(v.dtype), state.velocity)

@@ -98,15 +98,15 @@ class KernelWrapper(Kernel):
     def draw(self, key, first_step, num_steps, like):
         return self.inner.draw(key, first_step, num_steps, like)
 
-    def informed(self, state, oracle):
-        return self.inner.informed(state, oracle)
+    def with_cached_evaluation(self, state, oracle):
+        return self.inner.with_cached_evaluation(state, oracle)
 
     @property
-    def leaves_behind(self):
-        return self.inner.leaves_behind
+    def is_lazy(self):
+        return self.inner.is_lazy
 
-    def settle(self, t, noise, state, oracle):
-        return self.inner.settle(t, noise, state, oracle)
+    def flush(self, t, noise, state, oracle):
+        return self.inner.flush(t, noise, state, oracle)
 
     @property
     def num_gradients(self):
@@ -126,20 +126,20 @@ class KernelWrapper(Kernel):
     def momentum(self, state):
         return self.inner.momentum(state)
 
-    def observed(self, t, state):
-        return self.inner.observed(t, state)
+    def draw_from(self, t, state):
+        return self.inner.draw_from(t, state)
 
-    def middle(self, t, state):
-        return self.inner.middle(t, state)
+    def mid_drift(self, t, state):
+        return self.inner.mid_drift(t, state)
 
     def kinetic_temperature(self, t, state):
         return self.inner.kinetic_temperature(t, state)
 
-    def reheated(self, t, state, ratio):
-        return self.inner.reheated(t, state, ratio)
+    def rescale_momenta(self, t, state, ratio):
+        return self.inner.rescale_momenta(t, state, ratio)
 
-    def shaped(self, state, shape):
-        return self.inner.shaped(state, shape)
+    def map_parameters(self, state, shape):
+        return self.inner.map_parameters(state, shape)
 
     def adaptable(self, state):
         return self._around(self.inner.adaptable(state))
@@ -348,8 +348,8 @@ class WhitenedKernel(KernelWrapper):
     def step(self, t, noise, state, oracle):
         return self.inner.step(t, noise, state, self._in_z(oracle))
 
-    def informed(self, state, oracle):
-        return self.inner.informed(state, self._in_z(oracle))
+    def with_cached_evaluation(self, state, oracle):
+        return self.inner.with_cached_evaluation(state, self._in_z(oracle))
 
     def _in_z(self, oracle: Oracle) -> Oracle:
         return oracle.through(self._to_position, lambda grad: self.transposed @ grad)
@@ -362,11 +362,11 @@ class WhitenedKernel(KernelWrapper):
         of_z = self.inner.momentum(state)
         return None if of_z is None else matrices.transpose(self.inverse) @ of_z
 
-    def observed(self, t, state):
-        return self._to_position(self.inner.observed(t, state))
+    def draw_from(self, t, state):
+        return self._to_position(self.inner.draw_from(t, state))
 
-    def middle(self, t, state):
-        return self._to_position(self.inner.middle(t, state))
+    def mid_drift(self, t, state):
+        return self._to_position(self.inner.mid_drift(t, state))
 
     def pull_back(self, grad):
         return self.inner.pull_back(self.transposed @ grad)

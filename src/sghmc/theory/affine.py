@@ -140,7 +140,7 @@ def derivatives(
     def looks(z):
         state = unravel_state(z)
         shown = ravel_pytree((kernel.position(state), kernel.momentum(state)))[0]
-        return ravel_pytree(kernel.observed(t, state))[0], shown
+        return ravel_pytree(kernel.draw_from(t, state))[0], shown
 
     # What an affine map does to zero, to each unit vector and to a point of no special kind says
     # all of it, and whether it is one: that compiles sooner than the step's derivatives.

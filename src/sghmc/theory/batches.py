@@ -167,7 +167,7 @@ def _differentiated(sampler, posterior, gradient, init, batches) -> tuple[_Exact
         grad = ravel_pytree(posterior.gradient(like))[0]
         of_start = [jnp.zeros(leaf.size) for leaf in jax.tree.leaves(like)]
         nowhere = jax.tree.map(jnp.zeros_like, kernel.init(of_start, like))
-        look = ravel_pytree(kernel.observed(0, nowhere))[0]
+        look = ravel_pytree(kernel.draw_from(0, nowhere))[0]
         return _Exact(-jnp.linalg.solve(precision, grad), precision, look), steps
 
     rows = jnp.asarray(batches, jnp.int32)
