@@ -316,9 +316,8 @@ class Program(eqx.Module):
 
     def _informed(self, carry: Carry) -> Carry:
         """With a state that knows the target as it is now, where gradients are exact."""
-        return carry._replace(
-            state=self.kernel.with_cached_evaluation(carry.state, self._oracle([], carry))
-        )
+        oracle = self._oracle([], carry)
+        return carry._replace(state=self.kernel.with_cached_evaluation(carry.state, oracle))
 
     def _oracle(self, noise: PyTree, carry: Carry) -> Oracle:
         target = self.target.with_hyper(carry.hyper)
