@@ -218,7 +218,7 @@ def test_steps_are_halved_until_chains_stay_finite_and_cool():
     assert search.step_size == 0.125
     assert [step for step, *_ in search.pilots.asked] == [1.0, 0.5, 0.25, 0.125]
     assert [count for *_, count in search.pilots.asked] == [6] * 4
-    np.testing.assert_array_equal(search.starts, drawn(6).last)
+    np.testing.assert_array_equal(search.starts, drawn(6).draws[:, -1])
     falling = made_up(lambda step, count: drawn(count, temperature=2.0, fall=9.0))
     falling._find_stable_step()
     assert falling.step_size == 1.0
@@ -255,7 +255,7 @@ def test_scales_are_not_taken_from_chains_that_fall_or_boil():
     search._find_scales()
     assert len(search.pilots.asked) == 6, "all rounds, none of which sees equilibrium"
     np.testing.assert_array_equal(search.whitening.factor, np.eye(2))
-    np.testing.assert_array_equal(search.starts, drawn(173, scale=5.0).last)
+    np.testing.assert_array_equal(search.starts, drawn(173, scale=5.0).draws[:, -1])
     assert search.step_size == 1.0
     boiling = made_up(lambda step, count: drawn(count, temperature=2.0, scale=5.0))
     boiling._find_scales()
@@ -281,7 +281,7 @@ def test_a_step_that_half_of_it_does_not_contradict_stands():
     assert [(step, count) for step, _, _, count in search.pilots.asked] == [
         (0.5, 1111), (0.25, 2222)
     ]  # fmt: skip
-    np.testing.assert_array_equal(search.pilots.asked[1][2], found.last)
+    np.testing.assert_array_equal(search.pilots.asked[1][2], found.draws[:, -1])
     np.testing.assert_array_equal(found.draws, drawn(1111, seed=16).draws)
     assert search.step_size == 0.5
     assert search.complaints == []
@@ -356,7 +356,7 @@ def test_the_report_has_the_settings_and_what_the_last_run_says():
     assert found.complaints == ("a complaint",)
     assert found.notes == ("1,234,567 gradients of pilot chains",)
     assert tuned.sampler.sampler == modeless_search._settings(0.25).sampler
-    np.testing.assert_array_equal(tuned.init, last.last.astype(np.float32))
+    np.testing.assert_array_equal(tuned.init, last.draws[:, -1].astype(np.float32))
     nothing = search._tuned(lost(500))
     np.testing.assert_array_equal(nothing.init, search.starts)
     assert np.isnan(nothing.report.kinetic_temperature)

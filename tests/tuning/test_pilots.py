@@ -109,7 +109,7 @@ def test_trials_are_cut_and_joined():
     joined = first.joined(second)
     np.testing.assert_array_equal(joined.draws[0, :, 0], [1, 1, 1, 2, 2, 2])
     assert joined.after(4).num_draws == 2
-    np.testing.assert_array_equal(joined.last, [[2.0], [2.0]])
+    np.testing.assert_array_equal(joined.draws[:, -1], [[2.0], [2.0]])
 
 
 TARGET = sghmc.Potential(lambda theta: 0.5 * jnp.sum(theta**2))

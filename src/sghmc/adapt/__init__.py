@@ -1,7 +1,4 @@
-"""What changes a sampler while it burns in, and leaves it alone from then on.
-
-Changing a sampler while it burns in.
-"""
+"""Adaptation of a sampler during burn-in; from then on its settings stay fixed."""
 
 import abc
 from collections.abc import Callable
@@ -16,11 +13,8 @@ from sghmc.types import PyTree
 __all__ = ["Adapt", "Adaptation", "Moment"]
 
 
-# Changing a sampler while it burns in.
-
-
 class Moment(NamedTuple):
-    """What an adaptation sees of one chain after step `t`.
+    """State of one chain after step `t`, as an adaptation sees it.
 
     `state` and `gradient()`, which costs an evaluation, are in the shapes of the parameters;
     `acceptance` is that of the step, or None.
@@ -55,12 +49,12 @@ class Adaptation(eqx.Module):
         return ((t + 1) % self.every == 0) & (t >= self.start) & (t < self.until)
 
     def begin(self, kernel: Any, position: PyTree) -> PyTree:
-        """What is remembered of a chain before its first step."""
+        """Return what the adaptation remembers of a chain before its first step."""
         return ()
 
     @abc.abstractmethod
     def revise(self, moment: Moment, memory: PyTree) -> tuple[Any, Any, PyTree]:
-        """A new kernel, state and memory; called inside the compiled loop, once a chain."""
+        """Return a new kernel, state and memory; the compiled loop calls this once a chain."""
 
 
 class Adapt(Adaptation):

@@ -1,4 +1,4 @@
-"""HMC without hand work: its step size and its mass."""
+"""Adaptation of the step size and the mass of HMC during burn-in."""
 
 from typing import NamedTuple
 
@@ -9,17 +9,17 @@ import jax.numpy as jnp
 from sghmc.adapt import Adaptation
 from sghmc.adapt import mass as masses
 
+# γ, t₀ and κ of dual averaging, as their authors chose them.
 _SHRINKAGE, _DELAY, _FORGETTING = 0.05, 10.0, 0.75
-"""γ, t₀ and κ of dual averaging, as their authors chose them."""
+# Dual averaging shrinks towards this multiple of its first step size, as its authors have it: too
+# large a step is noticed sooner than one too small.
 _FIRST_FACTOR = 10.0
-"""Times the step size it starts from: where dual averaging is drawn to, as its authors have it, for
-too large a step is noticed sooner than too small a one."""
-_MARGIN = 6
-"""The mass stays for this part of the way at either end: chains arrive, and ε̄ settles."""
-_FEWEST = 60
-"""Trajectories: with fewer, the first and last parts would have less than ten each."""
-_FIRST_WINDOW = 20
-"""Trajectories of the first window at the least: a spread from fewer is mostly noise."""
+# The mass stays fixed in the first and the last sixth: chains arrive, and ε̄ settles.
+_MARGIN_DIVISOR = 6
+# With fewer, the first and the last part would have less than ten trajectories each.
+_MIN_TRAJECTORIES = 60
+# Variances from a shorter first window are mostly noise.
+_MIN_FIRST_WINDOW = 20
 
 
 class AdaptHMC(Adaptation):
@@ -61,17 +61,18 @@ class AdaptHMC(Adaptation):
             raise ValueError(
                 f"target_acceptance must be above 0 and below 1, but is {self.target_acceptance!r}."
             )
-        if self.until < self.start + _FEWEST:
+        if self.until < self.start + _MIN_TRAJECTORIES:
             raise ValueError(
-                f"Dual averaging needs {_FEWEST} trajectories or more, but from {self.start} to "
-                f"{self.until} there are {self.until - self.start}: take a later until."
+                f"Dual averaging needs {_MIN_TRAJECTORIES} trajectories or more, but from "
+                f"{self.start} to {self.until} there are {self.until - self.start}: take a later "
+                f"until."
             )
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The numbers of trajectories after which the mass changes."""
-        margin = (self.until - self.start) // _MARGIN
-        first = max(_FIRST_WINDOW, margin // 2)
+        """Return the numbers of trajectories after which the mass changes."""
+        margin = (self.until - self.start) // _MARGIN_DIVISOR
+        first = max(_MIN_FIRST_WINDOW, margin // 2)
         return masses.windows(self.start + margin, self.until - margin, first) if self.mass else ()
 
     def begin(self, kernel, position):
@@ -83,7 +84,7 @@ class AdaptHMC(Adaptation):
         search = memory.search.with_acceptance(moment.acceptance, self.target_acceptance)
         if self.mass:
             spread, is_new = masses.revise(moment, None, spread, self.ends, self.every)
-            is_early = moment.t + 1 <= self.start + (self.until - self.start) // _MARGIN
+            is_early = moment.t + 1 <= self.start + (self.until - self.start) // _MARGIN_DIVISOR
             spread = _where(is_early, masses.begin(spread.mass), spread)
             search = _where(is_new, begin_search(jnp.exp(search.log_mean)), search)
             kernel, state = kernel.with_mass(state, spread.mass)
@@ -111,7 +112,7 @@ class Search(NamedTuple):
 
 
 class HMCMemory(NamedTuple):
-    """What is remembered of a chain; `spread` is None where the mass stays."""
+    """Memory of one chain's adaptation; `spread` is None if the mass stays fixed."""
 
     spread: masses.Spread | None
     search: Search

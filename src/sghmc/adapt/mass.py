@@ -1,7 +1,4 @@
-"""Masses from the spread of draws and gradients.
-
-Masses from the size of the gradients.
-"""
+"""Diagonal masses from the variance of draws, or from the size of gradients."""
 
 from typing import NamedTuple
 
@@ -14,8 +11,8 @@ from sghmc.core.checks import check_count
 from sghmc.samplers.settings import check_setting
 from sghmc.types import PyTree
 
-_PRIOR = 5
-"""How many visits the old mass counts for: it stands in where a window saw no movement."""
+# The old mass counts as so many visits, and stays if nothing moved in a window.
+_OLD_MASS_VISITS = 5
 
 
 class AdaptMass(Adaptation):
@@ -65,7 +62,7 @@ class AdaptMass(Adaptation):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The numbers of steps after which the mass changes."""
+        """Return the numbers of steps after which the mass changes."""
         return windows(self.start, self.until, self.first_window)
 
     def begin(self, kernel, position):
@@ -106,7 +103,7 @@ class Spread(NamedTuple):
             ratio = jax.tree.map(lambda x: (self.num_visits - 1) / x, positions)
         else:
             ratio = jax.tree.map(lambda x, g: jnp.sqrt(g / x), positions, gradients)
-        weight = self.num_visits / (self.num_visits + _PRIOR)
+        weight = self.num_visits / (self.num_visits + _OLD_MASS_VISITS)
         return jax.tree.map(
             # What did not move keeps its mass.
             lambda mass, m: jnp.where((m > 0) & (m < jnp.inf), mass * (m / mass) ** weight, mass),
@@ -116,7 +113,7 @@ class Spread(NamedTuple):
 
 
 def windows(start: int, until: int, first: int) -> tuple[int, ...]:
-    """Ends of windows that double; the last one is longer, so that it ends at `until`."""
+    """Return the ends of windows that double; the last one is longer and ends at `until`."""
     ends, length = [], first
     while start + length <= until:
         start = start + length if start + 3 * length <= until else until
@@ -126,23 +123,20 @@ def windows(start: int, until: int, first: int) -> tuple[int, ...]:
 
 
 def begin(mass: PyTree, gradients: bool = False) -> Spread:
-    """An empty window."""
+    """Return an empty window."""
     zeros = jax.tree.map(jnp.zeros_like, mass)
     pair = (zeros, zeros if gradients else None)
     return Spread(mass, jnp.zeros(()), pair, pair)
 
 
 def revise(moment: Moment, gradient: PyTree, spread: Spread, ends: tuple[int, ...], every: int):
-    """One more visit; at the end of a window a new mass, an empty window, and True."""
+    """Add a visit; at the end of a window a new mass, an empty window, and True."""
     spread = spread.with_visit((moment.state.position, gradient))
     # A window may end between two visits: the last one in it counts.
     stops = np.array(ends)
     is_end = jnp.any((moment.t + 1 <= stops) & (moment.t + 1 + every > stops))
     empty = begin(spread.new_mass(), gradient is not None)
     return jax.tree.map(lambda a, b: jnp.where(is_end, a, b), empty, spread), is_end
-
-
-# Masses from the size of the gradients.
 
 
 class AdaptScale(Adaptation):

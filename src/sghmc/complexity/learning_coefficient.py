@@ -1,7 +1,4 @@
-"""The exact learning coefficient of deep linear networks.
-
-What an estimate of the learning coefficient is worth.
-"""
+"""The exact learning coefficient of deep linear networks, and the verdict on an estimate."""
 
 import dataclasses
 import math
@@ -54,17 +51,15 @@ def deep_linear_coefficient(widths: Sequence[int], rank: int) -> float:
     )
 
 
-# What an estimate of the learning coefficient is worth.
-
-_LEAST_DRAWS = 4
-"""Of which there is an effective number."""
+# An effective number of draws is defined from here on.
+_MIN_DRAWS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class LlcSettings:
-    """What was run: given, or chosen by rule. A draw is `thinning` steps, burn-in counts draws.
+    """Settings of a run of `llc`; one draw is kept every `thinning` steps, burn-in counts draws.
 
-    `relaxation` is the number of steps in which a flat direction forgets, where that is known.
+    `relaxation` is the number of steps in which a flat direction forgets its start, if known.
     """
 
     num_examples: int
@@ -80,21 +75,21 @@ class LlcSettings:
 
     @property
     def most_effective(self) -> float:
-        """Draws that can be independent: energies forget twice in a relaxation."""
+        """Largest possible number of independent draws: energies forget twice in a relaxation."""
         if self.relaxation is None:
             return math.inf
         return 2 * self.num_chains * self.num_samples * self.thinning / self.relaxation
 
     @property
     def num_steps(self) -> int:
-        """Of all chains."""
+        """Return the number of steps of all chains together."""
         return self.num_chains * self.thinning * (self.num_burnin + self.num_samples)
 
     def within(self, num_steps: int) -> "LlcSettings":
-        """As long as so many steps of each chain, two fifths of them burn-in."""
+        """Return settings of a run with so many steps of each chain, two fifths of them burn-in."""
         num_draws = num_steps // self.thinning
         num_burnin = 2 * num_draws // 5
-        if num_draws - num_burnin < _LEAST_DRAWS:
+        if num_draws - num_burnin < _MIN_DRAWS:
             raise ValueError(
                 f"num_gradients leaves each chain {max(0, num_steps)} steps, of which a draw takes "
                 f"{self.thinning}: give more, fewer chains, or check=False."
@@ -102,7 +97,7 @@ class LlcSettings:
         return dataclasses.replace(self, num_burnin=num_burnin, num_samples=num_draws - num_burnin)
 
     def halved(self) -> "LlcSettings":
-        """Half the step size, for as much time."""
+        """Return settings with half the step size and twice the steps."""
         return dataclasses.replace(
             self,
             sampler=self.sampler.rescaled(0.5),
@@ -156,7 +151,7 @@ error; NaN where it was not tried |
     def evidence(self) -> dict[str, str]:
         ran = self.settings
 
-        def told(change: float, error: float) -> str:
+        def formatted(change: float, error: float) -> str:
             return "not tried" if math.isnan(change) else f"{change:+.3g} ± {error:.2g}"
 
         return {
@@ -164,8 +159,8 @@ error; NaN where it was not tried |
             "if the loss were quadratic": f"{self.gaussian:.4g}",
             "half the localization would add there": f"{self.sensitivity:.1%}",
             "at this localization": f"{self.localized:.4g} ± {self.monte_carlo_error:.2g}",
-            "a quarter of it changed": told(self.localization_change, self.localization_error),
-            "half the step size changed": told(self.halving_change, self.halving_error),
+            "a quarter of it changed": formatted(self.localization_change, self.localization_error),
+            "half the step size changed": formatted(self.halving_change, self.halving_error),
             "effective draws, R-hat": f"{self.effective:.0f}, {self.r_hat:.3f}",
             "N, β, γ": f"{ran.num_examples:,}, {ran.inverse_temperature:.4g}, "
             f"{ran.localization:.4g}",
@@ -173,40 +168,41 @@ error; NaN where it was not tried |
         }
 
 
-_LARGEST_R_HAT = 1.05
-"""The variance between chains is then a tenth of that within, as in `Samples.health`."""
-_LEAST_EFFECTIVE = 10
-"""Independent draws: their number is known well enough for an error bar."""
-_ERRORS = 3
-"""Standard errors that chance is granted: normal ones are beyond in 1 of 370 runs."""
-_MATTERS = 0.01
-"""A relative change that is not worth a word."""
-_MOST = 1.1
-"""Times d/2, the coefficient of a regular model: what chance and a finite N may add to it."""
+# The variance between chains is then a tenth of that within, as in `Samples.health`.
+_MAX_R_HAT = 1.05
+# Independent draws from which an error bar is known well enough.
+_MIN_EFFECTIVE_DRAWS = 10
+# A difference counts beyond so many standard errors: normal ones are there in 1 of 370 runs.
+_NUM_ERRORS = 3
+# A relative change that does not matter.
+_SMALL_CHANGE = 0.01
+# Largest multiple of d/2, the coefficient of a regular model: Monte Carlo error and a finite N may
+# add so much.
+_MAX_REGULAR_SHARE = 1.1
 
 
 def error_of(trace: np.ndarray, most: float = math.inf) -> tuple[float, float]:
-    """The Monte Carlo error of the mean of draws with axes (chain, draw), and their worth.
+    """Return the Monte Carlo error of the mean of draws (chain, draw), and their effective number.
 
-    Chains shorter than a relaxation cannot tell how much they are worth: at the most, `most`.
+    Chains shorter than a relaxation overestimate that number, so it is at most `most`.
     """
     effective = min(float(convergence.effective_size(trace[None])[0]), most)
     if effective == most:
-        # Their spread is too small, too: near a minimum it is that of a Gamma law.
+        # Their standard deviation is too small, too: near a minimum the law is a Gamma law.
         spread = max(float(trace.std(ddof=1)), math.sqrt(max(0.0, float(trace.mean()))))
         return spread / math.sqrt(effective), effective
     return float(trace.std(ddof=1)) / math.sqrt(effective), effective
 
 
 def change(coarse: np.ndarray, fine: np.ndarray) -> tuple[float, float]:
-    """How far the means of two runs are apart, and the standard error of that."""
+    """Return the difference of the means of two runs, and its standard error."""
     return float(fine.mean() - coarse.mean()), math.hypot(error_of(coarse)[0], error_of(fine)[0])
 
 
 def agree(coarse: np.ndarray, fine: np.ndarray) -> bool:
-    """Whether the two means differ by no more than chance and what does not matter."""
+    """Whether two means differ by no more than Monte Carlo error and a small change."""
     apart, error = change(coarse, fine)
-    return abs(apart) <= _ERRORS * error + _MATTERS * abs(float(fine.mean()))
+    return abs(apart) <= _NUM_ERRORS * error + _SMALL_CHANGE * abs(float(fine.mean()))
 
 
 def judged(
@@ -217,8 +213,11 @@ def judged(
     spectrum: Spectrum,
     num_steps: int,
 ) -> LearningCoefficient:
-    """`fine` is the trace with half the step size, `weak` that with a quarter of the localization,
-    where they were tried."""
+    """Judge the trace of a run and return the estimate.
+
+    `fine` is the trace with half the step size, `weak` that with a quarter of the localization;
+    None if not tried.
+    """
     error, effective = error_of(trace, settings.most_effective)
     r_hat = float(convergence.r_hat(trace[None])[0])
     moved = (math.nan, math.nan) if fine is None else change(trace, fine)
@@ -240,27 +239,27 @@ def judged(
             f"smaller step, or a gradient with less noise"
         )
     weaker = settings.localization / 4
-    if abs(eased[0]) > _ERRORS * eased[1] + _MATTERS * abs(estimate):
+    if abs(eased[0]) > _NUM_ERRORS * eased[1] + _SMALL_CHANGE * abs(estimate):
         reasons.append(
             f"a quarter of the localization changes the estimate by {eased[0]:+.3g}: directions "
             f"that no Hessian sees count in part at γ = {settings.localization:.3g}, and what is "
             f"added for them dominates the error: give a localization below {weaker:.2g}"
         )
-    if r_hat > _LARGEST_R_HAT and trace.mean(1).std() > _MATTERS * abs(localized):
+    if r_hat > _MAX_R_HAT and trace.mean(1).std() > _SMALL_CHANGE * abs(localized):
         reasons.append(
             f"chains disagree (R-hat {r_hat:.2f}): give more num_burnin and num_samples, or more "
             f"localization"
         )
     # An error bar that few draws give is not well known, which does not matter if it is small.
-    if effective < _LEAST_EFFECTIVE and not 2 * error < _MATTERS * abs(localized):
+    if effective < _MIN_EFFECTIVE_DRAWS and not 2 * error < _SMALL_CHANGE * abs(localized):
         reasons.append(f"only {effective:.0f} effective draws: give more num_samples")
-    if estimate > _MOST * spectrum.size / 2:
+    if estimate > _MAX_REGULAR_SHARE * spectrum.size / 2:
         reasons.append(
             f"the estimate is above half the number of parameters, {spectrum.size / 2:g}, which no "
             f"learning coefficient is: the chains have left the neighbourhood of params, or the "
             f"loss is not what params were trained for; give more localization"
         )
-    if float(trace.min()) < 0 and localized < _ERRORS * float(trace.std()):
+    if float(trace.min()) < 0 and localized < _NUM_ERRORS * float(trace.std()):
         below = float(np.mean(trace < 0))
         if below > 0.5 or spectrum.least < -0.01 * spectrum.largest:
             reasons.append(

@@ -23,29 +23,28 @@ from sghmc.samplers import Sampler
 from sghmc.samplers.splitting import BAOAB
 from sghmc.types import PyTree
 
-_SENSITIVITY = 0.0025
-"""What half the localization may change a Gaussian's coefficient by: its bias is twice that."""
-_LEAST_SHARE = 1e-4
-"""The least localization, as a share of the largest curvature: more steps than 100 for a flat
-direction to relax would be needed below."""
-_ROWS = 10_000
-"""Rows that the curvature is measured on, at most."""
-_BURNIN = 4
-"""Relaxations: what is left of the start is then a share e⁻⁸ of variances, times a polynomial."""
-_WEAKER = 0.25
-"""Of the localization, in the run that tells what it takes away."""
-_LENGTH = 5
-"""Relaxations that draws are taken from, at least."""
-_PER_RELAXATION = 8
-"""Draws in a relaxation: directions that data determine are faster than it."""
-_MONTE_CARLO = 0.01
-"""The relative Monte Carlo error that is aimed for: n independent draws of a Gamma(λ) law, which
-N β (L − L*) has near a minimum, have 1/√(nλ)."""
-_MOST_DRAWS = 5_000
-_PRECISION = "highest"
-"""Of matrix products, which GPUs else round to ten bits: errors that heat chains so near w*."""
+# Largest relative change of a Gaussian's coefficient by half the localization; the bias of the
+# coefficient is twice that.
+_MAX_SENSITIVITY = 0.0025
+# Smallest localization as a share of the largest curvature: below it a flat direction needs more
+# than 100 steps to relax.
+_MIN_LOCALIZATION_SHARE = 1e-4
+_MAX_CURVATURE_ROWS = 10_000
+# Relaxations of burn-in: they leave a share e⁻⁸ of the start in variances, times a polynomial.
+_BURNIN_RELAXATIONS = 4
+# Factor on the localization in the run that measures the effect of localization.
+_WEAKER_LOCALIZATION = 0.25
+_MIN_RELAXATIONS = 5
+# Directions that data determine are faster than a relaxation, so several draws are kept in one.
+_DRAWS_PER_RELAXATION = 8
+# Relative Monte Carlo error to reach: n independent draws of a Gamma(λ) law, which Nβ (L − L*) has
+# near a minimum, have 1/√(nλ).
+_MONTE_CARLO_ERROR = 0.01
+_MAX_DRAWS = 5_000
+# Precision of matrix products: GPUs otherwise round to ten bits, which heats chains near w*.
+_MATMUL_PRECISION = "highest"
+# How often the step size is halved if that changes the coefficient.
 _NUM_HALVINGS = 3
-"""Times that the step size is halved, where that changes the coefficient."""
 
 
 def llc(
@@ -65,7 +64,7 @@ def llc(
     check: bool = True,
     progress: bool = False,
 ) -> LearningCoefficient:
-    """The local learning coefficient of a model at trained parameters w*.
+    """Estimate the local learning coefficient of a model at trained parameters w*.
 
         λ̂ = Nβ (E[L(w)] − L(w*)),   w ~ exp(−Nβ L(w) − ½γ‖w − w*‖²)
 
@@ -74,9 +73,9 @@ def llc(
     to the learning coefficient (real log canonical threshold) at w*; at finite N and γ it is what
     the formula says: a direction of curvature h counts ½ Nβh/(Nβh + γ), a singular one in part.
     Where γ is not given, λ̂ is therefore found at γ/4, too, and the estimate is 2λ̂(γ/4) − λ̂(γ),
-    from which a rest that goes with √γ is gone. How it really goes is not known, so that
-    λ̂(γ/4) − λ̂(γ) is part of the standard error; the verdict says where it dominates. Singular
-    directions that neither γ feels, as in wide and deep networks, are not seen at all.
+    which cancels an error proportional to √γ. The true order of the error is not known, so
+    λ̂(γ/4) − λ̂(γ) is part of the standard error; the verdict says if it dominates. Singular
+    directions that neither γ changes, as in wide and deep networks, are missed.
 
     | argument | symbol | meaning |
     | --- | --- | --- |
@@ -123,7 +122,7 @@ def llc(
     check_count(num_chains, "num_chains")
     params = jax.tree.map(jnp.asarray, params)
     slope = _Slope(_localized(target, params, number, beta, 0.0))
-    with jax.default_matmul_precision(_PRECISION):
+    with jax.default_matmul_precision(_MATMUL_PRECISION):
         lanczos = LANCZOS if num_gradients is None else (1, min(LANCZOS[1], num_gradients // 8 + 1))
         spectrum = hessian_spectrum(jax.random.fold_in(key, 0), slope, params, *lanczos)
     gamma = _localization(spectrum) if localization is None else float(localization)
@@ -135,8 +134,8 @@ def llc(
         friction = max(2 * math.sqrt(gamma), 0.0 if is_exact else math.sqrt(stiffest) / 2)
         relaxation = math.ceil(friction * math.sqrt(stiffest) / (2 * gamma))
         expected = spectrum.effective(gamma) / 2
-        thinning = max(1, relaxation // _PER_RELAXATION)
-        burnin = math.ceil(_BURNIN * relaxation / thinning)
+        thinning = max(1, relaxation // _DRAWS_PER_RELAXATION)
+        burnin = math.ceil(_BURNIN_RELAXATIONS * relaxation / thinning)
         settings = LlcSettings(
             num_examples=number,
             inverse_temperature=beta,
@@ -175,7 +174,7 @@ def llc(
         settings, coarse, halvings = half, fine, halvings + 1
     weak = None
     if check and localization is None:
-        weaker = planned(_WEAKER * gamma, slower=2)
+        weaker = planned(_WEAKER_LOCALIZATION * gamma, slower=2)
         for _ in range(halvings):
             weaker = weaker.halved()
         weak = trace(2 + _NUM_HALVINGS, weaker)
@@ -188,7 +187,7 @@ def _temper(
     num_examples: int | None,
     inverse_temperature: float | None,
 ) -> tuple[int, float]:
-    """N and β, checked."""
+    """Return N and β after checking the arguments."""
     if isinstance(target, RowPosterior):
         if num_examples is not None:
             raise ValueError("num_examples goes with a loss function: a Posterior has its own.")
@@ -208,8 +207,11 @@ def _temper(
 
 
 class _Tempered(eqx.Module):
-    """β (log p(x | w) − log p(x | w*)): the loss at w* is taken off example by example, so that
-    single precision keeps the digits of what is left, and a batch its noise of it alone."""
+    """Tempered log-likelihood β (log p(x | w) − log p(x | w*)) of one example.
+
+    Subtracting the loss at w* example by example keeps the digits of the difference in single
+    precision, and removes the noise of L(w*) from batches.
+    """
 
     posterior: RowPosterior
     center: PyTree
@@ -222,7 +224,7 @@ class _Tempered(eqx.Module):
 
 
 class _Localizing(eqx.Module):
-    """−½γ‖w − w*‖²."""
+    """Log density −½γ‖w − w*‖² of the localization, up to a constant."""
 
     center: PyTree
     gamma: jax.Array
@@ -232,7 +234,7 @@ class _Localizing(eqx.Module):
 
 
 class _Localized(eqx.Module):
-    """Nβ (L(w) − L(w*)) + ½γ‖w − w*‖² of a mean loss."""
+    """Potential Nβ (L(w) − L(w*)) + ½γ‖w − w*‖² of a mean loss L."""
 
     loss: Callable[[PyTree], jax.Array]
     localizing: _Localizing
@@ -250,7 +252,7 @@ def _localized(
     beta: float,
     gamma: float,
 ) -> Posterior | Potential:
-    """Nβ (L(w) − L(w*)) + ½γ‖w − w*‖² as a target."""
+    """Return Nβ (L(w) − L(w*)) + ½γ‖w − w*‖² as a target."""
     localizing = _Localizing(center, jnp.asarray(gamma))
     if isinstance(target, RowPosterior):
         return Posterior(_Tempered(target, center, jnp.asarray(beta)), localizing, target.data)
@@ -258,15 +260,17 @@ def _localized(
 
 
 class _Slope(eqx.Module):
-    """The gradient of a target; with many rows, from some of them."""
+    """Gradient of a target; of many rows, an evenly spaced subset is used."""
 
     target: Posterior | Potential
     rows: PyTree = None
 
     def __init__(self, target: Posterior | Potential):
         self.target = target
-        if isinstance(target, RowPosterior) and target.num_examples > _ROWS:
-            numbers = np.linspace(0, int(target.num_examples) - 1, _ROWS).astype(np.int32)
+        if isinstance(target, RowPosterior) and target.num_examples > _MAX_CURVATURE_ROWS:
+            numbers = np.linspace(0, int(target.num_examples) - 1, _MAX_CURVATURE_ROWS).astype(
+                np.int32
+            )
             self.rows = target.rows(jnp.asarray(numbers))
 
     def __call__(self, params):
@@ -277,25 +281,25 @@ class _Slope(eqx.Module):
 
 
 def _localization(spectrum: Spectrum) -> float:
-    """The strongest that changes a Gaussian's coefficient by no more than `_SENSITIVITY`."""
+    """Return the largest γ that changes a Gaussian's coefficient by a share `_MAX_SENSITIVITY`."""
     if not spectrum.largest > 0:
         raise ValueError(
             f"The loss has no positive curvature at params (times Nβ, the largest is "
             f"{spectrum.largest:.3g}): no scale follows from it. Give localization=… and a sampler."
         )
-    tried = spectrum.largest * np.geomspace(1, _LEAST_SHARE, 81)
+    tried = spectrum.largest * np.geomspace(1, _MIN_LOCALIZATION_SHARE, 81)
     is_weak = [
-        spectrum.effective(gamma / 2) <= (1 + _SENSITIVITY) * spectrum.effective(gamma)
+        spectrum.effective(gamma / 2) <= (1 + _MAX_SENSITIVITY) * spectrum.effective(gamma)
         for gamma in tried
     ]
     return float(tried[np.argmax(is_weak)] if any(is_weak) else tried[-1])
 
 
 def _num_samples(expected: float, per_relaxation: int, num_chains: int) -> int:
-    """Draws of each chain; one in a relaxation counts as independent."""
-    independent = 1 / (max(expected, 0.5) * _MONTE_CARLO**2)
-    relaxations = max(_LENGTH, independent / num_chains)
-    return min(_MOST_DRAWS, math.ceil(relaxations * max(1, per_relaxation)))
+    """Return the draws of each chain; one in a relaxation counts as independent."""
+    independent = 1 / (max(expected, 0.5) * _MONTE_CARLO_ERROR**2)
+    relaxations = max(_MIN_RELAXATIONS, independent / num_chains)
+    return min(_MAX_DRAWS, math.ceil(relaxations * max(1, per_relaxation)))
 
 
 def _excess(
@@ -305,7 +309,7 @@ def _excess(
     settings: LlcSettings,
     progress: bool,
 ) -> np.ndarray:
-    """Nβ (L(w) − L(w*)) of each draw, axes (chain, draw); NaN from where a chain was lost."""
+    """Return Nβ (L(w) − L(w*)) of each draw, axes (chain, draw); NaN after a chain diverged."""
     options = RunOptions(
         gradient=settings.gradient or FullBatch(),
         num_samples=settings.num_samples,
@@ -316,7 +320,7 @@ def _excess(
         progress=progress,
         throw=False,
     )
-    with jax.default_matmul_precision(_PRECISION):
+    with jax.default_matmul_precision(_MATMUL_PRECISION):
         samples = run(key, localized, settings.sampler, center, options)
     distance = np.asarray(samples.positions, np.float64)
     excess = np.asarray(samples.info.potential, np.float64) - 0.5 * settings.localization * distance
@@ -324,7 +328,7 @@ def _excess(
 
 
 class _Distance(eqx.Module):
-    """‖w − w*‖²: what is kept of a draw."""
+    """Squared distance ‖w − w*‖², which is kept of every draw."""
 
     center: PyTree
 

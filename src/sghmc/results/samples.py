@@ -1,4 +1,4 @@
-"""What a run returns: `Samples`, and the errors that carry them if the run went wrong."""
+"""Result of a run: `Samples`, and the errors that carry them if the run went wrong."""
 
 import dataclasses
 import math

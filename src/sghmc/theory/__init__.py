@@ -1,4 +1,4 @@
-"""What a setting will give: the exact law of a sampler's draws on a Gaussian target.
+"""Exact stationary distribution (law) of a sampler's draws on a Gaussian target.
 
 On U = ½θᵀAθ with gradient noise N(0, V) a step of SGHMC, SGLD or HMC without its accept step is
 affine, z' = F z + L n, with n all the standard normals that enter. F and L are Jacobians of the

@@ -1,6 +1,6 @@
 """A step on a Gaussian target as an affine map, by differentiating the step that runs.
 
-The affine steps after which a sampler repeats, and the law that they have.
+`cycle` has the steps after which a sampler repeats; the rest computes their stationary law.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from sghmc.posterior.target import Potential
 from sghmc.samplers import Kernel, Sampler
 from sghmc.types import PyTree
 
-_AFFINE = 1e-8
-"""How near a step must end to where its derivatives say; double precision has 1e-16."""
+# A step counts as affine if it ends so near to where its derivatives say.
+_MAX_AFFINE_ERROR = 1e-8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class Derivatives(NamedTuple):
 
     @property
     def is_affine(self) -> bool:
-        return np.allclose(self.seen, self.foretold, rtol=_AFFINE, atol=_AFFINE)
+        return np.allclose(self.seen, self.foretold, rtol=_MAX_AFFINE_ERROR, atol=_MAX_AFFINE_ERROR)
 
 
 @functools.cache
@@ -123,7 +123,7 @@ def _differentiate(kernel: Kernel, estimator: GradientEstimator, precision, t) -
 def derivatives(
     kernel: Kernel, like: PyTree, of_gradient: PyTree, oracle: Callable[[PyTree], Oracle], t
 ) -> Derivatives:
-    """Of step t, with an oracle that normals of the shapes `of_gradient` give."""
+    """Differentiate step t; `oracle` makes an oracle of normals shaped like `of_gradient`."""
     key = jnp.zeros(2, jnp.uint32)
     # No program need draw what only its shape is wanted of.
     shapes = (jax.eval_shape(lambda: kernel.draw(key, 0, 1, like)), of_gradient)
@@ -177,10 +177,10 @@ def _not_affine(sampler: Sampler) -> str:
 
 # The affine steps after which a sampler repeats, and the law that they have.
 
+# A spectral radius above 1 is rounding up to here.
 LARGEST_RADIUS = 1 + 1e-9
-"""Up to here a spectral radius above 1 is rounding."""
-_NEGLIGIBLE = 1e-17
-"""A term of a sum, relative to the sum, that double precision cannot see."""
+# A term of a sum, relative to the sum, that double precision loses.
+_NEGLIGIBLE_TERM = 1e-17
 
 
 def held(sampler: Sampler, t: int) -> Sampler:
@@ -231,7 +231,7 @@ def _solve_lyapunov(step: AffineMap) -> np.ndarray:
     """S = F S Fᵀ + L Lᵀ by doubling, S_{2k} = S_k + F^k S_k (F^k)ᵀ: accurate up to instability."""
     transition, covariance = step.transition, step.noise @ step.noise.T
     increment = covariance
-    while np.max(np.abs(increment)) > _NEGLIGIBLE * np.max(np.abs(covariance)):
+    while np.max(np.abs(increment)) > _NEGLIGIBLE_TERM * np.max(np.abs(covariance)):
         increment = transition @ covariance @ transition.T
         covariance = covariance + increment
         transition = transition @ transition

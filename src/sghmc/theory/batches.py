@@ -20,8 +20,8 @@ from sghmc.samplers import Sampler
 from sghmc.theory.affine import Derivatives, check_affine, derivatives, held
 from sghmc.types import PyTree
 
-_MOST_ORDERS = 50_000
-"""Orders of batches that are gone through."""
+# Largest number of batch orders to enumerate.
+_MAX_ORDERS = 50_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,10 +111,10 @@ def _periods(num_rows: int, batch_size: int, rule) -> Iterator[tuple]:
     choices = [math.comb(num_rows - i * batch_size, batch_size) for i in range(per_epoch)]
     count = {True: num_rows**batch_size, False: math.comb(num_rows, batch_size)}
     num_orders = count.get(rule, math.prod(choices))
-    if num_orders > _MOST_ORDERS:
+    if num_orders > _MAX_ORDERS:
         raise ValueError(
             f"minibatch_law goes through all orders of batches, and {num_rows} rows in batches of "
-            f"{batch_size} have {num_orders:.3g}: give at most {_MOST_ORDERS}, by fewer rows."
+            f"{batch_size} have {num_orders:.3g}: give at most {_MAX_ORDERS}, by fewer rows."
         )
     if rule is True:
         return ((batch,) for batch in itertools.product(range(num_rows), repeat=batch_size))

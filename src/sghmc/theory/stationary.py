@@ -1,8 +1,6 @@
-"""The stationary law of a sampler's draws on a Gaussian target.
+"""Stationary laws on a Gaussian target: of any sampler, its stability limit, and closed forms.
 
-The step size from which on a sampler diverges on a Gaussian target.
-
-Laws that need no matrix: one direction of SGHMC, entropy without friction, χ² divergence.
+The closed forms need no matrix: one direction of SGHMC, entropy without friction, χ² divergence.
 """
 
 import dataclasses
@@ -99,10 +97,10 @@ def _no_law(sampler: Sampler, precision: np.ndarray, radius: float) -> str:
 
 # The step size from which on a sampler diverges on a Gaussian target.
 
-_PRECISION = 1e-10
-"""How well the limit is found, relative to it."""
-_SMALLEST_FACTOR = 1e-30
-"""Of the step size: a sampler that is unstable there is so at every step size."""
+# Relative error of the limit.
+_LIMIT_ERROR = 1e-10
+# A sampler that is unstable at this factor of its step size is unstable at every step size.
+_MIN_STEP_FACTOR = 1e-30
 
 
 def stability_limit(sampler: Sampler, precision: ArrayLike) -> float:
@@ -125,7 +123,7 @@ def stability_limit(sampler: Sampler, precision: ArrayLike) -> float:
     unstable = 2 * stable
     while _is_stable(sampler.rescaled(unstable), precision):
         stable, unstable = unstable, 2 * unstable
-    while unstable - stable > _PRECISION * stable:
+    while unstable - stable > _LIMIT_ERROR * stable:
         middle = (stable + unstable) / 2
         if _is_stable(sampler.rescaled(middle), precision):
             stable = middle
@@ -149,7 +147,7 @@ def _first_stable_factor(sampler: Sampler, precision: np.ndarray) -> float:
     factor = 1.0
     while not _is_stable(sampler.rescaled(factor), precision):
         factor /= 4
-        if factor < _SMALLEST_FACTOR:
+        if factor < _MIN_STEP_FACTOR:
             affine_map(sampler, precision)  # says what is wrong, if anything but the step size is
             raise ValueError(f"{sampler} is unstable at every step size.")
     return factor
@@ -159,7 +157,7 @@ def _first_stable_factor(sampler: Sampler, precision: np.ndarray) -> float:
 
 
 class FrictionLaw(NamedTuple):
-    """What `friction_law` returns: in one direction, relative to the exact law."""
+    """Variance relative to the target's, and autocorrelation time, of one direction of SGHMC."""
 
     variance: float
     autocorrelation_time: float

@@ -1,4 +1,4 @@
-"""Which engine, and which gradient estimator: the choices that compare predicted costs.
+"""Choice of the engine and of the gradient estimator, by predicted costs.
 
 Engines are compared by predicted seconds, gradient estimators by rows for an independent draw.
 """

@@ -102,7 +102,7 @@ class ExactSearch:
             pilot = self.pilots.run(
                 self.trajectories.sampler, FullBatch(), self.whitening, self.starts, num_draws
             )
-            self.starts = pilot.last
+            self.starts = pilot.draws[:, -1]
             # The first quarter is burn-in.
             fit = self.whitening.fit(pilot.after(pilot.num_draws // 4).draws)
             if fit.is_good and self._is_settled(pilot, fit):
@@ -157,5 +157,5 @@ class ExactSearch:
             complaints=complaints,
         )
         sampler = self.whitening.wrap(self.trajectories.sampler)
-        init = self.whitening.params(pilot.last)
+        init = self.whitening.params(pilot.draws[:, -1])
         return Tuned(sampler, FullBatch(), init, self._thinning(2 * time - 1), report)

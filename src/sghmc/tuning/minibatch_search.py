@@ -182,7 +182,7 @@ class MinibatchSearch:
         sound = np.flatnonzero(pilot.is_sound)
         if len(sound) == 0:
             return self.starts
-        return pilot.last[sound[np.arange(len(pilot.draws)) % len(sound)]]
+        return pilot.draws[sound[np.arange(len(pilot.draws)) % len(sound)], -1]
 
     def _run(
         self,
@@ -212,7 +212,7 @@ class MinibatchSearch:
                 break
             if self.pilots.budget.left < 0:
                 break
-            pilot = pilot.joined(self._run(settings, pilot.last))
+            pilot = pilot.joined(self._run(settings, pilot.draws[:, -1]))
         return pilot
 
     def _verify(self) -> PilotRun:
@@ -266,7 +266,7 @@ def _tuned(search: MinibatchSearch, pilot: PilotRun) -> Tuned:
     settings, whitening, complaints = search.settings, search.whitening, list(search.complaints)
     time, temperature, starts = settings.law.autocorrelation_time, math.nan, search.starts
     if pilot.is_finite:
-        starts, temperature = pilot.last, float(np.mean(pilot.temperature))
+        starts, temperature = pilot.draws[:, -1], float(np.mean(pilot.temperature))
         if not search.is_quadratic:  # on a Gaussian theory is better than a short run
             time = pilot.autocorrelation_time * search.thinning
     else:

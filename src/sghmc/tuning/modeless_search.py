@@ -105,7 +105,7 @@ class ModelessSearch:
                 return
             pilot = self._run(self.step_size, _SHORT_RUN_DRAWS)
             if pilot.is_finite and (_fall(pilot) > 0 or not pilot.is_hot):
-                self.starts = pilot.last
+                self.starts = pilot.draws[:, -1]
                 return
             self.step_size /= 2
 
@@ -121,7 +121,7 @@ class ModelessSearch:
             if not pilot.is_finite or (late.is_hot and _fall(pilot) <= 0):
                 self.step_size /= 2
                 continue
-            self.starts = pilot.last
+            self.starts = pilot.draws[:, -1]
             if _fall(pilot) > 0:  # still moving: standard deviations would mean nothing
                 continue
             fit = self.whitening.fit(late.draws)
@@ -139,7 +139,7 @@ class ModelessSearch:
         pilot = self._run(self.step_size, num_draws)
         for _ in range(_MAX_HALVINGS):
             if pilot.is_finite:
-                self.starts = pilot.last
+                self.starts = pilot.draws[:, -1]
             if self.draws_left < 2 * num_draws:
                 break
             half = self._run(self.step_size / 2, 2 * num_draws)
@@ -180,7 +180,7 @@ class ModelessSearch:
         time, temperature, starts = law.autocorrelation_time, math.nan, self.starts
         if pilot.is_finite:
             time = max(time, pilot.autocorrelation_time * _THINNING)
-            temperature, starts = float(np.mean(pilot.temperature)), pilot.last
+            temperature, starts = float(np.mean(pilot.temperature)), pilot.draws[:, -1]
         report = TuneReport(
             engine="minibatch",
             num_parameters=len(self.whitening.center),

@@ -1,7 +1,6 @@
 """Pilot runs: short runs of the chains that the real run will have, within a budget of seconds."""
 
 import contextlib
-import dataclasses
 import math
 import time
 import warnings
@@ -107,8 +106,7 @@ class _StatusLine:
         return f"tuning: {budget.doing}, {budget.spent:.0f} s of at most {budget.seconds:g}"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PilotRun:
+class PilotRun(NamedTuple):
     """Draws of pilot chains and their diagnostics.
 
     | field | meaning |
@@ -127,10 +125,6 @@ class PilotRun:
     @property
     def num_draws(self) -> int:
         return self.draws.shape[1]
-
-    @property
-    def last(self) -> np.ndarray:
-        return self.draws[:, -1]
 
     @property
     def is_finite(self) -> bool:
@@ -173,16 +167,11 @@ class PilotRun:
 
     def after(self, count: int) -> "PilotRun":
         """Return the run without the first `count` draws of each chain."""
-        return PilotRun(*(part[:, count:] for part in self._parts))
+        return PilotRun(*(part[:, count:] for part in self))
 
     def joined(self, other: "PilotRun") -> "PilotRun":
         """Return this run followed by another one of the same chains."""
-        pairs = zip(self._parts, other._parts, strict=True)
-        return PilotRun(*(np.concatenate(pair, axis=1) for pair in pairs))
-
-    @property
-    def _parts(self) -> tuple[np.ndarray, ...]:
-        return self.draws, self.temperature, self.acceptance, self.potential
+        return PilotRun(*(np.concatenate(pair, axis=1) for pair in zip(self, other, strict=True)))
 
     def moments(self) -> "PilotMoments":
         """Estimate moments, and their errors from parts of chains much longer than their memory."""
@@ -287,7 +276,7 @@ class Pilots:
         found = self._piece(sampler, gradient, whitening, starts, count, thinning)
         while found.num_draws < num_draws and found.is_finite and self.budget.left > 0:
             count = min(num_draws - found.num_draws, self.max_draws)
-            more = self._piece(sampler, gradient, whitening, found.last, count, thinning)
+            more = self._piece(sampler, gradient, whitening, found.draws[:, -1], count, thinning)
             found = found.joined(more)
         return found
 

@@ -40,7 +40,7 @@ _JSON_TYPES = (type(None), bool, int, float, str)
 
 @dataclasses.dataclass(frozen=True)
 class TuneReport:
-    """What was measured and chosen, and the error to expect; `print` it.
+    """Settings that were chosen, what pilot runs measured, and the error to expect; `print` it.
 
     | field | meaning |
     | --- | --- |

@@ -105,13 +105,13 @@ def tune(
     """
     checks.check_outside(key, init)
     checks.check_key(key)
-    _check_arguments(target, batch_size, tolerance, engine, budget)
-    _check_mode(mode, num_gradients, num_chains, engine)
     checks.check_counts(num_samples, 0, 1, num_chains)
     like = checks.check_init(init, None, 1)
+    _check_arguments(
+        target, like, batch_size, tolerance, engine, mode, num_gradients, num_chains, budget
+    )
     start = jax.tree.map(np.asarray, Start(init, None).of_chain(0))
     checks.check_functions(target, like)
-    _check_size(tree.size(like))
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     num_draws, missed = num_samples * num_chains, ()
     with Budget(budget, progress) as clock:
@@ -183,17 +183,16 @@ def _find_main_mode(
     return whitening, (other.complaint(whitening.like),)
 
 
-def _check_size(num_parameters: int) -> None:
-    if num_parameters > _MAX_PARAMETERS:
-        raise ValueError(
-            f"There are {num_parameters:,} parameters: the tuner takes up to {_MAX_PARAMETERS:,}. "
-            f"For a network take the estimators of sghmc.estimators, or train it and take "
-            f"sghmc.tune_network(…) with sghmc.Minibatch(…)."
-        )
-
-
 def _check_arguments(
-    target: Target, batch_size: Any, tolerance: Any, engine: Any, budget: Any
+    target: Target,
+    like: PyTree,
+    batch_size: Any,
+    tolerance: Any,
+    engine: Any,
+    mode: Any,
+    num_gradients: int,
+    num_chains: int,
+    budget: Any,
 ) -> None:
     number = int | float | np.integer | np.floating
     if isinstance(target, StackedPosterior):
@@ -208,9 +207,6 @@ def _check_arguments(
         raise ValueError(
             f"budget must be a number of seconds above 0 (math.inf: no end), but is {budget!r}."
         )
-
-
-def _check_mode(mode: Any, num_gradients: int, num_chains: int, engine: str) -> None:
     if not isinstance(mode, bool):
         raise TypeError(f"mode must be True or False, but is {mode!r}.")
     check_count(num_gradients, "num_gradients")
@@ -220,6 +216,13 @@ def _check_mode(mode: Any, num_gradients: int, num_chains: int, engine: str) -> 
         raise ValueError(
             f"num_gradients is {num_gradients:,}: without a mode {num_chains} chains need at least "
             f"{_MIN_GRADIENTS_PER_CHAIN * num_chains:,}."
+        )
+    num_parameters = tree.size(like)
+    if num_parameters > _MAX_PARAMETERS:
+        raise ValueError(
+            f"There are {num_parameters:,} parameters: the tuner takes up to {_MAX_PARAMETERS:,}. "
+            f"For a network take the estimators of sghmc.estimators, or train it and take "
+            f"sghmc.tune_network(…) with sghmc.Minibatch(…)."
         )
 
 
