@@ -214,13 +214,13 @@ def test_a_posterior_is_tempered_row_by_row_without_its_prior():
 
 
 def test_the_slope_of_many_rows_is_that_of_evenly_spaced_ones(monkeypatch):
-    monkeypatch.setattr(module, "_ROWS", 3)
+    monkeypatch.setattr(module, "_MAX_CURVATURE_ROWS", 3)
     rows = jnp.array([1.0, 50.0, 2.0, 60.0, 6.0])
     target = sghmc.Posterior(lambda w, x: -x * w, lambda w: -0.5 * w**2, rows)
     slope = module._Slope(target)
     np.testing.assert_array_equal(slope.rows, [1, 2, 6])
     np.testing.assert_allclose(slope(jnp.asarray(2.0)), 5 / 3 * 9 + 2, rtol=1e-6)
-    monkeypatch.setattr(module, "_ROWS", 5)
+    monkeypatch.setattr(module, "_MAX_CURVATURE_ROWS", 5)
     assert module._Slope(target).rows is None
     np.testing.assert_allclose(module._Slope(target)(jnp.asarray(2.0)), 119 + 2, rtol=1e-6)
 
