@@ -41,16 +41,19 @@ def has_accelerator() -> bool:
 def jit_options(kind: Literal["loop", "once"]) -> dict[str, Any]:
     """Return arguments of `jax.jit`: for the loop of a run, or for a program that runs once.
 
-    There are none for an accelerator, or where this XLA does not know the options.
+    There are none for an accelerator; an option that this XLA does not know is left out.
     """
-    if has_accelerator():
-        return {}
-    options = _XLA_OPTIONS[kind]
+    options = {} if has_accelerator() else _XLA_OPTIONS[kind]
+    known = {name: value for name, value in options.items() if _is_known({name: value})}
+    return {"compiler_options": known} if known else {}
+
+
+def _is_known(options: dict[str, Any]) -> bool:
     try:
         jax.jit(lambda: 0, compiler_options=options)()
     except jax.errors.JaxRuntimeError:
-        return {}
-    return {"compiler_options": options}
+        return False
+    return True
 
 
 def unfused(number: Any, function: Callable[..., PyTree], *args: Any) -> PyTree:
