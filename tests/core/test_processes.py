@@ -103,3 +103,14 @@ def test_a_lost_process_ends_the_others_and_two_go_on(lost, tmp_path):
     assert time.monotonic() - killed < 30  # jax alone would wait 100 seconds for a heartbeat
     finish(launch(tmp_path, 2, "data=2", processes_run.MANY))
     check(tmp_path, 2, processes_run.go(num_samples=processes_run.MANY))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("array", "data=2"), ("order", "chain=2"), ("parquet", "chain=2")]
+)
+def test_processes_with_other_rows_refuse_the_run(kind, shape, tmp_path):
+    for code, said, errors in outputs(launch(tmp_path, 2, f"{shape};unequal={kind}")):
+        assert code != 0
+        assert "finished" not in said
+        assert "Processes 0 and 1 of 2 were given different arguments: target.data" in errors

@@ -75,13 +75,35 @@ def test_where_the_leader_fails_all_do_and_say_what_it_said(many):
         runtime.on_leader(lambda: None)
 
 
-def test_a_fault_of_one_process_is_named_in_the_others(many):
-    many(0, process_allgather=lambda flag: np.array([bool(flag), False, True]))
-    with pytest.raises(runtime.ProcessError, match="Reading failed in process 2 of 3: its own"):
+def others(*texts):
+    """Answers of jax's gathering: what this process sent, and these texts of the others."""
+    said = [text.encode() for text in texts]
+
+    def gather(sent):
+        if sent.ndim == 0:
+            return np.array([sent, *map(len, said)])
+        rows = [np.frombuffer(text.ljust(len(sent), b"\0"), np.uint8) for text in said]
+        return np.array([sent, *rows])
+
+    return gather
+
+
+def test_processes_hear_each_others_texts(many):
+    assert runtime.gather_texts("alone") == ["alone"]
+    many(0, process_allgather=others("", "the third's ö"))
+    assert runtime.gather_texts("mine") == ["mine", "", "the third's ö"]
+    many(0, process_allgather=others("", ""))
+    assert runtime.gather_texts("") == ["", "", ""]
+
+
+def test_a_fault_of_one_process_is_told_in_the_others(many):
+    many(0, process_allgather=others("", "DataError: x.npy is gone"))
+    message = r"Reading failed in process 2 of 3. It says: DataError: x.npy is gone"
+    with pytest.raises(runtime.ProcessError, match=message):
         runtime.fail_together(None, "Reading")
     with pytest.raises(OSError, match="mine"):
         runtime.fail_together(OSError("mine"), "Reading")
-    many(0, process_allgather=lambda flag: np.array([bool(flag)] * 3))
+    many(0, process_allgather=others("", ""))
     runtime.fail_together(None, "Reading")
 
 

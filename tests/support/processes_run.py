@@ -1,5 +1,6 @@
 """A run for several processes: the same in every process that imports this."""
 
+import functools
 import os
 import pathlib
 import sys
@@ -45,6 +46,23 @@ def own_rows(mesh) -> dict:
     return {name: spread(column) for name, column in table().items()}
 
 
+def unequal_rows(kind: str, mesh, index: int, folder: pathlib.Path):
+    """Data that differ from one process to another."""
+    own = {name: column[: 48 + 2 * index] for name, column in table().items()}
+    if kind == "array":
+        sharding = NamedSharding(mesh, PartitionSpec("data"))
+        spread = functools.partial(jax.make_array_from_process_local_data, sharding)
+        return {name: spread(column) for name, column in own.items()}
+    if kind == "order":
+        return {name: np.roll(column, index, 0) for name, column in table().items()}
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"x": list(own["x"]), "y": own["y"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{index}.parquet")
+    return sghmc.data.Parquet(folder / f"{index}.parquet")
+
+
 def go(mesh=None, data=None, num_samples=FEW, **given):
     return sghmc.sample(
         jax.random.key(KEY),
@@ -66,12 +84,14 @@ def saved(folder: pathlib.Path, num_samples: int) -> sghmc.Checkpoint:
 
 
 def main(index: int, count: int, port: int, folder: str, num_samples: int, shape: str) -> None:
-    """One of `count` processes; `shape` is as in "chain=2,data=2"."""
+    """One of `count` processes; `shape` is as in "chain=2,data=2" or "data=2;unequal=array"."""
     jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
+    shape, _, unequal = shape.partition(";unequal=")
     axes = {name: int(size) for name, size in (part.split("=") for part in shape.split(","))}
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
     place = pathlib.Path(folder)
     data = own_rows(mesh) if "data" in axes else None
+    data = unequal_rows(unequal, mesh, index, place) if unequal else data
     samples = go(mesh, data, num_samples, checkpoint=saved(place, num_samples))
     if sys.platform == "linux":  # no thread interrupts another, gloo's neither: `be_unhurried`
         threads = map(int, os.listdir("/proc/self/task"))

@@ -6,6 +6,8 @@ compared by what they compute: `jaxpr_hash` covers the program that jax traces a
 it uses, wherever that value comes from.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import hashlib
@@ -34,6 +36,8 @@ _HASH_DIGITS = 16
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, type)
 _FUNCTION = types.FunctionType | types.MethodType | types.BuiltinFunctionType | functools.partial
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Whether arrays that lie over several processes are described by their shape alone.
+_IS_OWN = contextvars.ContextVar("is_own", default=False)
 
 
 def describe(arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -56,7 +60,19 @@ def describe(arguments: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+@contextlib.contextmanager
+def own_contents() -> Iterator[None]:
+    """Describe arrays over several processes by shape and dtype: no process waits for another."""
+    token = _IS_OWN.set(True)
+    try:
+        yield
+    finally:
+        _IS_OWN.reset(token)
+
+
+def differences(
+    then: Mapping[str, str], now: Mapping[str, str], words: str = "was {}, is {}"
+) -> list[str]:
     """List the differences between two descriptions, each as text."""
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     # Where a whole part came or went, its own line is enough: those below it say nothing new.
@@ -64,7 +80,8 @@ def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         name for name in names if not any(name.startswith((f"{top}.", f"{top}[")) for top in names)
     ]
     return [
-        f"{name} was {then.get(name, 'not there')}, is {now.get(name, 'gone')}" for name in tops
+        f"{name} {words.format(then.get(name, 'not there'), now.get(name, 'gone'))}"
+        for name in tops
     ]
 
 
@@ -89,9 +106,10 @@ def _add(name: str, value: Any, lines: dict[str, str], above: tuple[int, ...]) -
 def _parts(value: Any) -> dict[str, Any]:
     """Return the parts of an object by what follows its name in a path to them."""
     if isinstance(value, SourceRef):
-        value = value.source.identity()
-    elif isinstance(value, Source):
-        value = value.identity()
+        value = value.source
+    if isinstance(value, Source):
+        # Copies of a file on several machines differ in their times of change.
+        value = Source.identity(value) if _IS_OWN.get() else value.identity()
     if isinstance(value, Mapping):
         return {f"[{key!r}]": entry for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -110,6 +128,8 @@ def _array_text(value: Any) -> str:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return f"{value.dtype} {np.asarray(jax.random.key_data(value)).tolist()}"
     shape = f"{value.dtype}{list(value.shape)}"
+    if _IS_OWN.get() and isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return f"{shape} over all processes"
     if value.size <= _MAX_PRINTED_ENTRIES:
         return f"{shape} {np.asarray(value).tolist()}"
     content = np.ascontiguousarray(runtime.fetch(value))

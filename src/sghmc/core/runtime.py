@@ -219,7 +219,7 @@ class LostProcessError(RuntimeError):
 
 
 class ProcessError(RuntimeError):
-    """Process 0 of the run failed; the message is its own."""
+    """Another process of the run failed, or has other arguments; the message says which and why."""
 
 
 def is_multiprocess() -> bool:
@@ -284,18 +284,35 @@ def on_leader(function: Callable[[], Any]) -> Any:
     return outcome
 
 
-def fail_together(error: Exception | None, what: str) -> None:
-    """Raise this process's error; in the others, say which process has one."""
-    if is_multiprocess():
-        from jax.experimental import multihost_utils
+def gather_texts(text: str) -> list[str]:
+    """Return the text that each process gave, by their numbers."""
+    if not is_multiprocess():
+        return [text]
+    from jax.experimental import multihost_utils
 
-        with detect_lost_peer():
-            flags = multihost_utils.process_allgather(np.asarray(error is not None))
-        failed = np.flatnonzero(flags)
-        if error is None and len(failed):
+    sent = np.frombuffer(text.encode(), np.uint8)
+    with detect_lost_peer():
+        # Padded, since processes exchange arrays of a shape known to all.
+        lengths = np.asarray(multihost_utils.process_allgather(np.asarray(len(sent), np.int32)))
+        padded = np.zeros(max(1, lengths.max()), np.uint8)
+        padded[: len(sent)] = sent
+        received = np.asarray(multihost_utils.process_allgather(padded))
+    return [
+        row[:length].tobytes().decode(errors="replace")
+        for row, length in zip(received, lengths, strict=True)
+    ]
+
+
+def fail_together(error: Exception | None, what: str) -> None:
+    """Raise this process's error; in the others, say which process has one, and what it says."""
+    if is_multiprocess():
+        said = "" if error is None else f"{type(error).__name__}: {error}"
+        texts = gather_texts(said[:_MAX_MESSAGE_BYTES])
+        failed = [i for i, text in enumerate(texts) if text]
+        if error is None and failed:
             raise ProcessError(
-                f"{what} failed in process {failed[0]} of {jax.process_count()}: its own output "
-                f"says why."
+                f"{what} failed in process {failed[0]} of {jax.process_count()}. It says: "
+                f"{texts[failed[0]]}"
             )
     if error is not None:
         raise error

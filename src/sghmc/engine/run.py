@@ -15,6 +15,7 @@ from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.folder import RunFolder, open_folder
 from sghmc.core import runtime
 from sghmc.engine import checks
+from sghmc.engine.agreement import check_agreement
 from sghmc.engine.chain import Program, chain_keys, with_shared_gradients
 from sghmc.engine.devices import CHAIN, Placement
 from sghmc.engine.driver import Host
@@ -57,6 +58,7 @@ def run(
     options: RunOptions,
 ) -> Samples:
     """Draw from a target with a sampler: `sample` without "auto"."""
+    check_agreement(key, target, sampler, init, options)
     parts = checked(key, target, sampler, init, options)
     place, is_kept = parts.place, parts.is_kept
     check_memory(parts.kernel, parts.layout, options, parts.one.hyper, place.size(CHAIN))
