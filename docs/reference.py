@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import sghmc
 import sghmc.interop.numpyro
 import sghmc.interop.optax
+from sampler_table import EXAMPLES, markdown
 from sghmc import estimators, models
 from sghmc.core import random, tree
 from sghmc.recommender import rating_answers, ratings
 from sghmc.samplers import settings
-from sghmc.samplers.table import EXAMPLES, markdown
 
 
 class Group(NamedTuple):

@@ -223,11 +223,11 @@ PEAK = optax.join_schedules([lambda t: 0.01, lambda t: 0.1, lambda t: 0.01], [70
 def test_more_gradient_noise_than_friction_and_temperature_allow(kind, step_size):
     noise = NOISE[kind]
     sampler = SGHMC(step_size, 2.0, gradient_noise=noise, temperature=0.5)  # at most 2τC/ε = 20
-    message = "gradient_noise is too large.*= 0.105 .*for 0.1 only.*Take 1.05 times the friction"
+    message = "gradient_noise is too large.*= 0.105 .*is only 0.1.*Take 1.05 times the friction"
     refuses(ValueError, message, sampler.prepare, LIKE, 100_000)
     SGHMC(step_size, 2.2, gradient_noise=noise, temperature=0.5).prepare(LIKE, 100_000)
     sampler = SGLD(step_size, 2.0, gradient_noise=noise, temperature=2.0)  # at most 2τ/εP = 20
-    message = "gradient_noise is too large.*is 4.2, but 2τ.*is 4. Take a step_size at most 0.952"
+    message = "gradient_noise is too large.*is 4.2, but .*2τ = 4. Take a step_size at most 0.952"
     refuses(ValueError, message, sampler.prepare, LIKE, 100_000)
     SGLD(step_size, 1.9, gradient_noise=noise, temperature=2.0).prepare(LIKE, 100_000)
 
@@ -235,7 +235,7 @@ def test_more_gradient_noise_than_friction_and_temperature_allow(kind, step_size
 @pytest.mark.parametrize(("friction", "temperature"), [(1.0, 0.0), (0.0, 1.0)])
 def test_gradient_noise_without_friction_or_temperature(friction, temperature):
     sampler = SGHMC(0.1, friction, gradient_noise=1.0, temperature=temperature)
-    refuses(ValueError, "no room at all: take gradient_noise=0", sampler.prepare, LIKE)
+    refuses(ValueError, "nothing can be subtracted: take gradient_noise=0", sampler.prepare, LIKE)
 
 
 def test_a_momentum_decay_that_diverges_whatever_the_target():

@@ -50,14 +50,14 @@ def test_a_state_that_was_informed_moves_as_one_that_was_not(name):
         plain, _ = step(t, noise, plain)
         before = informed.position
         informed, info = step(t, noise, informed)
-        assert plain.seen is None
+        assert plain.cached is None
         np.testing.assert_allclose(informed.position, plain.position, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(info.potential, informed.seen.potential)
+        np.testing.assert_allclose(info.potential, informed.cached.potential)
         np.testing.assert_allclose(
-            informed.seen.potential, potential(kernel.position(informed)), rtol=1e-4
+            informed.cached.potential, potential(kernel.position(informed)), rtol=1e-4
         )
-        fresh = kernel.with_cached_evaluation(informed, oracle).seen.grad
-        np.testing.assert_allclose(informed.seen.grad, fresh, rtol=1e-4, atol=1e-5)
+        fresh = kernel.with_cached_evaluation(informed, oracle).cached.grad
+        np.testing.assert_allclose(informed.cached.grad, fresh, rtol=1e-4, atol=1e-5)
         accepted.append(bool(np.any(informed.position != before)))
     assert name == "no accept step" or {*accepted} == {True, False}
 
@@ -92,7 +92,7 @@ def test_noisy_gradients_are_taken_anew():
     kernel = sghmc.HMC(0.3, 4).prepare(jnp.zeros(2))
     state = kernel.init([jnp.ones(2)], jnp.zeros(2))
     oracle = Oracle(lambda i, theta: Evaluation(potential(theta), theta), potential, False)
-    assert kernel.with_cached_evaluation(state, oracle).seen is None
+    assert kernel.with_cached_evaluation(state, oracle).cached is None
 
 
 def test_what_was_seen_does_not_outlive_a_change_of_hyperparameters():

@@ -98,7 +98,7 @@ class Moves:
         if self.num_normals == self.size:
             return state
         whatever = self.oracle(jnp.zeros(2, jnp.int32))
-        return self.kernel.settle_by(t, lambda slots: normals[slots], state, whatever)
+        return self.kernel.flush_by(t, lambda slots: normals[slots], state, whatever)
 
     def law(self, batches, settle_after=()):
         """Of the state after each order of batches: where 0 goes, and the derivatives."""
@@ -267,7 +267,7 @@ def test_without_noise_a_run_is_that_of_the_eager_sampler(has_burnin):
 @pytest.mark.parametrize("observe", ["end", "middle"])
 def test_several_chains_of_large_tables_without_noise(observe, monkeypatch):
     """The chain axis is then the first, and rows are settled in more than one stretch."""
-    monkeypatch.setattr("sghmc.samplers.lazy._SETTLED_ENTRIES", 100)
+    monkeypatch.setattr("sghmc.samplers.lazy._FLUSHED_ON_CPU", 100)
     rng = np.random.default_rng(1)
     data = rng.integers(301, size=(40, 2))
     target = sghmc.Posterior(

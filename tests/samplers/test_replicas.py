@@ -213,7 +213,7 @@ SGLD = sghmc.SGLD(0.1)
             lambda: sghmc.ReplicaExchange(sghmc.SGLD(0.1, gradient_noise=30.0), [1, 2]).prepare(
                 jnp.zeros(2)
             ),
-            "is 3, but 2τ, .* is 2",
+            "is 3, but must be at most 2τ = 2",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sghmc.core import runtime
-from sghmc.samplers.lazy_rows import Power, Prior, make_steps, num_digits, steps_power
+from sghmc.samplers.lazy_rows import Power, PriorStep, make_steps, num_digits, steps_power
 
 CRITICAL = (1 - np.sqrt(1 - 0.19)) ** 2
 DAMPED = {
@@ -94,7 +94,7 @@ def test_single_precision_is_enough_from_one_step_to_a_hundred_thousand():
 def test_what_is_made_of_two_normals_has_the_law_of_all_steps():
     decay, stiffness, spread, mean = 0.07, 0.02, 0.3, 1.7
     with jax.enable_x64(True):
-        prior = Prior(*(jnp.asarray(x) for x in (decay, stiffness, spread, mean)))
+        prior = PriorStep(*(jnp.asarray(x) for x in (decay, stiffness, spread, mean)))
 
         def made(z, n, count):
             return jnp.stack(make_steps(count, prior, z[0], z[1], (n[0], n[1]), 17))
@@ -117,7 +117,7 @@ def test_what_is_made_of_two_normals_has_the_law_of_all_steps():
 
 def test_no_steps_change_no_bit():
     x, v, n = jnp.array([0.1, 1e-30, 3.3]), jnp.array([1e8, -0.7, 1e-8]), jnp.ones(3)
-    prior = Prior(jnp.float32(0.1), jnp.full(3, 0.2), jnp.full(3, 5.0), jnp.full(3, 1e9))
+    prior = PriorStep(jnp.float32(0.1), jnp.full(3, 0.2), jnp.full(3, 5.0), jnp.full(3, 1e9))
     now = jax.jit(make_steps, static_argnums=5)(jnp.zeros(3, jnp.int32), prior, x, v, (n, n), 17)
     np.testing.assert_array_equal(now[0], x)
     np.testing.assert_array_equal(now[1], v)

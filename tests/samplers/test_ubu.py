@@ -116,7 +116,7 @@ def test_small_frictions_lose_no_digits(dtype):
 
 @pytest.mark.parametrize("noise", [0.3, sghmc.EmpiricalFisher()])
 def test_gradient_noise_is_refused(noise):
-    with pytest.raises(ValueError, match=r"UBU takes no gradient noise off.*use BAOAB or SGHMC"):
+    with pytest.raises(ValueError, match=r"UBU cannot subtract gradient noise.*use BAOAB or SGHMC"):
         sghmc.UBU(0.1, 1.0, gradient_noise=noise)
 
 

@@ -1,4 +1,4 @@
-"""What samplers with momentum and friction have in common: settings, matrices, drift, V̂, mass."""
+"""Base classes of samplers with momentum and friction: settings, matrices, drift, V̂, mass."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ class FrictionSampler(Sampler):
     """The settings ε, C, M, V̂ and τ of dr = −∇U dt − CM⁻¹r dt + N(0, 2τC dt), dθ = M⁻¹r dt."""
 
     largest_decay: ClassVar[float] = math.inf
-    """Where every chain diverges, whatever the target: a bound on the eigenvalues of εM⁻¹C."""
+    """Bound on the eigenvalues of εM⁻¹C, from which on every chain diverges on every target."""
 
     step_size: float | Schedule
     friction: PyTree | Schedule
@@ -52,7 +52,7 @@ class FrictionSampler(Sampler):
         return is_subtracted(self.gradient_noise)
 
     def for_growth(self, factor: float) -> Self:
-        """Mass and friction in proportion to N: η = ε²M⁻¹ ∝ 1/N at the same decay εCM⁻¹.
+        """Scale mass and friction with N, so that η = ε²M⁻¹ ∝ 1/N at the same decay εCM⁻¹.
 
         V̂ of a batch grows with N².
         """
@@ -68,7 +68,7 @@ class FrictionSampler(Sampler):
         return float(values_over(self.step_size, num_steps, "step_size").max())
 
     def _matrices(self, like: PyTree) -> tuple[matrices.Matrix, matrices.Matrix, matrices.Matrix]:
-        """C (1 where it follows a schedule), M and V̂."""
+        """Return C (1 where it follows a schedule), M and V̂."""
         is_scheduled, fisher = callable(self.friction), given_fisher(self.gradient_noise)
         friction = matrices.parse(
             1.0 if is_scheduled else self.friction, like, "friction", definite=fisher is not None
@@ -76,11 +76,12 @@ class FrictionSampler(Sampler):
         mass = matrices.parse(self.mass, like, "mass", definite=True)
         gradient_noise = parse_gradient_noise(self.gradient_noise, like)
         if fisher and not matrices.are_diagonal(friction, mass, gradient_noise):
-            friction = friction.dense(tree.sizes(like))  # what its estimate may make of it
+            # A dense V̂ may raise the friction to a dense matrix; shapes cannot change in a run.
+            friction = friction.dense(tree.sizes(like))
         return friction, mass, gradient_noise
 
     def _prepared(self, like: PyTree, num_steps: int) -> dict[str, Any]:
-        """The fields of a `FrictionKernel`, checked."""
+        """Check the settings and return the fields of a `FrictionKernel`."""
         sizes, dtype = tree.sizes(like), tree.float_type(like)
         friction, mass, gradient_noise = self._matrices(like)
         is_scheduled, fisher = callable(self.friction), given_fisher(self.gradient_noise)
@@ -125,35 +126,36 @@ def _check_decay(decay: float, limit: float) -> None:
 
 
 def _check_noise(needed: np.ndarray, allowed: np.ndarray) -> None:
-    """τC ⪰ ½εV̂, times 2ε and in the basis of the pencil of friction and gradient noise."""
+    """Check τC ⪰ ½εV̂, times 2ε and in the basis of the pencil of friction and gradient noise."""
     excess = worst_excess(needed, allowed)
     if excess is None:
         return
-    brought, room = excess
+    noise, limit = excess
     remedy = (
-        f"Take {brought / room:.3g} times the friction, a smaller step_size or larger batches; a "
+        f"Take {noise / limit:.3g} times the friction, a smaller step_size or larger batches; a "
         f"step_size schedule is judged at its largest step."
-        if room > 0 and math.isfinite(brought)
-        else "Without friction or temperature there is no room at all: take gradient_noise=0."
+        if limit > 0 and math.isfinite(noise)
+        else "Without friction or temperature nothing can be subtracted: take gradient_noise=0."
     )
     raise ValueError(
-        f"gradient_noise is too large: along its worst direction the gradient brings noise "
-        f"ε²V̂ = {brought:g} (relative to the friction), but 2ετC leaves room for {room:g} only. "
-        f"{remedy}"
+        f"gradient_noise is too large: along its worst direction the gradient's noise is "
+        f"ε²V̂ = {noise:g} (relative to the friction), but the injected noise, 2ετC, is only "
+        f"{limit:g}. {remedy}"
     )
 
 
 class SGHMCState(NamedTuple):
-    """`velocity` is M⁻¹r in units of the largest step size: what θ moves by in such a step."""
+    """Position and velocity; `velocity` is M⁻¹r times the largest step size, so θ moves by it."""
 
     position: PyTree
     velocity: PyTree
 
 
 class FrictionKernel(Kernel):
-    """The parts of a step. With u the unit, c_t the friction's schedule and a_t = ε_t c_t,
+    """The parts of which samplers with friction make their steps: kick, drift and noise.
 
-    a kick is v ← v − (ε_t/u) u²M⁻¹∇Ũ(θ), a drift θ ← θ + (ε_t/u) v, and the noise, in units of v,
+    With u the unit (the largest step size), c_t the friction's schedule and a_t = ε_t c_t, a kick
+    is v ← v − (ε_t/u) u²M⁻¹∇Ũ(θ), a drift θ ← θ + (ε_t/u) v, and the noise, in units of v,
     uM⁻¹ N(0, 2τa_t C − ε_t² V̂).
     """
 
@@ -176,7 +178,7 @@ class FrictionKernel(Kernel):
         return tree.add_scaled(velocity, -fraction * self._share(t), self.learning_rate @ grad)
 
     def _injected(self, t, normals):
-        """uM⁻¹ N(0, 2τa_t C − ε_t² V̂)."""
+        """Return the injected noise, uM⁻¹ N(0, 2τa_t C − ε_t² V̂)."""
         heat = 2 * value_at(self.temperature, t) * self._decay(t)
         return self.noise.sqrt(heat, value_at(self.step_size, t) ** 2, normals)
 
@@ -184,16 +186,16 @@ class FrictionKernel(Kernel):
         return tree.add_scaled(position, fraction * self._share(t), velocity)
 
     def _share(self, t) -> jax.Array:
-        """ε_t/u: 1 where the step size never changes."""
-        # Not by a division, which an accelerator would make in every step; nor a number known at
-        # compile time, with which XLA for CPUs fuses less.
+        """Return ε_t/u, which is 1 where the step size is constant."""
+        # A stored 1: an accelerator would repeat the division in every step, and with a number
+        # known at compile time XLA for CPUs fuses less.
         return value_at(self.step_size, t) / self.unit if callable(self.step_size) else self.one
 
     def _decay(self, t):
         return value_at(self.step_size, t) * value_at(self.friction_scale, t)
 
     def _fresh(self, t, normals, half_decay):
-        """N(0, τ(M − ½aC)⁻¹) in the velocity's units; half_decay = 0 gives the law of M alone."""
+        """Draw from N(0, τ(M − ½aC)⁻¹) in the velocity's units; half_decay = 0 leaves C out."""
         scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
         velocity = self.drag.inverse_sqrt(1, half_decay, normals)
         return jax.tree.map(lambda v: (scale * v).astype(v.dtype), velocity)
@@ -202,7 +204,7 @@ class FrictionKernel(Kernel):
         return matrices.entries(self._diagonals()[0].first, position)
 
     def with_mass(self, state, mass):
-        """This sampler with another diagonal mass, a pytree like the parameters.
+        """Return this kernel with another diagonal mass, a pytree like the parameters.
 
         The friction follows, so that the momentum decay εC/M stays; the velocities are rescaled by
         √(M_old/M_new), which keeps their law.
@@ -252,7 +254,7 @@ class FrictionKernel(Kernel):
     def with_gradient_noise(self, t, gradient_noise, like):
         assert self.estimate is not None
         assert self.estimate.drag is not None
-        room, decay = self._coming(t, self.estimate.fisher.every)
+        room, decay = self._limits_ahead(t, self.estimate.fisher.every)
         noise = self.estimate.noise.with_second(
             matrices.from_entries(gradient_noise, tree.sizes(like))
         )
@@ -264,11 +266,11 @@ class FrictionKernel(Kernel):
         return self._raised(noise, drag), NoiseRoom(drag.largest_now() * decay, limit)
 
     def _raised(self, noise: pencils.Pencil, drag: pencils.Pencil) -> Self:
-        """This kernel with another friction."""
+        """Return this kernel with another friction."""
         return dataclasses.replace(self, noise=noise, drag=drag)
 
-    def _coming(self, t, num_steps: int) -> tuple[jax.Array, jax.Array]:
-        """Over the next steps: the least of 2τa/ε², above which V̂/C is too large; the largest a."""
+    def _limits_ahead(self, t, num_steps: int) -> tuple[jax.Array, jax.Array]:
+        """Return the smallest 2τa/ε², which bounds V̂/C, and the largest a of the next steps."""
 
         def at(step):
             epsilon, decay = value_at(self.step_size, step), self._decay(step)
@@ -285,7 +287,7 @@ class FrictionKernel(Kernel):
         return self._drift(t, state.position, state.velocity, -0.5)
 
     def rescale_momenta(self, t, state, ratio):
-        """Half a drift back, where position and momentum are independent, and forth again."""
+        """Rescale half a drift back, where position and momentum are independent, then drift on."""
         factor = jnp.sqrt(ratio)
         position = self._drift(t, state.position, state.velocity, (factor - 1) / 2)
         velocity = jax.tree.map(lambda v: (factor * v).astype(v.dtype), state.velocity)

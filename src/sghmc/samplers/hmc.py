@@ -1,8 +1,6 @@
-"""A sum over all data, estimated from rows that are added until they are enough.
+"""Hamiltonian Monte Carlo, with an exact accept step or one that uses a subset of the data.
 
-An accept step that looks at a part of the data: as much as the decision needs.
-
-Hamiltonian Monte Carlo; with a stochastic gradient, the naive variant of the paper's §3.1.
+With a stochastic gradient `HMC` is the naive variant of the paper's §3.1.
 """
 
 import dataclasses
@@ -22,10 +20,10 @@ from sghmc.types import Change, Evaluation, PyTree, Schedule, StepInfo
 
 
 class Estimate(NamedTuple):
-    """A change of the potential from `num_rows` rows without replacement, and its variance.
+    """A change of the potential, estimated from `num_rows` rows without replacement.
 
-    The variance is N²(1 − n/N) s²/n, s² centered and with divisor n − 1: unbiased, and 0 once all
-    rows were seen.
+    Its variance is N²(1 − n/N) s²/n, s² centered and with divisor n − 1: unbiased, and 0 once all
+    rows are used.
     """
 
     value: jax.Array
@@ -33,8 +31,8 @@ class Estimate(NamedTuple):
     num_rows: jax.Array
 
 
-class _Seen(NamedTuple):
-    """How many terms, their mean, and the sum of their squares around it."""
+class _RunningMoments(NamedTuple):
+    """Number of terms so far, their mean, and the sum of their squares around it."""
 
     num_terms: jax.Array
     mean: jax.Array
@@ -47,48 +45,48 @@ def estimate(
     batch_size: int,
     is_enough: Callable[[Estimate], jax.Array],
 ) -> Estimate:
-    """Looks at `batch_size` more rows in random order, until `is_enough` or all were seen.
+    """Estimate a change of the potential from random rows, added until `is_enough`.
 
-    `order` is two random words, the key of a permutation of the rows. Among chains the loop goes on
-    until the last has enough, so that it is a real loop, where a branch would always be taken.
+    Each turn of the loop adds `batch_size` rows, until `is_enough` or all rows are used. `order` is
+    two random words, the key of a permutation of the rows. Among chains the loop goes on until the
+    last has enough. (It is a real loop: under vmap both sides of a branch would be computed.)
     """
     total = change.num_terms
     zero = jnp.zeros((), change.known.dtype)
     if isinstance(total, int) and total == 0:
         return Estimate(change.known, zero, jnp.zeros((), jnp.int32))
 
-    def judged(seen: _Seen) -> Estimate:
-        number, count = jnp.asarray(total, zero.dtype), seen.num_terms.astype(zero.dtype)
-        scatter = seen.squares / jnp.maximum((count - 1) * count, 1)
-        spread = number * scatter * (number - count)
-        return Estimate(change.known + number * seen.mean, spread, seen.num_terms)
+    def to_estimate(moments: _RunningMoments) -> Estimate:
+        number, count = jnp.asarray(total, zero.dtype), moments.num_terms.astype(zero.dtype)
+        scatter = moments.squares / jnp.maximum((count - 1) * count, 1)
+        variance = number * scatter * (number - count)
+        return Estimate(change.known + number * moments.mean, variance, moments.num_terms)
 
-    def is_short(seen: _Seen) -> jax.Array:
-        return (seen.num_terms < 2) | ~is_enough(judged(seen))
+    def needs_more(moments: _RunningMoments) -> jax.Array:
+        is_short = (moments.num_terms < 2) | ~is_enough(to_estimate(moments))
+        return (moments.num_terms < total) & is_short
 
-    def look(seen: _Seen) -> _Seen:
-        place = seen.num_terms + lax.iota(jnp.int32, batch_size)
-        rows = random.permuted(order, jnp.zeros(1), jnp.minimum(place, total - 1)[None], total)[0]
-        return _joined(seen, change.terms(rows).astype(zero.dtype), place < total)
+    def add_rows(moments: _RunningMoments) -> _RunningMoments:
+        index = moments.num_terms + lax.iota(jnp.int32, batch_size)
+        rows = random.permuted(order, jnp.zeros(1), jnp.minimum(index, total - 1)[None], total)[0]
+        return _with_terms(moments, change.terms(rows).astype(zero.dtype), index < total)
 
-    nothing = _Seen(jnp.zeros((), jnp.int32), zero, zero)
-    return judged(
-        lax.while_loop(lambda seen: (seen.num_terms < total) & is_short(seen), look, nothing)
-    )
+    nothing = _RunningMoments(jnp.zeros((), jnp.int32), zero, zero)
+    return to_estimate(lax.while_loop(needs_more, add_rows, nothing))
 
 
-def _joined(seen: _Seen, terms: jax.Array, is_new: jax.Array) -> _Seen:
-    """With more terms, by the update of Chan, Golub & LeVeque: no difference of large sums."""
+def _with_terms(moments: _RunningMoments, terms: jax.Array, is_new: jax.Array) -> _RunningMoments:
+    """Add terms to the moments by the update of Chan, Golub & LeVeque.
+
+    It subtracts no large sums from each other, so single precision is enough.
+    """
     fresh = jnp.sum(is_new, dtype=jnp.int32)
     mean = jnp.sum(jnp.where(is_new, terms, 0)) / fresh.astype(terms.dtype)
     squares = jnp.sum(jnp.where(is_new, (terms - mean) ** 2, 0))
-    count, gap = seen.num_terms + fresh, mean - seen.mean
+    count, gap = moments.num_terms + fresh, mean - moments.mean
     share = fresh.astype(mean.dtype) / count.astype(mean.dtype)
-    between = seen.num_terms.astype(mean.dtype) * share * gap**2
-    return _Seen(count, seen.mean + share * gap, seen.squares + squares + between)
-
-
-# An accept step that looks at a part of the data: as much as the decision needs.
+    between = moments.num_terms.astype(mean.dtype) * share * gap**2
+    return _RunningMoments(count, moments.mean + share * gap, moments.squares + squares + between)
 
 
 class Austerity(eqx.Module):
@@ -102,8 +100,8 @@ class Austerity(eqx.Module):
 
     | field | symbol | meaning |
     | --- | --- | --- |
-    | `error` | ϵ | the chance of a wrong decision that each look may have; 0 looks at all data |
-    | `batch_size` | m | rows that each look adds |
+    | `error` | ϵ | the chance that a look decides wrongly, at most; 0 uses all data |
+    | `batch_size` | m | rows that each look at the data adds |
 
     Law: at each look the chance of deciding wrongly is at most `error`, up to the normal law of
     means of m rows, and reached where the sum is all but equal to c; the look at all data is never
@@ -130,37 +128,35 @@ class Austerity(eqx.Module):
     def __check_init__(self):
         if not 0 <= self.error < 0.5:
             raise ValueError(
-                f"error must be from 0, which looks at all data, and below 0.5, a coin's, but is "
-                f"{self.error!r}."
+                f"error must be from 0, which uses all data, and below 0.5, the error of a coin "
+                f"toss, but is {self.error!r}."
             )
         check_count(self.batch_size, "batch_size", 10, reason="for a test of normal means")
 
     def decide(
         self, change: Change, limit: jax.Array, order: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Whether the change is below the limit, and the share of the data that was looked at."""
+        """Return whether the change is below the limit, and the share of the data that was used."""
 
         def is_decided(now):
             distance = jnp.abs(now.value - limit) / jnp.sqrt(now.variance)
             return tail(distance, now.num_rows - 1) < self.error
 
-        seen = estimate(change, order, self.batch_size, is_decided)
-        share = seen.num_rows.astype(limit.dtype) / jnp.maximum(change.num_terms, 1)
-        return seen.value < limit, share.astype(limit.dtype)
+        final = estimate(change, order, self.batch_size, is_decided)
+        share = final.num_rows.astype(limit.dtype) / jnp.maximum(change.num_terms, 1)
+        return final.value < limit, share.astype(limit.dtype)
 
 
 def tail(t: jax.Array, degrees: jax.Array) -> jax.Array:
-    """P(T > t) for t ≥ 0, T Student's t: by Wallace's normal deviate (1959).
+    """Return P(T > t) for t ≥ 0 and Student's T, by Wallace's normal approximation (1959).
 
-    Within 2 % down to 0.001 from 9 degrees of freedom on. The incomplete beta function has lost its
-    digits in single precision where there are thousands.
+    From 9 degrees of freedom on it is within 2 % for probabilities down to 0.001. The incomplete
+    beta function, which would be exact, loses its digits in single precision at thousands of
+    degrees of freedom.
     """
     degrees = degrees.astype(t.dtype)
     deviate = (8 * degrees + 1) / (8 * degrees + 3) * jnp.sqrt(degrees * jnp.log1p(t**2 / degrees))
     return jax.scipy.stats.norm.sf(deviate)
-
-
-# Hamiltonian Monte Carlo; with a stochastic gradient, the naive variant of the paper's §3.1.
 
 
 class HMC(Sampler):
@@ -175,9 +171,9 @@ class HMC(Sampler):
     | `step_size` | ε | a number or a schedule of the trajectory's number |
     | `num_steps` | m | leapfrog steps a trajectory; one sampler step is one trajectory |
     | `mass` | M | a number, a diagonal pytree, a dense matrix |
-    | `metropolis` | | False leaves the accept step out; `Austerity(…)` tests it on a subset |
-    | `jitter` | δ | each trajectory's step size is drawn from ε(1 ± δ): no turn of one length |
-    | `most_steps` | | given, programs have room for so many, and any `num_steps` shares one |
+    | `metropolis` | | False: no accept step; `Austerity(…)`: one that uses a subset of the data |
+    | `jitter` | δ | draw each trajectory's step size from ε(1 ± δ), which avoids resonances |
+    | `most_steps` | | upper bound on `num_steps`; if set, a new `num_steps` does not recompile |
 
     With `Minibatch` or `NoisyGradient` every gradient in the trajectory is a fresh estimate: the
     naive sampler. Its accept step uses the exact potential, and the split first and last kicks
@@ -195,7 +191,7 @@ class HMC(Sampler):
     traits: ClassVar[Traits] = Traits(
         "0 (without accept step ε²)",
         "ε, m",
-        "exact gradients: the yardstick",
+        "exact gradients: the reference for the others",
     )
 
     step_size: float | Schedule
@@ -241,18 +237,19 @@ class HMC(Sampler):
 
 
 class HMCState(NamedTuple):
-    """`velocity` (M⁻¹r) is what the last trajectory ended with: kept to be looked at only.
+    """The position, the velocity M⁻¹r at the end of the last trajectory, and U and ∇U there.
 
-    `seen` is what an exact oracle says of the position, where the next trajectory begins.
+    `velocity` serves diagnostics only. `cached` holds U and ∇U at the position, where the next
+    trajectory begins; None unless the oracle is exact.
     """
 
     position: PyTree
     velocity: PyTree
-    seen: Evaluation | None = None
+    cached: Evaluation | None = None
 
 
 class HMCNoise(NamedTuple):
-    """`order` is the key of a random order of the data, where the accept step asks for one."""
+    """The variates of a trajectory; `order` is the key of an order of rows for `Austerity`."""
 
     normals: list[jax.Array]
     uniforms: jax.Array
@@ -291,7 +288,7 @@ class HMCKernel(Kernel):
         if self.jitter:
             epsilon = epsilon * (1 + self.jitter * (2 * noise.uniforms[1] - 1))
         velocity = self.mass.inverse_sqrt(1, 0, random.copy_of(noise.normals, 0, state.position))
-        begun = HMCState(state.position, velocity, state.seen)
+        begun = HMCState(state.position, velocity, state.cached)
         proposal, start, end = self._trajectory(epsilon, begun, oracle)
         if not self.metropolis:
             return proposal, StepInfo(end, jnp.ones(()))
@@ -306,54 +303,54 @@ class HMCKernel(Kernel):
             if not oracle.is_exact:
                 start, end = oracle.potential(state.position), oracle.potential(proposal.position)
             energy_loss = start - end + kinetic_loss
-            # A trajectory that became non-finite has no energy to compare: it is refused.
+            # A trajectory that became non-finite has no energy to compare: it is rejected.
             acceptance = jnp.where(jnp.isnan(energy_loss), 0, jnp.exp(jnp.minimum(energy_loss, 0)))
             is_accepted = noise.uniforms[0] < acceptance
         state = jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), proposal, begun)
         return state, StepInfo(jnp.where(is_accepted, end, start), acceptance, data_share)
 
     def _trajectory(self, epsilon, state, oracle):
-        """The state after m leapfrog steps, and the potentials seen at both ends."""
-        is_known = state.seen is not None
+        """Return the state after m leapfrog steps, and the potentials at both ends."""
+        is_cached = state.cached is not None
 
         def leapfrog(i, carry):
             (position, velocity, _), start, _ = carry
             is_first, is_last = i == 0, i == self.num_steps
             position = tree.add_scaled(position, jnp.where(is_first, 0, epsilon), velocity)
-            seen = oracle(i, position)
+            here = oracle(i, position)
             kick = jnp.where(is_first | is_last, epsilon / 2, epsilon)
-            velocity = tree.add_scaled(velocity, -kick, self.inverse_mass @ seen.grad)
-            state = HMCState(position, velocity, seen if is_known else None)
-            return state, jnp.where(is_first, seen.potential, start), seen.potential
+            velocity = tree.add_scaled(velocity, -kick, self.inverse_mass @ here.grad)
+            state = HMCState(position, velocity, here if is_cached else None)
+            return state, jnp.where(is_first, here.potential, start), here.potential
 
-        if state.seen is None:
+        if state.cached is None:
             unknown = jnp.zeros((), jax.eval_shape(oracle, 0, state.position).potential.dtype)
             return lax.fori_loop(0, self.num_steps + 1, leapfrog, (state, unknown, unknown))
-        start, grad = state.seen
+        start, grad = state.cached
         half = tree.add_scaled(state.velocity, -epsilon / 2, self.inverse_mass @ grad)
 
         def between(i, carry):
-            # No potential: only that of the end is asked for, and logarithms of rows are dear.
+            # The potential is not used, so XLA drops it, and with it a logarithm of every row.
             position = tree.add_scaled(carry[0], epsilon, carry[1])
             grad = self.inverse_mass @ oracle(i, position).grad
             return position, tree.add_scaled(carry[1], -epsilon, grad)
 
         position, half = lax.fori_loop(1, self.num_steps, between, (state.position, half))
-        reached = HMCState(position, half, state.seen)
+        reached = HMCState(position, half, state.cached)
         return leapfrog(self.num_steps, (reached, start, start))
 
     def with_cached_evaluation(self, state, oracle):
-        return state._replace(seen=oracle(0, state.position)) if oracle.is_exact else state
+        return state._replace(cached=oracle(0, state.position)) if oracle.is_exact else state
 
     def momentum(self, state):
         return self.mass.first @ state.velocity
 
     def map_parameters(self, state, shape):
-        # What was seen stays as the loop has it: a revision of the kernel does not look at it.
+        # The cached evaluation keeps the loop's shapes: an adaptation does not read it.
         return state._replace(position=shape(state.position), velocity=shape(state.velocity))
 
     def adaptable(self, state):
-        # The step size adapts beside a mass that stays.
+        # A dense mass stays as it is; the step size may still adapt.
         is_diagonal = isinstance(self.inverse_mass, matrices.Diagonal)
         return super().adaptable(state) if is_diagonal else self
 
@@ -368,7 +365,7 @@ class HMCKernel(Kernel):
         kernel = dataclasses.replace(
             self, inverse_mass=new.inverse(), mass=dataclasses.replace(self.mass, first=new)
         )
-        return kernel, state  # whose velocity is drawn anew by the next trajectory
+        return kernel, state  # the next trajectory draws a new velocity anyway
 
     def constant_step_size(self):
         if callable(self.step_size) or not self.metropolis:

@@ -1,7 +1,4 @@
-"""Stochastic gradient Langevin dynamics.
-
-Langevin dynamics with the preconditioner of RMSprop.
-"""
+"""Stochastic gradient Langevin dynamics, plain (`SGLD`) and preconditioned as RMSprop (`PSGLD`)."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -90,11 +87,11 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
         allowed = 2 * values_over(self.temperature, num_steps, "temperature")
         excess = worst_excess(needed, allowed)
         if excess is not None:
-            brought, room = excess
+            largest, limit = excess
             raise ValueError(
-                f"gradient_noise is too large: the largest eigenvalue of εV̂P is {brought:g}, but "
-                f"2τ, all the noise there is room for, is {room:g}. Take a step_size at most "
-                f"{room / brought:.3g} times as large, or larger batches."
+                f"gradient_noise is too large: the largest eigenvalue of εV̂P is {largest:g}, but "
+                f"must be at most 2τ = {limit:g}. Take a step_size at most {limit / largest:.3g} "
+                f"times as large, or larger batches."
             )
         pencil = matrices.finish(pencil, dtype)
         return SGLDKernel(
@@ -106,7 +103,7 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
         )
 
     def for_growth(self, factor: float) -> "SGLD":
-        """A step size in proportion to 1/N; V̂ of a batch grows with N²."""
+        """Scale the step size with 1/N and V̂ of a batch with N²."""
         noise = self.gradient_noise
         return dataclasses.replace(
             self.rescaled(1 / factor),
@@ -142,7 +139,7 @@ class SGLDKernel(Kernel):
         return SGLDState(tree.add_scaled(position, 1, injected)), StepInfo(potential)
 
     def diagonal_mass(self, position):
-        """The preconditioner's inverse."""
+        """Return the preconditioner's inverse, which acts as a mass."""
         if not isinstance(self.preconditioner, matrices.Diagonal):
             raise TypeError("A preconditioner that adapts is diagonal: give it as a number.")
         return matrices.entries(self.preconditioner.inverse(), position)
@@ -173,11 +170,11 @@ class SGLDKernel(Kernel):
         assert self.estimate is not None
         noise = matrices.from_entries(gradient_noise, tree.sizes(like))
         pencil = self.estimate.noise.with_second(matrices.between(self.preconditioner, noise))
-        room = self._room(t, self.estimate.fisher.every)
+        room = self._noise_limit(t, self.estimate.fisher.every)
         return dataclasses.replace(self, noise=pencil), NoiseRoom(pencil.largest_now(), room)
 
-    def _room(self, t, num_steps: int) -> jax.Array:
-        """The least of 2τ/ε over the next steps: in the pencil's basis, 2τP ⪰ εPV̂P."""
+    def _noise_limit(self, t, num_steps: int) -> jax.Array:
+        """Return the least 2τ/ε of the next steps, the limit of V̂ (2τP ⪰ εPV̂P) in its basis."""
 
         def at(step):
             epsilon = value_at(self.step_size, step)
@@ -186,18 +183,15 @@ class SGLDKernel(Kernel):
         return jnp.min(jax.vmap(at)(t + jnp.arange(num_steps)))
 
 
-# Langevin dynamics with the preconditioner of RMSprop.
-
-
 class PSGLD(Sampler):
     """SGLD preconditioned by running squares of the gradient, all products entry by entry.
 
         θ ← θ − ε G ∇Ũ(θ) + ετ Γ + N(0, 2ετG),  G = (λ² + s)^−½,  Γ = −½ G³ d
         s ← βs + (1 − β) ∇Ũ²,  d ← βd + (1 − β) 2∇Ũ z (∇²Ũ z),  z = ±1 at random
 
-    G is that of earlier steps: one that saw this step's batch would not be independent of its
-    gradient. (The first step has no other.) Γ = ∂G/∂θ follows s through d, an unbiased estimate of
-    ∂s/∂θ from one product with the Hessian.
+    G comes from earlier steps, so that it is independent of this step's batch. (The first step has
+    to use its own.) Γ = ∂G/∂θ follows s through d, an unbiased estimate of ∂s/∂θ from one product
+    with the Hessian.
 
     | field | symbol | meaning |
     | --- | --- | --- |
@@ -225,7 +219,7 @@ class PSGLD(Sampler):
     traits: ClassVar[Traits] = Traits(
         "ε, and the lag of its squares",
         "ε, λ, β",
-        "scales of parameters that differ and change; a Hessian product more a step",
+        "scales of parameters that differ and change; one more Hessian product a step",
     )
 
     step_size: float | Schedule
@@ -286,10 +280,10 @@ class PSGLDKernel(Kernel):
 
     def step(self, t, noise, state, oracle):
         epsilon, tau = value_at(self.step_size, t), value_at(self.temperature, t)
-        potential, grad, seen = self._look(noise, state.position, oracle)
-        # The first step has nothing but what it sees itself.
+        potential, grad, new_terms = self._evaluate(noise, state.position, oracle)
+        # The first step has no earlier squares and uses its own.
         squares, slopes = jax.tree.map(
-            lambda old, new: jnp.where(t == 0, new, old), (state.squares, state.slopes), seen
+            lambda old, new: jnp.where(t == 0, new, old), (state.squares, state.slopes), new_terms
         )
         root = jax.tree.map(lambda s: (self.damping**2 + s) ** -0.5, squares)
         drift = jax.tree.map(jnp.multiply, root, grad)
@@ -299,12 +293,12 @@ class PSGLDKernel(Kernel):
         injected = jax.tree.map(lambda g, n: jnp.sqrt(2 * epsilon * tau * g) * n, root, normals)
         position = tree.add_scaled(state.position, -epsilon, drift)
         averages = jax.tree.map(
-            lambda old, new: self.decay * old + (1 - self.decay) * new, (squares, slopes), seen
+            lambda old, new: self.decay * old + (1 - self.decay) * new, (squares, slopes), new_terms
         )
         return PSGLDState(tree.add_scaled(position, 1, injected), *averages), StepInfo(potential)
 
-    def _look(self, noise, position, oracle):
-        """The potential, its gradient, and (∇Ũ², an estimate of its slope) for the averages."""
+    def _evaluate(self, noise, position, oracle):
+        """Return the potential, its gradient, and (∇Ũ², an estimate of ∂s/∂θ) for the averages."""
 
         def evaluate(position):
             return tuple(oracle(0, position))

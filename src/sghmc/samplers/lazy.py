@@ -1,4 +1,4 @@
-"""SGHMC whose steps cost what the rows that a batch sees cost, not what all parameters do."""
+"""SGHMC for parameter tables: a step costs as much as the rows that its batch uses."""
 
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple, TypeAlias
@@ -16,12 +16,12 @@ from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers import Kernel, Sampler, Traits
 from sghmc.samplers.lazy_rows import (
     COPIES,
-    Chosen,
-    Part,
-    Prior,
-    Rows,
-    Stretch,
-    Table,
+    ParameterTable,
+    PriorStep,
+    RowIndex,
+    RowRange,
+    RowStates,
+    TableState,
     make_steps,
     num_digits,
     tables_of,
@@ -31,26 +31,27 @@ from sghmc.samplers.sghmc import SGHMC, SGHMCKernel
 from sghmc.samplers.wrappers import KernelWrapper, SamplerWrapper
 from sghmc.types import PyTree, StepInfo
 
-_SETTLED_ENTRIES, _SETTLED_ON_ACCELERATOR = 1 << 15, 1 << 24
-"""Parameters that are brought up to date at once: few enough to stay in a processor's cache, many
-enough that an accelerator makes few launches. Both bound the memory that it takes."""
+_FLUSHED_ON_CPU, _FLUSHED_ON_ACCELERATOR = 1 << 15, 1 << 24
+"""Number of parameters that `flush` updates at once: on a CPU few enough to stay in its cache, on
+an accelerator enough to need few launches. Both bound the memory that a flush takes."""
 
 
 Normals: TypeAlias = Callable[[UInt32[Array, "*slots"]], Float[Array, "*slots"]]
-"""The normals of a step, at some of its slots."""
+"""A function that returns a step's normals at the given slots."""
 
 
 class Lazy(SamplerWrapper):
-    """SGHMC for tables of parameters, of which a batch sees few rows; the others move when needed.
+    """SGHMC for parameter tables of which a batch uses few rows; the other rows move when needed.
 
-    A row that no example of a batch sees moves in that step by its prior N(μ, 1/λ) alone. So its
+    A row that no example of a batch uses moves in that step by its prior N(μ, 1/λ) alone. So its
     next k steps are one draw from an exact law (x = θ − μ, v the velocity):
 
         (x, v) ← Fᵏ(x, v) + N(0, Q_k)
 
-    Every row counts the steps that it has made. Those that a batch sees are first brought up to
-    date by this law, then make the step of `sampler` with the batch's gradient. All rows are
-    brought up to date before whatever looks at all: draws, averages, Gibbs updates, adaptations.
+    Every row counts the steps that it has made. The rows that a batch uses first make up their
+    skipped steps by this law, then make the step of `sampler` with the batch's gradient. All rows
+    make up their skipped steps before anything reads all of them: draws, averages, Gibbs updates
+    and adaptations.
 
     | field | meaning |
     | --- | --- |
@@ -58,8 +59,8 @@ class Lazy(SamplerWrapper):
 
     Law: that of `sampler` itself, exactly, whatever the batches. (Not the same numbers: a row has
     fewer normals.) The posterior has a `RowLikelihood` and a `RowPrior`, gradients are those of
-    `Minibatch`. It pays where a batch sees a small part of all rows and draws are many steps apart,
-    since each costs a pass over all parameters.
+    `Minibatch`. It pays where a batch uses a small part of all rows and draws are many steps apart,
+    since each draw costs a pass over all parameters.
 
     >>> import sghmc
     >>> sghmc.Lazy(sghmc.SGHMC(0.1, friction=1.0)).name
@@ -69,7 +70,7 @@ class Lazy(SamplerWrapper):
     traits: ClassVar[Traits] = Traits(
         "that of `SGHMC`, exactly",
         "as `SGHMC`",
-        "large tables of parameters, of which a batch sees few rows",
+        "large tables of parameters, of which a batch uses few rows",
     )
 
     sampler: Sampler
@@ -77,7 +78,9 @@ class Lazy(SamplerWrapper):
     def __check_init__(self):
         sampler = self.sampler
         if not isinstance(sampler, SGHMC):
-            raise TypeError(f"Lazy needs SGHMC(…), whose skipped steps it knows, not {sampler!r}.")
+            raise TypeError(
+                f"Lazy needs SGHMC(…), whose skipped steps have a law, not {sampler!r}."
+            )
         if sampler.schedules:
             name = next(iter(sampler.schedules))
             raise ValueError(
@@ -113,7 +116,7 @@ class Lazy(SamplerWrapper):
 
 
 class LazyState(NamedTuple):
-    """`made` counts, for each row of each array, the steps that it has made."""
+    """SGHMC's state, and in `made` the number of steps that each row of each array has made."""
 
     position: PyTree
     velocity: PyTree
@@ -121,10 +124,10 @@ class LazyState(NamedTuple):
 
 
 class LazyKernel(KernelWrapper):
-    """The step of the rows that a batch sees, and the steps that rows have skipped."""
+    """Step the rows that a batch uses; make up skipped steps with `flush`."""
 
     inner: Kernel
-    tables: tuple[Table, ...] = eqx.field(static=True)
+    tables: tuple[ParameterTable, ...] = eqx.field(static=True)
     digits: int = eqx.field(static=True)
 
     @property
@@ -137,7 +140,7 @@ class LazyKernel(KernelWrapper):
         return LazyState(*self.inner.init(normals, position), made=made)
 
     def draw(self, key, first_step, num_steps, like):
-        """The key, for every step: which of its normals are wanted, the step's batch decides."""
+        """Return the key for every step: which normals are needed depends on the step's batch."""
         return jnp.tile(key, (num_steps, *[1] * (key.ndim - 1)))
 
     def _normals(self, t, noise) -> Normals:
@@ -147,20 +150,20 @@ class LazyKernel(KernelWrapper):
         return self.step_by(t, self._normals(t, noise), state, oracle)
 
     def flush(self, t, noise, state, oracle):
-        return self.settle_by(t, self._normals(t, noise), state, oracle)
+        return self.flush_by(t, self._normals(t, noise), state, oracle)
 
     def step_by(self, t, normals: Normals, state: LazyState, oracle) -> tuple[LazyState, StepInfo]:
-        """`step`, by a function that gives its normals."""
+        """Make the step t with normals from the function `normals`."""
         touched = oracle.rows.touched(0)
-        seen = jax.tree.leaves(touched.rows, is_leaf=lambda leaf: leaf is None)
+        used = jax.tree.leaves(touched.rows, is_leaf=lambda leaf: leaf is None)
         chosen = [
-            Stretch(jnp.int32(0), table.num_rows) if numbers is None else Chosen(numbers)
-            for numbers, table in zip(seen, self.tables, strict=True)
+            RowRange(jnp.int32(0), table.num_rows) if numbers is None else RowIndex(numbers)
+            for numbers, table in zip(used, self.tables, strict=True)
         ]
         parts, structure = self._parts(state), jax.tree.structure(state.position)
         rows = self._rows(chosen, parts, structure, oracle)
-        # What every example sees, and so every step moves, is never behind.
-        behind = [i for i, numbers in enumerate(seen) if numbers is not None]
+        # Arrays that every example uses move in every step and are never behind.
+        behind = [i for i, numbers in enumerate(used) if numbers is not None]
         for i, each in zip(behind, self._caught_up(t, normals, rows, behind), strict=True):
             rows[i] = each
         taken = [
@@ -172,27 +175,29 @@ class LazyKernel(KernelWrapper):
         moved = [self._moved(normals, *of_table) for of_table in each]
         return self._state(moved, structure), StepInfo(potential)
 
-    def settle_by(self, t, normals: Normals, state: LazyState, oracle) -> LazyState:
-        """`flush`, by a function that gives the normals of step t."""
-        most = _SETTLED_ON_ACCELERATOR if runtime.has_accelerator() else _SETTLED_ENTRIES
+    def flush_by(self, t, normals: Normals, state: LazyState, oracle) -> LazyState:
+        """Make up all skipped steps, with normals of step t from the function `normals`."""
+        most = _FLUSHED_ON_ACCELERATOR if runtime.has_accelerator() else _FLUSHED_ON_CPU
         parts, structure = self._parts(state), jax.tree.structure(state.position)
         for i, table in enumerate(self.tables):
             length = min(table.num_rows, max(1, most // max(1, table.width)))
 
-            def settled(k, part, i=i, table=table, length=length):
-                # The last stretch reaches back into the one before, whose rows stay as they are.
-                chosen = [Stretch(jnp.int32(0), 1)] * len(parts)
-                chosen[i] = Stretch(jnp.minimum(k * length, table.num_rows - length), length)
+            def flushed(k, part, i=i, table=table, length=length):
+                # The last range overlaps the one before, whose rows skip no steps and stay equal.
+                chosen = [RowRange(jnp.int32(0), 1)] * len(parts)
+                chosen[i] = RowRange(jnp.minimum(k * length, table.num_rows - length), length)
                 every = [*parts[:i], part, *parts[i + 1 :]]
                 rows = self._rows(chosen, every, structure, oracle)
                 (rows,) = self._caught_up(t + 1, normals, rows, [i])
-                return Part(*map(chosen[i].put, part, (rows.position, rows.velocity, rows.made)))
+                return TableState(
+                    *map(chosen[i].put, part, (rows.position, rows.velocity, rows.made))
+                )
 
-            parts[i] = lax.fori_loop(0, -(-table.num_rows // length), settled, parts[i])
+            parts[i] = lax.fori_loop(0, -(-table.num_rows // length), flushed, parts[i])
         return self._state(parts, structure)
 
-    def _rows(self, chosen, parts, structure, oracle) -> list[Rows]:
-        """Rows of every table as they are."""
+    def _rows(self, chosen, parts, structure, oracle) -> list[RowStates]:
+        """Gather the chosen rows of every table with the coefficients of their steps."""
         like = [
             jax.ShapeDtypeStruct(rows.shape(table), self._dtype)
             for rows, table in zip(chosen, self.tables, strict=True)
@@ -205,28 +210,28 @@ class LazyKernel(KernelWrapper):
             for i, of_table in enumerate(zip(chosen, parts, mean, precision, strict=True))
         ]
 
-    def _row(self, i: int, chosen, part: Part, mean, precision) -> Rows:
+    def _row(self, i: int, chosen, part: TableState, mean, precision) -> RowStates:
         table = self.tables[i]
         position, velocity = (chosen.of(each).astype(self._dtype) for each in part[:2])
         decay, rate, subtracted = (
             chosen.of(table.by_row(each.values[i])) for each in self._diagonals
         )
-        # The variance of the injected noise, 2τηα − η²V̂: a gather less than from C and M.
+        # Variance of the injected noise: from α and η, which saves a gather compared with C and M.
         variance = rate * (2 * self._temperature * decay - rate * subtracted)
         mean, precision = (table.columns(each) for each in (mean, precision))
-        prior = Prior(decay, rate * precision, jnp.sqrt(jnp.maximum(variance, 0)), mean)
-        return Rows(chosen, position, velocity, chosen.of(part.made), rate, prior)
+        prior = PriorStep(decay, rate * precision, jnp.sqrt(jnp.maximum(variance, 0)), mean)
+        return RowStates(chosen, position, velocity, chosen.of(part.made), rate, prior)
 
     def _caught_up(
-        self, count, normals: Normals, rows: list[Rows], tables: list[int]
-    ) -> list[Rows]:
-        """Rows of some tables after the steps that they have skipped, up to a number of steps."""
+        self, count, normals: Normals, rows: list[RowStates], tables: list[int]
+    ) -> list[RowStates]:
+        """Make up the skipped steps of rows of some tables, so that each has made `count` steps."""
 
         def make(slots, made, position, velocity, *prior):
             pair = normals(slots + np.uint32(1)), normals(slots + np.uint32(2))
-            now = make_steps(count - made, Prior(*prior), position, velocity, pair, self.digits)
-            # No row is ahead. Said so, because `made` must be written after it was read: else the
-            # compiler makes a copy of the numbers of all rows.
+            now = make_steps(count - made, PriorStep(*prior), position, velocity, pair, self.digits)
+            # No row is ahead, so this is `count`; but by depending on `made` it is written after
+            # `made` was read, else the compiler copies the counts of all rows.
             return *now, jnp.maximum(made, count)
 
         groups = [
@@ -244,18 +249,20 @@ class LazyKernel(KernelWrapper):
             for i, (position, velocity, made) in zip(tables, in_pieces(make, groups), strict=True)
         ]
 
-    def _moved(self, normals: Normals, table: Table, rows: Rows, part: Part, grad) -> Part:
-        """The step itself: rows that a batch sees, by its gradient and by their prior."""
+    def _moved(
+        self, normals: Normals, table: ParameterTable, rows: RowStates, part: TableState, grad
+    ) -> TableState:
+        """Make one step of the rows that a batch uses, by its gradient and by their prior."""
         chosen, position, velocity, made, rate, prior = rows
         own = velocity - prior.decay * velocity - prior.stiffness * (position - prior.mean)
         own = own + prior.spread * normals(table.slots(chosen.numbers))
         velocities, velocity = chosen.put_sum(part.velocity, own, -rate * grad.reshape(own.shape))
         positions = chosen.put(part.position, position + velocity)
-        return Part(positions, velocities, chosen.put(part.made, made + 1))
+        return TableState(positions, velocities, chosen.put(part.made, made + 1))
 
     @property
     def _diagonals(self) -> tuple[matrices.Diagonal, ...]:
-        """α, η and V̂ of every entry."""
+        """Return α, η and V̂ of every entry."""
         inner = self.inner
         assert isinstance(inner, SGHMCKernel)
         assert isinstance(inner.decay, matrices.Diagonal)
@@ -270,18 +277,18 @@ class LazyKernel(KernelWrapper):
 
     @property
     def _dtype(self):
-        """That of settings: single precision at least."""
+        """Return the type of settings and of all arithmetic: single precision at least."""
         return self._temperature.dtype
 
-    def _parts(self, state: LazyState) -> list[Part]:
+    def _parts(self, state: LazyState) -> list[TableState]:
         leaves = zip(*map(jax.tree.leaves, state), strict=True)
         return [
-            Part(table.by_row(position), table.by_row(velocity), made)
+            TableState(table.by_row(position), table.by_row(velocity), made)
             for table, (position, velocity, made) in zip(self.tables, leaves, strict=True)
         ]
 
-    def _state(self, parts: list[Part], structure) -> LazyState:
-        """The inverse, its arrays as vectors."""
+    def _state(self, parts: list[TableState], structure) -> LazyState:
+        """Assemble the state from the parts of its tables, its arrays as vectors."""
         columns = ([jnp.ravel(leaf) for leaf in leaves] for leaves in zip(*parts, strict=True))
         return LazyState(*(jax.tree.unflatten(structure, leaves) for leaves in columns))
 

@@ -18,7 +18,7 @@ where the digit is 1. No sum here is a difference of nearly equal numbers, howev
 are, and nothing is divided by what vanishes where the damping is critical: single precision is
 enough.
 
-Rows of tables of parameters, some of them or one after another, as `Lazy` moves them.
+Below that stand the rows of parameter tables that `Lazy` moves: by index, or as a range.
 """
 
 import math
@@ -33,12 +33,12 @@ from jaxtyping import Array, Float, Int32, UInt32
 from sghmc.core import runtime, tree
 from sghmc.types import PyTree
 
-_FEW_DIGITS, _ALL_DIGITS = 17, 31
-"""Binary digits of numbers of steps: below 131,072, and of all."""
+_SHORT_RUN_DIGITS, _ANY_RUN_DIGITS = 17, 31
+"""Binary digits of a number of steps: in runs below 2¹⁷ = 131,072 steps, and in all others."""
 
 
-class Prior(NamedTuple):
-    """What the steps of some entries are made of: α, h, s and μ."""
+class PriorStep(NamedTuple):
+    """Coefficients α, h, s and μ of a step by the prior alone, entry by entry."""
 
     decay: jax.Array
     stiffness: jax.Array
@@ -47,7 +47,7 @@ class Prior(NamedTuple):
 
 
 class Power(NamedTuple):
-    """Fᵏ by its numbers a and b, and the variances in Q_k."""
+    """The numbers a and b of Fᵏ, and the variances of x and v in Q_k."""
 
     a: jax.Array
     b: jax.Array
@@ -60,24 +60,24 @@ class Power(NamedTuple):
 
 
 def num_digits(num_steps: int) -> int:
-    """Binary digits to allow for: of two lengths only, so that runs share programs."""
-    return _FEW_DIGITS if num_steps < 1 << _FEW_DIGITS else _ALL_DIGITS
+    """Return the binary digits of step counts: one of two numbers, so that runs share programs."""
+    return _SHORT_RUN_DIGITS if num_steps < 1 << _SHORT_RUN_DIGITS else _ANY_RUN_DIGITS
 
 
 def make_steps(
     count: jax.Array,
-    prior: Prior,
+    prior: PriorStep,
     position: jax.Array,
     velocity: jax.Array,
     normals: tuple[jax.Array, jax.Array],
     digits: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Position and velocity `count` steps later, entry by entry; at 0 steps the same to the bit."""
+    """Return position and velocity after `count` steps, entry by entry; 0 steps change no bit."""
     decay, stiffness, spread, mean = prior
     power = steps_power(count, decay, stiffness, digits)
     first, second = normals
-    # A Cholesky root of Q, v first. After one step x and v have the same noise: what is left of the
-    # variance of x then is 0, or rounding.
+    # A Cholesky root of Q, v first. After one step x and v have the same noise: the rest of the
+    # variance of x is then 0 up to rounding, which may be negative.
     of_velocity = jnp.sqrt(power.vv)
     along = power.xv / jnp.where(power.vv > 0, of_velocity, 1)
     across = jnp.sqrt(jnp.maximum(power.xx - along**2, 0))
@@ -91,7 +91,7 @@ def make_steps(
 
 
 def steps_power(count: jax.Array, decay, stiffness, digits: int) -> Power:
-    """Fᵏ and Q_k for numbers of steps k below 2^digits, entry by entry."""
+    """Return Fᵏ and Q_k for numbers of steps k below 2^digits, entry by entry."""
     shape = jnp.broadcast_shapes(*(jnp.shape(each) for each in (count, decay, stiffness)))
     power = Power(*[jnp.zeros(shape, jnp.result_type(decay, stiffness))] * 4)
 
@@ -102,7 +102,7 @@ def steps_power(count: jax.Array, decay, stiffness, digits: int) -> Power:
         return Power(*(jnp.where(is_one, x, y) for x, y in zip(longer, doubled, strict=True)))
 
     if runtime.has_accelerator():
-        # Every turn of a loop would be a launch, and one of unknown length a question to the host.
+        # Unrolled: each turn of a loop would be a launch, and its length a sync with the host.
         for i in range(digits):
             power = next_digit(np.int32(i), power)
         return power
@@ -111,7 +111,7 @@ def steps_power(count: jax.Array, decay, stiffness, digits: int) -> Power:
 
 
 def _doubled(power: Power, decay, stiffness) -> Power:
-    """k → 2k: F²ᵏ = FᵏFᵏ and Q_2k = Q_k + Fᵏ Q_k Fᵏᵀ."""
+    """Go from k to 2k steps: F²ᵏ = FᵏFᵏ and Q_2k = Q_k + Fᵏ Q_k Fᵏᵀ."""
     a, b, xx, vv = power
     pull = stiffness * b
     x_by_x, x_by_v = 1 - stiffness * a - pull, (1 - decay) * a  # the entries of Fᵏ
@@ -125,7 +125,7 @@ def _doubled(power: Power, decay, stiffness) -> Power:
 
 
 def _one_more(power: Power, decay, stiffness) -> Power:
-    """k → k + 1: the step as it stands above, x moved by the new v."""
+    """Go from k to k + 1 steps, with x moved by the new v."""
     a, b, xx, vv = power
     kept = 1 - decay
     new = 1 + kept**2 * vv + stiffness * (stiffness * xx - 2 * kept * power.xv)
@@ -137,14 +137,14 @@ def _one_more(power: Power, decay, stiffness) -> Power:
     )
 
 
-# Rows of tables of parameters, some of them or one after another, as `Lazy` moves them.
+# Rows of parameter tables, by index or as a range.
 
 COPIES = 3
-"""Normals of a parameter in a step: one for the step, two for those it skipped before."""
+"""Normals of a parameter in a step: one for the step, two for the steps that it skipped before."""
 
 
-class Table(NamedTuple):
-    """An array of parameters, seen by rows, and how many entries come before it."""
+class ParameterTable(NamedTuple):
+    """An array of parameters viewed as rows, and the number of entries before its first."""
 
     shape: tuple[int, ...]
     first: int
@@ -158,56 +158,56 @@ class Table(NamedTuple):
         return math.prod(self.shape[1:])
 
     def by_row(self, entries: jax.Array) -> jax.Array:
-        """Entries as rows and columns; a number for all stays a number."""
+        """Reshape entries to rows and columns; a number for all stays a number."""
         return entries if jnp.ndim(entries) == 0 else entries.reshape(self.num_rows, self.width)
 
     def columns(self, rows: jax.Array) -> jax.Array:
-        """What is said of rows, or of all alike, as rows and columns: (row or 1, column or 1)."""
+        """Reshape values of rows, or one for all, to the shape (row or 1, column or 1)."""
         rows = rows.reshape(-1, *rows.shape[1:])
         if rows.size > len(rows):
             rows = jnp.broadcast_to(rows, (len(rows), *self.shape[1:]))
         return rows.reshape(len(rows), -1)
 
     def slots(self, numbers: Int32[Array, " row"]) -> UInt32[Array, "row column"]:
-        """Where the first normals of rows are among those of a step."""
+        """Return the slot of each entry's first normal among all normals of a step."""
         starts = np.uint32(self.first) + numbers.astype(jnp.uint32) * np.uint32(self.width)
         entries = starts[:, None] + lax.iota(jnp.uint32, self.width)[None]
         return entries * np.uint32(COPIES)
 
 
-def tables_of(like: PyTree) -> tuple[Table, ...]:
+def tables_of(like: PyTree) -> tuple[ParameterTable, ...]:
     leaves = jax.tree.leaves(like)
     firsts = np.cumsum([0, *tree.sizes(like)[:-1]])
-    return tuple(Table(leaf.shape, int(first)) for leaf, first in zip(leaves, firsts, strict=True))
+    return tuple(ParameterTable(leaf.shape, int(n)) for leaf, n in zip(leaves, firsts, strict=True))
 
 
-class Chosen(NamedTuple):
+class RowIndex(NamedTuple):
     """Rows of a table by their numbers, in any order, some more than once."""
 
     numbers: Int32[Array, " row"]
 
-    def shape(self, table: Table) -> tuple[int, ...]:
+    def shape(self, table: ParameterTable) -> tuple[int, ...]:
         return (len(self.numbers), *table.shape[1:])
 
     def of(self, array: jax.Array) -> jax.Array:
         if jnp.ndim(array) == 0:
             return array
-        # A number that no row has: what comes of it must not pass for a draw.
+        # A number that no row has gives NaN, so that its result cannot be taken for a draw.
         missing = jnp.nan if jnp.issubdtype(array.dtype, jnp.floating) else 0
         return array.at[self.numbers].get(mode="fill", fill_value=missing)
 
     def put(self, array: jax.Array, rows: jax.Array) -> jax.Array:
-        """With these rows; where one comes more than once, it does so with the same entries."""
+        """Write the rows; a row that comes more than once must do so with the same entries."""
         return array.at[self.numbers].set(rows.astype(array.dtype))
 
     def put_sum(self, array: jax.Array, rows: jax.Array, added: jax.Array):
-        """With these rows plus, in each, all that is added to it; and these sums."""
+        """Write the rows plus the sum of all that is added to each; return also these sums."""
         array = self.put(array, rows).at[self.numbers].add(added.astype(array.dtype))
         return array, self.of(array)
 
 
-class Stretch(NamedTuple):
-    """Rows of a table one after another."""
+class RowRange(NamedTuple):
+    """Consecutive rows of a table, read and written as one slice."""
 
     start: Int32[Array, ""]
     length: int
@@ -216,7 +216,7 @@ class Stretch(NamedTuple):
     def numbers(self) -> Int32[Array, " row"]:
         return self.start + lax.iota(jnp.int32, self.length)
 
-    def shape(self, table: Table) -> tuple[int, ...]:
+    def shape(self, table: ParameterTable) -> tuple[int, ...]:
         return (self.length, *table.shape[1:]) if table.shape else ()
 
     def of(self, array: jax.Array) -> jax.Array:
@@ -231,7 +231,7 @@ class Stretch(NamedTuple):
         return self.put(array, rows + added), rows + added
 
 
-class Part(NamedTuple):
+class TableState(NamedTuple):
     """The state of one table, by rows."""
 
     position: Float[Array, "row column"]
@@ -239,12 +239,12 @@ class Part(NamedTuple):
     made: Int32[Array, " row"]
 
 
-class Rows(NamedTuple):
-    """Some rows of a table: where they are, how many steps they have made, and what moves them."""
+class RowStates(NamedTuple):
+    """Some rows of a table: their state, and the coefficients of their steps."""
 
-    chosen: Chosen | Stretch
+    chosen: RowIndex | RowRange
     position: Float[Array, "row column"]
     velocity: Float[Array, "row column"]
     made: Int32[Array, " row"]
     learning_rate: Float[Array, "row column"] | Float[Array, ""]
-    prior: Prior
+    prior: PriorStep

@@ -1,4 +1,4 @@
-"""Stochastic gradient Nosé–Hoover thermostats: friction that finds the gradient noise by itself."""
+"""Stochastic gradient Nosé–Hoover thermostats, whose friction adapts to unknown gradient noise."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ class SGNHT(Sampler):
     | field | symbol | meaning |
     | --- | --- | --- |
     | `step_size` | ε | a number or a schedule |
-    | `friction` | A | what the injected noise would need, a rate, M⁻¹C in SGHMC's terms; ξ starts \
+    | `friction` | A | the rate that balances the injected noise, M⁻¹C of SGHMC; ξ starts \
 here: a number or a schedule |
     | `mass` | M | a number, a diagonal pytree, a dense matrix |
     | `temperature` | τ | samples exp(−U/τ): a number or a schedule |
@@ -51,7 +51,7 @@ in place of rᵀM⁻¹r/d |
     traits: ClassVar[Traits] = Traits(
         "ε² (literal: ε)",
         "ε, A",
-        "gradient noise that nobody knows",
+        "unknown gradient noise",
     )
 
     step_size: float | Schedule
@@ -100,7 +100,7 @@ in place of rᵀM⁻¹r/d |
 
 
 class SGNHTState(NamedTuple):
-    """`velocity` is M⁻¹r; `thermostat` is ξ, a number or a pytree like the parameters."""
+    """Position, velocity M⁻¹r, and the thermostat ξ, a number or a pytree like the parameters."""
 
     position: PyTree
     velocity: PyTree
@@ -133,7 +133,7 @@ class SGNHTKernel(Kernel):
         position, velocity, thermostat = state
         potential, grad = oracle(0, position)
         if self.scheme == "literal":
-            velocity = self._rubbed(t, noise, velocity, thermostat)
+            velocity = self._euler_friction(t, noise, velocity, thermostat)
             velocity = tree.add_scaled(velocity, -epsilon, self.inverse_mass @ grad)
             position = tree.add_scaled(position, epsilon, velocity)
             thermostat = self._moved(t, thermostat, velocity)
@@ -141,20 +141,20 @@ class SGNHTKernel(Kernel):
             velocity = tree.add_scaled(velocity, -epsilon, self.inverse_mass @ grad)
             position = tree.add_scaled(position, epsilon / 2, velocity)
             thermostat = self._moved(t, thermostat, velocity, 0.5)
-            velocity = self._damped(t, noise, velocity, thermostat)
+            velocity = self._exact_friction(t, noise, velocity, thermostat)
             thermostat = self._moved(t, thermostat, velocity, 0.5)
             position = tree.add_scaled(position, epsilon / 2, velocity)
         return SGNHTState(position, velocity, thermostat), StepInfo(potential)
 
-    def _rubbed(self, t, noise, velocity, thermostat):
-        """The friction by one Euler step."""
+    def _euler_friction(self, t, noise, velocity, thermostat):
+        """Apply the friction by one Euler step."""
         epsilon = value_at(self.step_size, t)
         return self._slowed(
             t, noise, velocity, thermostat, lambda xi: 1 - epsilon * xi, lambda xi: 1
         )
 
-    def _damped(self, t, noise, velocity, thermostat):
-        """The friction solved exactly; ξ may be negative, and N(0, …) is then what it should be."""
+    def _exact_friction(self, t, noise, velocity, thermostat):
+        """Apply the friction by its exact solution, which holds for negative ξ, too."""
         epsilon = value_at(self.step_size, t)
 
         def share(xi):
@@ -166,7 +166,7 @@ class SGNHTKernel(Kernel):
         )
 
     def _slowed(self, t, noise, velocity, thermostat, kept, share):
-        """v ← kept(ξ) v + N(0, 2ετA share(ξ) M⁻¹)."""
+        """Return kept(ξ) v + N(0, 2ετA share(ξ) M⁻¹)."""
         heat = 2 * value_at(self.step_size, t) * value_at(self.temperature, t)
         heat = heat * value_at(self.friction, t)
         fresh = self.spread.inverse_sqrt(1, 0, random.copy_of(noise, 0, velocity))
@@ -178,7 +178,7 @@ class SGNHTKernel(Kernel):
         )
 
     def _each(self, thermostat, like):
-        """ξ of every parameter."""
+        """Return ξ for every parameter."""
         if self.thermostat == "diagonal":
             return thermostat
         return jax.tree.map(lambda leaf: thermostat, like)
@@ -192,7 +192,7 @@ class SGNHTKernel(Kernel):
         return tree.add_scaled(thermostat, rate, excess)
 
     def _temperatures(self, velocity):
-        """r_i v_i, whose sum is rᵀM⁻¹r, in single precision at least, like thermostats."""
+        """Return r_i v_i, whose sum is rᵀM⁻¹r, in single precision at least, like thermostats."""
         wide = tree.float_type(velocity)
         return jax.tree.map(
             lambda v, r: v.astype(wide) * r.astype(wide), velocity, self.mass @ velocity

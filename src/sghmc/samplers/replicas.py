@@ -1,4 +1,4 @@
-"""A chain with hotter copies of itself that carry it over barriers."""
+"""Replica exchange: hotter copies of a chain carry it over barriers."""
 
 import dataclasses
 import itertools
@@ -16,8 +16,8 @@ from sghmc.samplers.settings import check_setting
 from sghmc.samplers.wrappers import SamplerWrapper
 from sghmc.types import PyTree, StepInfo
 
-_MOST_VARIANCE = 8.0
-"""From here on a swap is refused for its noise more often than more rows would cost."""
+_MAX_SWAP_VARIANCE = 8.0
+"""Largest variance σ² of a swap's D̃: above it, noise rejects so many swaps that more rows pay."""
 
 
 class ReplicaExchange(SamplerWrapper):
@@ -34,13 +34,13 @@ class ReplicaExchange(SamplerWrapper):
     | `sampler` | | what moves a replica: `SGHMC`, `SGLD` and the like, with temperature 1 |
     | `temperatures` | τ_k | rising; draws are those of the first |
     | `every` | | steps from one swap to the next |
-    | `batch_size` | n | rows of a swap; more are looked at while σ² > 8. None: all data, σ² = 0 |
+    | `batch_size` | n | rows of a swap; more are added while σ² > 8. None: all data, σ² = 0 |
 
     Law: exp(−U/τ_1), with the bias of `sampler`. A swap with exact potentials is a Metropolis step
     of the product of all replicas' laws, taken half a drift before the end of a step, where a
     position and its momentum are independent. A normal error of D̃ with variance σ² is corrected
     exactly by −½σ²; an estimated σ² leaves an error of order σ⁴/n in the acceptance. Rows are drawn
-    without replacement, new for each pair, and σ² is 0 once all were seen.
+    without replacement, new for each pair, and σ² is 0 once all are used.
 
     `info.acceptance` is the mean over pairs of the last probability of a swap: 0.2 to 0.6 is a good
     ladder. The hottest replica must cross all barriers by itself. A step costs as many gradients
@@ -102,12 +102,12 @@ class ReplicaExchange(SamplerWrapper):
 
     @property
     def settings(self):
-        """Those of the sampler inside, but for its temperature, which is replaced."""
+        """The settings of the sampler inside, without its temperature, which is replaced."""
         return {n: value for n, value in self.sampler.settings.items() if n != "temperature"}
 
     @property
     def dynamics(self) -> Dynamics:
-        """Those of the first replica, whose draws are kept."""
+        """The dynamics of the first replica, whose draws are kept."""
         return self.sampler.dynamics._replace(temperature=self.temperatures[0])
 
     @property
@@ -115,7 +115,7 @@ class ReplicaExchange(SamplerWrapper):
         return False
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "ReplicaKernel":
-        # Gradient noise has the least room where it is coldest.
+        # The limit of V̂ is proportional to the temperature, so the coldest replica is checked.
         coldest = self.sampler.with_settings(temperature=self.temperatures[0])
         kernel = coldest.prepare(like, num_steps)
         if kernel.fisher is not None:
@@ -135,7 +135,7 @@ class ReplicaState(NamedTuple):
 
 
 class ReplicaNoise(NamedTuple):
-    """What moves the replicas; a uniform for each, as the colder of a pair; the key of rows."""
+    """The replicas' own variates, a uniform for each pair's swap, and the key of its rows."""
 
     motion: PyTree
     uniforms: jax.Array
@@ -143,7 +143,7 @@ class ReplicaNoise(NamedTuple):
 
 
 class ReplicaKernel(Kernel):
-    """No wrapper: its state has those of all replicas. What it shows is the coldest of them."""
+    """Step all replicas, swap neighbours, and show the coldest replica as the chain."""
 
     inner: Any
     temperatures: jax.Array
@@ -167,7 +167,7 @@ class ReplicaKernel(Kernel):
         return self.inner.moves_before_gradients
 
     def init(self, normals, position):
-        # The same normals for all: replicas differ by their noise from the first step on.
+        # All replicas start with the same normals; their noise differs from the first step on.
         replicas = jax.vmap(lambda tau: self._at(tau).init(normals, position))(self.temperatures)
         return ReplicaState(replicas, jnp.zeros_like(self.temperatures[1:]))
 
@@ -207,10 +207,10 @@ class ReplicaKernel(Kernel):
         return state, StepInfo(potential, jnp.mean(state.acceptance))
 
     def swapped(self, t, noise: ReplicaNoise, state: ReplicaState, oracle) -> ReplicaState:
-        """The state after every second pair of neighbours was offered a swap."""
+        """Propose a swap to every second pair of neighbours, and return the new state."""
         parity = 0 if self.num_replicas == 2 else (t + 1) // self.every % 2
         cold = parity + 2 * jnp.arange(self.num_replicas // 2)
-        hot = jnp.minimum(cold + 1, self.num_replicas - 1)  # one left over swaps with itself
+        hot = jnp.minimum(cold + 1, self.num_replicas - 1)  # an unpaired replica swaps with itself
         middles = jax.vmap(lambda replica: self.inner.mid_drift(t, replica))(state.replicas)
         gain, variance = self._gains(cold, hot, noise.order, middles, oracle)
         acceptance = swap_probability(gain, variance)
@@ -228,7 +228,7 @@ class ReplicaKernel(Kernel):
         )
 
     def _gains(self, cold, hot, order, middles, oracle) -> tuple[jax.Array, jax.Array]:
-        """D and its variance for the pairs (cold, hot)."""
+        """Return D̃ and its variance for the pairs (cold, hot)."""
         coldness = 1 / self.temperatures[cold] - 1 / self.temperatures[hot]
         batch_size = self.batch_size
         if batch_size is None or oracle.is_exact:
@@ -237,13 +237,13 @@ class ReplicaKernel(Kernel):
             return gain, jnp.zeros_like(gain)
 
         def of_pair(pair, coldness, here, there):
-            seen = estimate(
+            change = estimate(
                 oracle.change(there, here),
-                random.fold(order, pair),  # rows of its own: pairs must not err together
+                random.fold(order, pair),  # own rows, so that errors of pairs are independent
                 batch_size,
-                lambda seen: coldness**2 * seen.variance <= _MOST_VARIANCE,
+                lambda change: coldness**2 * change.variance <= _MAX_SWAP_VARIANCE,
             )
-            return coldness * seen.value, coldness**2 * seen.variance
+            return coldness * change.value, coldness**2 * change.variance
 
         here, there = (jax.tree.map(lambda leaf, i=i: leaf[i], middles) for i in (cold, hot))
         return jax.vmap(of_pair)(cold, coldness, here, there)
@@ -271,7 +271,7 @@ class ReplicaKernel(Kernel):
 
 
 def swap_probability(gain: jax.Array, variance: jax.Array) -> jax.Array:
-    """min(1, exp(D̃ − ½σ²)): detailed balance on average over D̃ ~ N(D, σ²)."""
+    """Return min(1, exp(D̃ − ½σ²)), which averaged over D̃ ~ N(D, σ²) keeps detailed balance."""
     exponent = gain - variance / 2
     # Potentials that are not finite cannot be compared: no swap.
     return jnp.where(jnp.isnan(exponent), 0, jnp.exp(jnp.minimum(exponent, 0)))

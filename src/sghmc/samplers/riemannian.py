@@ -1,4 +1,4 @@
-"""Stochastic gradient Riemannian Hamiltonian Monte Carlo: a metric that depends on the position."""
+"""Stochastic gradient Riemannian HMC, whose metric depends on the position."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -106,18 +106,18 @@ def _is_dense(metric: Callable, like: PyTree) -> bool:
 
 
 class Metric(eqx.Module):
-    """A user's metric G, and what a step needs of it, for parameters as the loop carries them."""
+    """A user's metric G, with its root L and correction Γ for raveled parameters."""
 
     function: Callable
     like: Any
     is_dense: bool
 
     def root(self, position: PyTree) -> matrices.Matrix:
-        """L with LLᵀ = G⁻¹."""
+        """Return L with LLᵀ = G⁻¹."""
         return matrices.from_entries(self._entries(position), tree.sizes(position))
 
     def correction(self, position: PyTree, is_separable: bool) -> PyTree:
-        """Γ_i = Σ_j ∂L_ji/∂θ_j."""
+        """Return the correction Γ_i = Σ_j ∂L_ji/∂θ_j."""
         vector = tree.ravel(position)
 
         def entries(vector):
@@ -174,7 +174,7 @@ class SGRHMCKernel(Kernel):
         return tree.add_scaled(momentum, epsilon * tau, correction)
 
     def _drift(self, position, momentum, time):
-        """The midpoint rule for dθ = L(θ) r dt."""
+        """Solve dθ = L(θ) r dt over `time` by the midpoint rule."""
         middle = tree.add_scaled(position, time / 2, self.metric.root(position) @ momentum)
         return tree.add_scaled(position, time, self.metric.root(middle) @ momentum)
 

@@ -1,4 +1,4 @@
-"""Parameters of few digits, whose steps are not lost in rounding."""
+"""Stochastic rounding for bfloat16 parameters, so that steps below half an ulp are not lost."""
 
 import math
 from typing import Any, ClassVar
@@ -17,27 +17,27 @@ from sghmc.samplers.wrappers import KernelWrapper, SamplerWrapper
 from sghmc.types import PyTree
 
 _FIRST_SLOT = 1 << 31
-"""Of the random bits: behind all normals of a step."""
-_LARGEST, _INFINITY, _NO_NUMBER = map(np.uint32, (0x7F7F0000, 0x7F800000, 0x7FC00000))
-"""As bits of float32: the largest bfloat16, and what is above it."""
+"""First slot of the random bits, after the slots of all normals of a step."""
+_LARGEST_BITS, _INFINITY_BITS, _NAN_BITS = map(np.uint32, (0x7F7F0000, 0x7F800000, 0x7FC00000))
+"""The bits, as float32, of the largest bfloat16, infinity and NaN."""
 
 
 class StochasticRounding(SamplerWrapper):
-    """A sampler of parameters in bfloat16: it moves in float32, and rounds up or down by chance.
+    """A sampler of bfloat16 parameters that steps in float32 and rounds up or down at random.
 
     A number between two neighbours of bfloat16, at a share f of the way, becomes the upper one with
     probability f: right on average. Rounded to the nearest, as arithmetic does it, a step below
     half of the last digit would be lost. Momenta stay in float32, and so does all arithmetic of the
-    sampler; the model sees bfloat16. Arrays of other types are left alone.
+    sampler; the model gets bfloat16. Arrays of other types are left alone.
 
     | field | meaning |
     | --- | --- |
     | `sampler` | `SGHMC(…)` or `SGLD(…)`, whose gradients are taken where a step begins |
 
-    Law: that of `sampler` with a little heat. Each step adds noise of variance u² E[f(1 − f)] to a
+    Law: that of `sampler`, a little wider. Each step adds noise of variance u² E[f(1 − f)] to a
     parameter whose last digit is u: u²/6 where a step moves it by u or more. For SGHMC with small
     steps that adds (1/(2γσ²) + γ/(2τ)) u²/(6ε) to 1, relative to a variance σ² (mass 1,
-    friction γ), for SGLD u²/(12ετ). `health()` tells where that matters.
+    friction γ), for SGLD u²/(12ετ). `health()` warns where that matters.
 
     >>> import sghmc
     >>> sghmc.StochasticRounding(sghmc.SGHMC(0.1, friction=1.0)).name
@@ -45,7 +45,7 @@ class StochasticRounding(SamplerWrapper):
     """
 
     traits: ClassVar[Traits] = Traits(
-        "that of its sampler, and heat by the last digit",
+        "that of its sampler, and variance from the last digit",
         "as its sampler",
         "parameters in bfloat16: half the memory",
     )
@@ -75,7 +75,7 @@ class StochasticRounding(SamplerWrapper):
 
 
 class RoundingKernel(KernelWrapper):
-    """The inner kernel's state, with a rounded position."""
+    """Step the inner kernel in float32, and round its position."""
 
     inner: Kernel
 
@@ -84,7 +84,7 @@ class RoundingKernel(KernelWrapper):
         return state._replace(position=position)
 
     def draw(self, key, first_step, num_steps, like):
-        """The inner kernel's variates, and a word for every number that will be rounded."""
+        """Return the inner kernel's variates, and a random word for every bfloat16 number."""
         leaves, bits, slot = jax.tree.leaves(like), [], _FIRST_SLOT
         for leaf in leaves:
             size = math.prod(leaf.shape)
@@ -96,12 +96,12 @@ class RoundingKernel(KernelWrapper):
     def step(self, t, noise, state, oracle):
         own, bits = noise
         narrow = jax.tree.map(lambda leaf: leaf.dtype, state.position)
-        seen = oracle.through(
+        widened_oracle = oracle.through(
             lambda wide: jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), wide, narrow),
             _widened,
         )
         wide = state._replace(position=_widened(state.position))
-        moved, info = self.inner.step(t, own, wide, seen)
+        moved, info = self.inner.step(t, own, wide, widened_oracle)
         return moved._replace(position=_rounded(moved.position, state.position, bits)), info
 
 
@@ -130,27 +130,28 @@ def _rounded(wide: PyTree, like: PyTree, bits: list[UInt32[Array, " number"]]) -
 def round_up_or_down(
     x: Float32[Array, "*shape"], bits: UInt32[Array, "*shape"]
 ) -> BFloat16[Array, "*shape"]:
-    """One of the two neighbours of x, right on average, by the upper half of random words.
+    """Round x to one of its two neighbours so that it is right on average.
 
-    A float32 is a bfloat16 and 16 further binary digits: a random number below 2¹⁶ is added to
-    these, whatever the sign, and they are cut off. Beyond the largest bfloat16 nothing goes.
+    A float32 is a bfloat16 and 16 further binary digits: a random number below 2¹⁶ (the upper half
+    of a word) is added to these, whatever the sign, and they are cut off. Finite numbers stay at
+    most the largest bfloat16.
     """
     word = lax.bitcast_convert_type(x, jnp.uint32)
     size, sign = word & np.uint32(0x7FFFFFFF), word & np.uint32(0x80000000)
-    # In integers throughout: arithmetic may take numbers below the normal ones for 0.
-    moved = jnp.minimum(size + (bits >> np.uint32(16)), _LARGEST)
-    no_number = jnp.where(size > _INFINITY, _NO_NUMBER, _INFINITY)
-    rounded = sign | jnp.where(size < _INFINITY, moved, no_number)
+    # In integers throughout: floating-point arithmetic may flush subnormal numbers to 0.
+    moved = jnp.minimum(size + (bits >> np.uint32(16)), _LARGEST_BITS)
+    not_finite = jnp.where(size > _INFINITY_BITS, _NAN_BITS, _INFINITY_BITS)
+    rounded = sign | jnp.where(size < _INFINITY_BITS, moved, not_finite)
     return lax.bitcast_convert_type((rounded >> np.uint32(16)).astype(jnp.uint16), jnp.bfloat16)
 
 
 def last_digit(x: np.ndarray | np.float64) -> np.ndarray:
-    """u: the distance between neighbours in bfloat16 where x lies."""
+    """Return u, the distance between neighbours in bfloat16 at x."""
     return np.ldexp(1.0, np.maximum(np.frexp(np.asarray(x, np.float64))[1], -125) - 8)
 
 
 def rounding_variance(move: float, digits: np.ndarray | np.float64) -> np.ndarray:
-    """u² E[f(1 − f)] of steps N(0, move²), for each last digit u.
+    """Return u² E[f(1 − f)], the variance that rounding steps N(0, move²) adds, for each digit u.
 
     f(1 − f) = 1/6 − Σ cos(2πnf)/(πn)², and of a normal step of s digits E cos = exp(−2π²n²s²).
     """

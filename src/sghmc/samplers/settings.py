@@ -1,7 +1,4 @@
-"""Settings of samplers: numbers and schedules, checked when given and evaluated at steps.
-
-V̂ among a sampler's settings: what is taken off the injected noise, or its estimator.
-"""
+"""Check and evaluate the settings of samplers: numbers, schedules, and the gradient noise V̂."""
 
 import math
 from typing import Any, cast
@@ -17,12 +14,12 @@ from sghmc.types import PyTree, Schedule
 
 __all__ = ["array_setting", "check_setting", "rescale", "scaled", "value_at", "values_over"]
 
-_SCHEDULE_POINTS = 1 << 20
-"""Steps at which a schedule is checked, evenly spaced: all of them, but for the longest runs."""
+_MAX_SCHEDULE_POINTS = 1 << 20
+"""Largest number of evenly spaced steps at which a schedule is checked; most runs are shorter."""
 
 
 def check_setting(value: Any, name: str, *, positive: bool = False) -> None:
-    """Refuse a number that cannot be; schedules can only be checked once steps are known."""
+    """Refuse a number that is negative or not finite; schedules are checked by `values_over`."""
     if callable(value):
         return
     try:
@@ -37,18 +34,19 @@ def check_setting(value: Any, name: str, *, positive: bool = False) -> None:
 
 
 def value_at(setting: float | jax.Array | Schedule, t) -> jax.Array:
-    """The setting at step t."""
+    """Return the setting at step t."""
     return jnp.asarray(setting(t) if callable(setting) else setting)
 
 
 def values_over(setting: float | Schedule, num_steps: int, name: str) -> np.ndarray:
-    """The setting's values at (a grid of) the steps 0, …, num_steps − 1, checked.
+    """Check and return the setting's values at (a grid of) the steps 0, …, num_steps − 1.
 
     A constant has one value: it broadcasts against the others.
     """
     if not callable(setting):
         return np.array([float(setting)])
-    points = np.unique(np.linspace(0, num_steps - 1, min(num_steps, _SCHEDULE_POINTS)).astype(int))
+    count = min(num_steps, _MAX_SCHEDULE_POINTS)
+    points = np.unique(np.linspace(0, num_steps - 1, count).astype(int))
     values = np.asarray(jax.vmap(lambda t: jnp.asarray(setting(t), float))(jnp.asarray(points)))
     if values.ndim != 1:
         raise ValueError(f"The schedule of {name} must return a number, not {values.shape[1:]}.")
@@ -62,32 +60,32 @@ def values_over(setting: float | Schedule, num_steps: int, name: str) -> np.ndar
 
 
 def array_setting(setting: float | Schedule, dtype) -> jax.Array | Schedule:
-    """A setting ready for the loop: numbers become arrays, so that a new one does not retrace."""
+    """Convert a number to an array, so that a new value does not retrace; keep a schedule."""
     return setting if callable(setting) else jnp.asarray(setting, dtype)
 
 
 def rescale(setting: float | Schedule, factor: float) -> float | Schedule:
-    """A number or a schedule times a factor."""
+    """Return a number or a schedule times a factor."""
     if callable(setting):
         return lambda t: factor * setting(t)
     return factor * setting
 
 
 def scaled(setting: Any, factor: float) -> Any:
-    """A setting times a factor: a number, a schedule, or a matrix in any of its forms."""
+    """Return a setting times a factor: a number, a schedule, or a matrix in any of its forms."""
     if callable(setting):
         return rescale(cast(Schedule, setting), factor)
     return jax.tree.map(lambda leaf: factor * leaf, setting)
 
 
-# V̂ among a sampler's settings: what is taken off the injected noise, or its estimator.
+# The gradient noise V̂, which is subtracted from the injected noise, or its estimator.
 
-_ROUNDING = 1e-6
-"""Relative: all noise may come from the gradient, which is at the edge of what is allowed."""
+_NOISE_TOLERANCE = 1e-6
+"""Relative tolerance of the check of V̂, so that rounding does not refuse the largest allowed V̂."""
 
 
 class NoiseEstimate(eqx.Module):
-    """What an estimate of V̂ starts from: a kernel's matrices without gradient noise."""
+    """An estimator of V̂ with the kernel's matrices for V̂ = 0, into which estimates are put."""
 
     fisher: EmpiricalFisher
     noise: pencils.Pencil
@@ -100,7 +98,7 @@ def check_gradient_noise(value: PyTree | EmpiricalFisher) -> None:
 
 
 def parse_gradient_noise(value: PyTree | EmpiricalFisher, like: PyTree) -> matrices.Matrix:
-    """V̂, or nothing yet where it will be estimated."""
+    """Return V̂, or zeros where it will be estimated during the run."""
     if not isinstance(value, EmpiricalFisher):
         return matrices.parse(value, like, "gradient_noise", definite=False)
     if value.diagonal:
@@ -113,19 +111,16 @@ def given_fisher(value: PyTree | EmpiricalFisher) -> EmpiricalFisher | None:
 
 
 def is_subtracted(value: PyTree | EmpiricalFisher) -> bool:
-    """Whether anything is, or will be, taken off the injected noise."""
+    """Return whether V̂ ≠ 0, or may become so by an estimate."""
     if isinstance(value, EmpiricalFisher):
         return True
     return any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(value))
 
 
 def worst_excess(needed: np.ndarray, allowed: np.ndarray) -> tuple[float, float] | None:
-    """What V̂ needs and what is allowed, over the steps of a schedule, where that is worst.
-
-    None where it is allowed everywhere.
-    """
+    """Return the pair (needed, allowed) of the step with the largest excess; None without any."""
     needed, allowed = np.broadcast_arrays(needed, allowed)
     worst = (needed - allowed).argmax()
-    if needed[worst] <= allowed[worst] * (1 + _ROUNDING):
+    if needed[worst] <= allowed[worst] * (1 + _NOISE_TOLERANCE):
         return None
     return float(needed[worst]), float(allowed[worst])

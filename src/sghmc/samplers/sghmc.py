@@ -74,7 +74,7 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
         resample_every: int | None = None,
         resampling: Literal["repaired", "literal"] = "repaired",
     ) -> "SGHMC":
-        """The same sampler in the terms of SGD with momentum (Eq. 15).
+        """Make SGHMC from the settings of SGD with momentum (Eq. 15).
 
             v ← v − η ∇Ũ(θ) − α v + N(0, 2η(τα − β̂)),  β̂ = ½η V̂
             θ ← θ + v
@@ -107,18 +107,21 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
 
 
 def _compose(function, *settings):
-    """A function of settings: a number if they all are, else a schedule."""
+    """Apply a function to settings: the result is a number if they all are, else a schedule."""
     if not any(callable(setting) for setting in settings):
         return float(function(*(float(setting) for setting in settings)))
     return lambda t: function(*(jnp.asarray(value_at(setting, t)) for setting in settings))
 
 
 class SGHMCKernel(FrictionKernel):
-    """Eq. 15 in matrices. With u the unit, c_t the friction's schedule and a_t = ε_t c_t,
+    """The step of Eq. 15 with matrices as settings.
 
-    v ← v − (a_t/u) uM⁻¹C v − (ε_t/u) u²M⁻¹∇Ũ(θ) + uM⁻¹ N(0, 2τa_t C − ε_t² V̂),  θ ← θ + (ε_t/u) v:
+    With u the unit (the largest step size), c_t the friction's schedule and a_t = ε_t c_t,
 
-    constant settings make ε_t/u = a_t/u = 1, and the update that of SGD with momentum, to the bit.
+        v ← v − (a_t/u) uM⁻¹C v − (ε_t/u) u²M⁻¹∇Ũ(θ) + uM⁻¹ N(0, 2τa_t C − ε_t² V̂)
+        θ ← θ + (ε_t/u) v
+
+    Constant settings make ε_t/u = a_t/u = 1, and the update that of SGD with momentum, to the bit.
     """
 
     largest_decay: ClassVar[float] = SGHMC.largest_decay
@@ -169,6 +172,6 @@ class SGHMCKernel(FrictionKernel):
         return self.mid_drift(t, state) if self.observe == "middle" else state.position
 
     def kinetic_temperature(self, t, state):
-        """rᵀ(M⁻¹ − ½εM⁻¹CM⁻¹)r / d: r is hotter than τM by just that factor when θ is right."""
+        """Return rᵀ(M⁻¹ − ½εM⁻¹CM⁻¹)r/d, whose mean is τ: r is hotter than τM by that factor."""
         energy = self.drag.quadratic(1, self._decay(t) / 2, state.velocity)
         return energy / (self.unit**2 * tree.size(state.velocity))

@@ -1,7 +1,4 @@
-"""Splitting integrators: the friction solved exactly, between kicks and drifts.
-
-UBU: everything but the gradient solved exactly, in halves around the kick.
-"""
+"""Splitting integrators, which solve the friction exactly between kicks and drifts."""
 
 from typing import ClassVar
 
@@ -87,12 +84,14 @@ class OBABO(FrictionSampler):
 
 
 class SplittingKernel(FrictionKernel):
-    """With x = a_t M⁻¹C, the friction part O is, in units of the velocity,
+    """The friction part O of `BAOAB` and `OBABO`, in units of the velocity.
 
-    v ← e^{−x} v + e^{−½x} uM⁻¹ N(0, 2τa_t C − ε_t² V̂) + u N(0, τ(1 − e^{−2x} − 2x e^{−x}) M⁻¹):
+    With x = a_t M⁻¹C,
 
-    what V̂ is taken off is the noise of SGHMC, so that one factorization serves every step of a
-    schedule; the last term, of order ε³, is what makes the variance without V̂ τ(1 − e^{−2x})M⁻¹.
+        v ← e^{−x} v + e^{−½x} uM⁻¹ N(0, 2τa_t C − ε_t² V̂) + u N(0, τ(1 − e^{−2x} − 2x e^{−x}) M⁻¹)
+
+    V̂ is subtracted from the noise of SGHMC, so that one factorization serves every step of a
+    schedule. The last term, of order ε³, makes the variance for V̂ = 0 the exact τ(1 − e^{−2x})M⁻¹.
     """
 
     subtracts: bool
@@ -115,7 +114,7 @@ class SplittingKernel(FrictionKernel):
         )
 
     def _heated(self, t, velocity, share, normals):
-        """N(0, τ f(M⁻¹C) M⁻¹) added, f the `share`; where rounding makes f negative it is 0."""
+        """Add N(0, τ f(M⁻¹C) M⁻¹) with f = `share`, which is clipped at 0 against rounding."""
         scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
         heat = self.drag.spread(lambda rate: jnp.sqrt(jnp.maximum(share(rate), 0)), normals)
         return tree.add_scaled(velocity, scale, heat)
@@ -143,10 +142,8 @@ class OBABOKernel(SplittingKernel):
         return SGHMCState(self._drift(t, state.position, velocity), velocity), StepInfo(potential)
 
 
-# UBU: everything but the gradient solved exactly, in halves around the kick.
-
-_FRACTION_DEPTH = 17
-"""Last odd number of the continued fraction of tanh y: enough for double precision below 1."""
+_LAST_ODD_TERM = 17
+"""Last odd number in the continued fraction of tanh y: double precision for y below 1."""
 
 
 class UBU(FrictionSampler):
@@ -167,7 +164,7 @@ class UBU(FrictionSampler):
     | --- | --- | --- |
     | `step_size` | ε | number or schedule |
     | `friction`, `mass`, `temperature` | C, M, τ | as in `SGHMC` |
-    | `gradient_noise` | V̂ | nothing but 0: noise that is to be taken off is for `BAOAB`, `SGHMC` |
+    | `gradient_noise` | V̂ | only 0: to subtract gradient noise take `BAOAB` or `SGHMC` |
 
     Law: on U = ½θᵀAθ with an exact gradient, covariance τ(A⁻¹ − ε²M⁻¹/6) of θ up to order ε³, where
     `BAOAB` has no bias. With `Minibatch(n, "palindrome")` the bias stays of order ε² with one batch
@@ -193,7 +190,7 @@ class UBU(FrictionSampler):
     def __check_init__(self):
         if self.subtracts_gradient_noise:
             raise ValueError(
-                f"UBU takes no gradient noise off what it injects, but gradient_noise is "
+                f"UBU cannot subtract gradient noise from what it injects, but gradient_noise is "
                 f"{self.gradient_noise!r}: use BAOAB or SGHMC for that, or leave it out, with "
                 f'Minibatch(n, "palindrome") or ControlVariate for gradients.'
             )
@@ -203,9 +200,10 @@ class UBU(FrictionSampler):
 
 
 class UBUKernel(FrictionKernel):
-    """ξ_v = √τ (1 − e^{−2x})^½ n₁ and ξ_θ = h√τ (φ(x) tanh(x/2)^½ n₁ + D(x/2)^½ n₂), times M^{−½},
+    """The steps of `UBU`, whose noises come from normals n₁ and n₂ by a Cholesky factor.
 
-    φ(x) = (1 − e^{−x})/x, D(y) = (y − tanh y)/y²: the Cholesky factor of their covariance.
+    ξ_v = √τ (1 − e^{−2x})^½ n₁ and ξ_θ = h√τ (φ(x) tanh(x/2)^½ n₁ + D(x/2)^½ n₂), times M^{−½},
+    with φ(x) = (1 − e^{−x})/x and D(y) = (y − tanh y)/y².
     """
 
     @property
@@ -222,7 +220,7 @@ class UBUKernel(FrictionKernel):
         return self._freed(t, noise, 2, kicked), StepInfo(potential)
 
     def _freed(self, t, noise, first, state):
-        """U over half a step, with the normals `first` and `first` + 1."""
+        """Apply U over half a step, with the normals `first` and `first` + 1."""
         half = self._decay(t) / 2
         of_both, of_position = (random.copy_of(noise, first + i, state.position) for i in (0, 1))
         scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
@@ -250,7 +248,7 @@ class UBUKernel(FrictionKernel):
         )
 
     def mid_drift(self, t, state):
-        """Between two kicks: where position and momentum are independent up to order ε²."""
+        """Return the position, which between two kicks is independent of r up to order ε²."""
         return state.position
 
     def rescale_momenta(self, t, state, ratio):
@@ -261,18 +259,18 @@ class UBUKernel(FrictionKernel):
 
 
 def _mean_decay(x: jax.Array) -> jax.Array:
-    """(1 − e^{−x})/x, 1 at 0."""
+    """Return (1 − e^{−x})/x, which is 1 at 0."""
     return jnp.where(x == 0, 1, -jnp.expm1(-x) / jnp.where(x == 0, 1, x))
 
 
 def _tanh_gap(y: jax.Array) -> jax.Array:
-    """(y − tanh y)/y², to all digits: y/3 for small y, where the difference would lose them.
+    """Return (y − tanh y)/y² to all digits, also near 0, where it is y/3.
 
-    Below 1 by tanh y = y/(1 + y²/(3 + y²/(5 + …))), in which nothing is subtracted.
+    Below 1 it uses tanh y = y/(1 + y²/(3 + y²/(5 + …))), in which nothing is subtracted.
     """
     small, large = jnp.minimum(y, 1), jnp.maximum(y, 1)
     square = small**2
-    fraction = jnp.full_like(square, _FRACTION_DEPTH)
-    for odd in range(_FRACTION_DEPTH - 2, 2, -2):
+    fraction = jnp.full_like(square, _LAST_ODD_TERM)
+    for odd in range(_LAST_ODD_TERM - 2, 2, -2):
         fraction = odd + square / fraction
     return jnp.where(y < 1, small / (fraction + square), (large - jnp.tanh(large)) / large**2)

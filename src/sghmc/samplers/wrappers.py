@@ -1,10 +1,7 @@
-"""Samplers and kernels around others: what they do not answer themselves, the inner one does.
+"""Samplers around other samplers: their base classes, `Cyclical` and `Whitened`.
 
-A new member of `Sampler` or `Kernel` belongs here too: a test walks over all of them.
-
-Any sampler in cycles: large steps find modes, small ones sample them.
-
-Any sampler in other coordinates.
+A wrapper forwards every member of `Sampler` and `Kernel` that it does not implement to the inner
+one. A new member belongs into the base classes here, too: a test compares their lists.
 """
 
 import dataclasses
@@ -29,7 +26,7 @@ class SamplerWrapper(Sampler):
     sampler: eqx.AbstractVar[Sampler]
 
     def _around(self, sampler: Sampler) -> Self:
-        """The same wrapper around another sampler."""
+        """Return this wrapper around another sampler."""
         return dataclasses.replace(self, sampler=sampler)
 
     @property
@@ -38,7 +35,7 @@ class SamplerWrapper(Sampler):
 
     @property
     def settings(self):
-        """Those of the sampler inside."""
+        """The settings of the sampler inside."""
         return self.sampler.settings
 
     def with_settings(self, **settings: Any) -> Self:
@@ -86,7 +83,7 @@ class KernelWrapper(Kernel):
     inner: eqx.AbstractVar[Kernel]
 
     def _around(self, inner: Kernel) -> Self:
-        """The same wrapper around another kernel."""
+        """Return this wrapper around another kernel."""
         return dataclasses.replace(self, inner=inner)
 
     def init(self, normals, position):
@@ -169,9 +166,6 @@ class KernelWrapper(Kernel):
         return self.inner.pull_back(grad)
 
 
-# Any sampler in cycles: large steps find modes, small ones sample them.
-
-
 class Cyclical(SamplerWrapper):
     """A sampler whose step size falls and starts again, without noise while it is large.
 
@@ -189,8 +183,8 @@ class Cyclical(SamplerWrapper):
 
     Law: none. Within a mode, draws approach those of `sampler` as the step size falls. Which mode
     a cycle ends in follows the basins of descent from where the last one ended, not the modes'
-    weights: it finds modes, and says nothing of how much they weigh. In the exploration there is
-    no room for a gradient noise to subtract: `gradient_noise` must be 0.
+    weights: it finds modes, and says nothing of how much they weigh. While it explores there is no
+    injected noise to subtract gradient noise from: `gradient_noise` must be 0.
 
     Zhang, Li, Zhang, Chen & Wilson, ICLR 2020; their exploration, too, is without noise.
 
@@ -240,12 +234,12 @@ class Cyclical(SamplerWrapper):
         return own._replace(step_size=self.step_size, temperature=self.temperature)
 
     def step_size(self, t):
-        """ε_t."""
+        """Return ε_t, the step size at step t."""
         turn = jnp.cos(jnp.pi * (t % self.cycle_length) / self.cycle_length)
         return value_at(self.sampler.settings["step_size"], t) * (turn + 1) / 2
 
     def temperature(self, t):
-        """τ_t."""
+        """Return τ_t, the temperature at step t."""
         return jnp.where(self._is_sampling(t), value_at(self.sampler.dynamics.temperature, t), 0)
 
     def is_kept(self, steps):
@@ -259,11 +253,8 @@ class Cyclical(SamplerWrapper):
         return turning.prepare(like, num_steps)
 
 
-# Any sampler in other coordinates.
-
-
 class Whitened(SamplerWrapper):
-    """A sampler that moves z instead of θ = θ̂ + L z.
+    """A sampler that moves z in place of θ = θ̂ + L z.
 
     | field | symbol | meaning |
     | --- | --- | --- |
@@ -271,7 +262,7 @@ class Whitened(SamplerWrapper):
     | `center` | θ̂ | a pytree like the parameters: the mode, or the mean of a pilot run |
     | `factor` | L | a number, a diagonal pytree, or any invertible (d, d) matrix |
 
-    With L Lᵀ the posterior's covariance, every direction of z has spread and frequency 1, whatever
+    With L Lᵀ the posterior's covariance, every direction of z has standard deviation 1, whatever
     the scales and correlations of θ: one step size fits all. In single precision the state keeps
     its digits where θ̂ is many standard deviations away from 0.
 
@@ -321,20 +312,20 @@ class Whitened(SamplerWrapper):
         )
 
     def matrix(self, like: PyTree) -> matrices.Matrix:
-        """L in double precision."""
+        """Return L in double precision."""
         return matrices.parse_factor(self.factor, like, "factor")
 
     def with_center(self, center: PyTree) -> "Whitened":
         return dataclasses.replace(super().with_center(center), center=center)
 
     def pull_back_covariance(self, covariance: matrices.Matrix, like: PyTree) -> matrices.Matrix:
-        """LᵀVL, and on by the sampler inside."""
+        """Return LᵀVL, pulled back further by the sampler inside."""
         own = matrices.congruent(self.matrix(like), covariance, tree.sizes(like))
         return self.sampler.pull_back_covariance(own, like)
 
 
 class WhitenedKernel(KernelWrapper):
-    """The kernel of z; its state is that of z."""
+    """Step z with the inner kernel, whose state it has; show θ̂ + L z as the position."""
 
     inner: Kernel
     center: PyTree
@@ -358,7 +349,7 @@ class WhitenedKernel(KernelWrapper):
         return self._to_position(self.inner.position(state))
 
     def momentum(self, state):
-        """L⁻ᵀ times the momentum of z."""
+        """Return the momentum of θ, L⁻ᵀ times that of z."""
         of_z = self.inner.momentum(state)
         return None if of_z is None else matrices.transpose(self.inverse) @ of_z
 

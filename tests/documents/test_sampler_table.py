@@ -5,8 +5,8 @@ import inspect
 import pytest
 
 import sghmc
+from sampler_table import EXAMPLES, num_gradients, state_size
 from sghmc.samplers import Sampler
-from sghmc.samplers.table import EXAMPLES, num_gradients, state_size
 
 
 def test_every_sampler_has_a_row():

@@ -1,7 +1,7 @@
-"""The table "which sampler when": `python -m sghmc.samplers.table` prints it.
+"""Make the table "which sampler when" (`python docs/sampler_table.py` prints it).
 
-What can be measured is: gradients a step, by counting them in a step that runs, and numbers in the
-state, from its shapes. What cannot is in the `traits` of each sampler's class.
+Gradients a step are counted in a step that runs, and numbers in the state from its shapes. The
+other columns are the `traits` of each sampler's class.
 """
 
 import jax
@@ -24,7 +24,7 @@ from sghmc.samplers.wrappers import Cyclical, Whitened
 from sghmc.types import Evaluation
 
 _SIZE = 3
-"""Parameters of the examples: more than one, so that d is told from what is added to it."""
+"""Number of parameters of the examples: above one, so that "2d + 1" differs from "3d"."""
 
 EXAMPLES = {
     "`SGHMC`": SGHMC(0.1, friction=1.0),
@@ -48,12 +48,12 @@ EXAMPLES = {
 
 
 def num_gradients(sampler: Sampler) -> int:
-    """How many gradients a step asks for, counted in one that runs and moves all parameters."""
-    sampler, asked = sampler.eager, []
+    """Count the gradients of a step that runs and moves all parameters."""
+    sampler, evaluations = sampler.eager, []
 
     def evaluate(i, position):
-        # When it runs, not when it is traced, and for each of several replicas.
-        jax.debug.callback(asked.append, position)
+        # Counts when the step runs, not when it is traced, and for each of several replicas.
+        jax.debug.callback(evaluations.append, position)
         return Evaluation(jnp.sum(position**2) / 2, position)
 
     position = jnp.ones(_SIZE)
@@ -61,14 +61,14 @@ def num_gradients(sampler: Sampler) -> int:
     oracle = Oracle(evaluate, lambda position: jnp.sum(position**2) / 2, is_exact=True)
     state = kernel.init([jnp.zeros(_SIZE)], position)
     noise = kernel.draw(jnp.zeros(2, jnp.uint32), 0, 1, position)
-    with jax.disable_jit():  # so that loops are run, not traced once
+    with jax.disable_jit():  # so that every turn of a loop is counted
         kernel.step(0, noise, state, oracle)
     jax.effects_barrier()
-    return len(asked)
+    return len(evaluations)
 
 
 def state_size(sampler: Sampler) -> str:
-    """How many numbers a chain carries, in terms of the number of parameters d."""
+    """Return how many numbers a chain carries, in terms of the number of parameters d."""
     like = jax.ShapeDtypeStruct((_SIZE,), jnp.float32)
     kernel = sampler.prepare(like)
     state = jax.eval_shape(lambda: kernel.init([jnp.zeros(_SIZE)], jnp.zeros(_SIZE)))
@@ -82,7 +82,7 @@ def _gradients(sampler: Sampler) -> str:
 
 
 def markdown() -> str:
-    """The table."""
+    """Return the table in Markdown."""
     lines = [
         "| sampler | bias | gradients a step | state | to tune | when |",
         "| --- | --- | --- | --- | --- | --- |",
