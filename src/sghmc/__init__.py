@@ -45,7 +45,7 @@ from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.splitting import BAOAB, OBABO, UBU
 from sghmc.samplers.wrappers import Cyclical, Whitened
 from sghmc.sampling import sample
-from sghmc.tuning.pilots import BudgetError
+from sghmc.tuning.budget import BudgetError
 from sghmc.tuning.result import Tuned
 from sghmc.tuning.tune import tune, tune_network
 from sghmc.types import Change, Evaluation, StepInfo

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -59,6 +60,7 @@ def sample(
     mesh: jax.sharding.Mesh | None = None,
     sharding: Rules | None = None,
     throw: bool = True,
+    budget: float | None = None,
 ) -> Samples:
     """Draw from a posterior or a potential.
 
@@ -85,6 +87,7 @@ def sample(
     | `mesh` | devices to spread the run over: axes named among "chain", "data" and "model" |
     | `sharding` | rules (pattern of a parameter's path, `PartitionSpec`): how a mesh cuts them |
     | `throw` | raise `DivergenceError` when a chain is not finite, instead of flagging its draws |
+    | `budget` | seconds for "auto": draws then depend on the machine. None: work is counted |
 
     `keep` and `averages` take (position, hyper) where the posterior has hyperparameters. Ctrl-C
     returns what was drawn so far.
@@ -115,6 +118,8 @@ def sample(
     if trainable is not None:
         target, init, options = hold_fixed(target, init, trainable, options)
     if isinstance(sampler, Sampler):
+        if budget is not None:
+            raise ValueError('budget is for "auto": give num_samples for a sampler of your own.')
         return run(key, target, sampler, init, options)
     if sampler not in _ENGINES:
         raise TypeError(
@@ -127,11 +132,13 @@ def sample(
             '"auto" searches the mode by exact values of the potential, and a stochastic one has '
             "none: give a sampler, such as SGHMC(…, gradient_noise=EmpiricalFisher())."
         )
-    tuned = _tuned(key, target, init, options, sampler)
+    began = time.perf_counter()
+    tuned = _tuned(key, target, init, options, sampler, budget)
     samples = _drawn(jax.random.fold_in(key, 1), target, tuned, options, thinning)
     precision = result.precision(samples)
     for attempt in range(_MAX_EXTENSIONS):
-        factor = result.extension_factor(tuned.report, precision, samples)
+        left = None if budget is None else budget - (time.perf_counter() - began)
+        factor = result.extension_factor(tuned.report, precision, samples, left)
         if factor is None or thinning is not None or checkpoint is not None:
             break
         tuned = dataclasses.replace(tuned, thinning=math.ceil(factor * tuned.thinning))
@@ -163,6 +170,7 @@ def _tuned(
     init: PyTree,
     options: RunOptions,
     sampler: Literal["auto", "auto:exact", "auto:minibatch"],
+    budget: float | None,
 ) -> Tuned:
     """What `tune` chooses for "auto"; what it chose before, where a checkpoint has it."""
     has_axis = options.init_axis is not None or options.posterior_axis is not None
@@ -187,6 +195,7 @@ def _tuned(
         gibbs=options.gibbs,
         engine=_ENGINES[sampler],
         num_samples=options.num_samples,
+        budget=budget,
         progress=options.progress,
     )
     if options.checkpoint is None:

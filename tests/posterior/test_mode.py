@@ -191,15 +191,14 @@ def test_same_mode_as_scipy():
     for point, slope in zip(many, slopes, strict=True):
         numeric: Any = scipy.optimize.approx_fprime(point, objective, 1e-7)
         np.testing.assert_allclose(slope, numeric, rtol=1e-4, atol=1e-3)
-    assert surface.seconds > 0
-    assert surface.compile_seconds >= 0
 
 
 @pytest.mark.slow
 def test_searches_may_be_stopped_between_passes():
     calls = []
 
-    def check():
+    def check(count):
+        assert count > 0
         calls.append(None)
         if len(calls) > 3:
             raise TimeoutError

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from sghmc.tuning.pilots import Budget, PilotRun, Pilots
+from sghmc.tuning.budget import Budget
+from sghmc.tuning.pilots import PilotRun, Pilots
 
 
 def pilot_run(draws, temperature: Any = 1.0, acceptance: Any = 1.0, potential: Any = 0.0):

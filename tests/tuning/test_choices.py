@@ -1,4 +1,4 @@
-"""Which engine, by predicted seconds, and which gradient estimator, by noise and rows."""
+"""Which engine, by counted costs, and which gradient estimator, by noise and rows."""
 
 import jax
 import jax.numpy as jnp
@@ -6,27 +6,18 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.posterior.host_potential import _TOGETHER, HostPotential
 from sghmc.tuning import choices
+from sghmc.tuning.budget import Budget, BudgetError, Costs
 from sghmc.tuning.choices import (
     FrictionSettings,
     GradientCandidates,
     check_first_pilot,
     choose_engine,
-    predicted_seconds,
+    predicted_costs,
 )
-from sghmc.tuning.pilots import Budget, BudgetError
 from sghmc.tuning.whitening import Whitening
 
 WHITENING = Whitening(jnp.zeros(3), np.zeros(3), np.eye(3), 0.0, True)
-
-
-class Measured(HostPotential):
-    """What a search has measured."""
-
-    def __init__(self, target, seconds, compile_seconds=0.5):
-        self.target, self.is_short = target, False
-        self.clock = [_TOGETHER * seconds + compile_seconds, _TOGETHER * seconds]
 
 
 def posterior(count):
@@ -37,15 +28,25 @@ def posterior(count):
     )
 
 
-def choose(surface, engine="auto", whitening=WHITENING, num_draws=4_000, gibbs=None):
+def choose(
+    target,
+    of_row=1e-8,
+    compiling=0.1,
+    engine="auto",
+    whitening=WHITENING,
+    num_draws=4_000,
+    gibbs=None,
+):
+    count = int(target.num_examples) if isinstance(target, sghmc.Posterior) else 1
+    costs = Costs(compiling, count * of_row, of_row)
     return choose_engine(
-        engine, surface, whitening, batch_size=500, num_draws=num_draws, num_chains=4, gibbs=gibbs
+        engine, target, whitening, costs, batch_size=500, num_draws=num_draws, gibbs=gibbs
     )
 
 
-def predicted(pass_seconds, num_examples, **settings):
+def predicted(of_pass, num_examples, of_step=3e-6, **settings):
     options = {"num_gradients": 4, "batch_size": 500, "num_draws": 4_000} | settings
-    return predicted_seconds(0.2, pass_seconds, num_examples, **options)
+    return predicted_costs(Costs(0.2, of_pass, of_pass / num_examples, of_step), **options)
 
 
 def test_predictions_grow_with_what_they_are_of():
@@ -65,106 +66,67 @@ def test_predictions_grow_with_what_they_are_of():
 
 
 def test_cheap_passes_are_made_exactly_and_dear_ones_are_not():
-    cheap = choose(Measured(posterior(20_000), 1e-4))
+    cheap = choose(posterior(20_000))
     assert cheap.engine == "exact"
-    dear = choose(Measured(posterior(100_000), 1e-1))
+    dear = choose(posterior(200_000), of_row=1e-7)
     assert dear.engine == "minibatch"
     for chosen in (cheap, dear):
-        assert "predicted: exact" in chosen.reason
-        assert "minibatch" in chosen.reason
-
-
-def test_an_accelerator_has_steps_of_all_chains_launched_one_by_one(monkeypatch):
-    surface = Measured(posterior(100_000), 4e-4, compile_seconds=0.0)
-    assert choose(surface).engine == "minibatch"
-    monkeypatch.setattr(choices.runtime, "has_accelerator", lambda: True)
-    assert choose(surface).engine == "exact"
+        assert "counted cost in nominal seconds: exact" in chosen.reason
+        assert "exact is preferred up to 2.5 times the cost" in chosen.reason
 
 
 def test_dear_compilation_speaks_for_the_engine_with_fewer_programs():
     many = posterior(200_000)
-    assert choose(Measured(many, 1e-2)).engine == "minibatch"
-    assert choose(Measured(many, 1e-2, compile_seconds=50.0)).engine == "exact"
-
-
-def test_pilots_that_would_outlast_the_budget_are_refused():
-    check_first_pilot(Measured(posterior(20_000), 1e-2), WHITENING, Budget(60.0))
-    with pytest.raises(BudgetError, match=r"would take about .*budget=.*minibatch"):
-        check_first_pilot(Measured(posterior(20_000), 10.0), WHITENING, Budget(60.0))
+    assert choose(many, 1e-7).engine == "minibatch"
+    assert choose(many, 1e-7, compiling=50.0).engine == "exact"
 
 
 def test_what_is_asked_for_is_done():
-    surface = Measured(posterior(20_000), 1e-4)
     for engine in ("exact", "minibatch"):
-        assert choose(surface, engine) == (engine, "as asked for")
+        assert choose(posterior(20_000), engine=engine) == (engine, "as asked for")
 
 
 def test_what_needs_no_prediction():
     potential = sghmc.Potential(lambda theta: jnp.sum(theta**2))
-    assert choose(Measured(potential, 1.0)).engine == "exact"
-    assert choose(Measured(posterior(1_000), 1.0)).engine == "exact"
+    assert choose(potential, 1.0).engine == "exact"
+    assert choose(posterior(1_000), 1.0).engine == "exact"
     gibbs = sghmc.Gibbs(lambda key, theta, posterior: posterior.hyper, every=5)
-    assert choose(Measured(posterior(1_000), 1e-6), gibbs=gibbs).engine == "minibatch"
+    assert choose(posterior(1_000), gibbs=gibbs).engine == "minibatch"
     many = Whitening(jnp.zeros(3), np.zeros(3), np.ones(3), 0.0, False)
-    assert choose(Measured(posterior(20_000), 1e-6), whitening=many).engine == "minibatch"
+    assert choose(posterior(20_000), whitening=many).engine == "minibatch"
 
 
-def test_predicted_seconds_by_hand():
-    found = predicted(1e-3, 100_000, step_seconds=7e-6)
+def test_predicted_costs_by_hand():
+    found = predicted(1e-3, 100_000, of_step=7e-6)
     assert found["exact"] == pytest.approx(12 * 0.2 + (800 + 4_000) * 4 * (7e-6 + 1e-3))
     step = 7e-6 + 2 * 500 * 2.0 * 1e-3 / 100_000
     assert found["minibatch"] == pytest.approx(30 * 0.2 + (50_000 + 16 * 4_000) * step)
-    usual = predicted(1e-3, 100_000, step_seconds=3e-6)
-    assert predicted(1e-3, 100_000) == pytest.approx(usual)
 
 
-def test_a_pass_of_a_chain_is_a_share_of_the_pass_that_was_measured():
-    surface = Measured(posterior(10), 0.6)
-    assert choices.pass_seconds(surface) == pytest.approx(0.6 / 4)
-    surface.is_short = True
-    assert choices.pass_seconds(surface) == pytest.approx(0.6 / 12)
-
-
-def test_what_is_predicted_is_asked_for_with_what_was_measured(monkeypatch):
-    asked = {}
-
-    def predict(*args, **options):
-        asked.update(options, args=args)
-        return {"exact": ratio * 10.0, "minibatch": 10.0}
-
-    monkeypatch.setattr(choices, "predicted_seconds", predict)
-    surface = Measured(posterior(20_000), 0.4, compile_seconds=5.0)
+def test_an_unbiased_answer_is_worth_two_and_a_half_times_the_cost(monkeypatch):
     for ratio, engine in ((2.4, "exact"), (2.6, "minibatch")):
-        chosen = choose(surface)
-        assert chosen == (engine, f"predicted: exact {10 * ratio:.3g} s, minibatch 10 s")
-    compiling, seconds, count = asked.pop("args")
-    assert compiling == pytest.approx(surface.compile_seconds / 2.5)
-    assert (seconds, count) == (pytest.approx(0.1), 20_000)
-    # Three steps of 0.64, and the gradient at the end.
-    expected = {"num_gradients": 4, "batch_size": 500, "num_draws": 4_000, "step_seconds": 3e-6}
-    assert asked == expected
-    surface.is_short = True
-    monkeypatch.setattr(choices.runtime, "has_accelerator", lambda: True)
-    choose(surface)
-    assert asked["args"][0] == pytest.approx(surface.compile_seconds)
-    assert asked["step_seconds"] == pytest.approx(4e-5 / 4)
+        found = {"exact": ratio * 10.0, "minibatch": 10.0}
+        monkeypatch.setattr(choices, "predicted_costs", lambda *_, found=found, **__: found)
+        chosen = choose(posterior(20_000))
+        assert chosen.engine == engine
+        assert f"exact {10 * ratio:.3g}, minibatch 10;" in chosen.reason
 
 
 def test_few_examples_are_four_batches():
-    assert (
-        "2,000 examples are few beside batches of 500"
-        in choose(Measured(posterior(2_000), 9.0)).reason
-    )
-    assert choose(Measured(posterior(2_001), 9.0)).reason.startswith("predicted")
+    assert "2,000 examples are few beside batches of 500" in choose(posterior(2_000), 9.0).reason
+    assert choose(posterior(2_001), 9.0).reason.startswith("counted")
 
 
 def test_a_first_pilot_has_400_draws_of_four_gradients():
-    """400 · (3 + 1) passes of a quarter of what was measured: 56 and 64 s of 60."""
-    check_first_pilot(Measured(posterior(20_000), 0.14), WHITENING, Budget(60.0))
+    """400 · (3 + 1) passes: 56 and 64 s of 60, by the clock; likewise of what is counted."""
+    check_first_pilot(Costs(0.0, 0.035), WHITENING, Budget(60.0))
     with pytest.raises(
-        BudgetError, match=r"about 64 s, and of the budget of 60 s 60 s .*=2.6e\+02"
+        BudgetError, match=r"about 64 s, and of the budget of 60 s 60 s .*=2.6e\+02.*minibatch"
     ):
-        check_first_pilot(Measured(posterior(20_000), 0.16), WHITENING, Budget(60.0))
+        check_first_pilot(Costs(0.0, 0.04), WHITENING, Budget(60.0))
+    check_first_pilot(Costs(0.0, 0.07), WHITENING, Budget())
+    with pytest.raises(BudgetError, match=r"about 128 s, and of the counted work of 120 s"):
+        check_first_pilot(Costs(0.0, 0.08), WHITENING, Budget())
 
 
 # Gradient estimators

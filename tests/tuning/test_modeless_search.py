@@ -9,8 +9,8 @@ import pytest
 
 import sghmc
 from sghmc.tuning import modeless_search, pilots
+from sghmc.tuning.budget import Budget
 from sghmc.tuning.modeless_search import ModelessSearch, plain_gradient, unit_whitening
-from sghmc.tuning.pilots import Budget
 from synthetic_pilots import pilot_run
 
 KEY = jax.random.key(5)

@@ -13,7 +13,8 @@ from rich.console import Console
 import sghmc
 from sghmc.gradients.exact import FullBatch
 from sghmc.tuning import pilots as pilots_module
-from sghmc.tuning.pilots import Budget, BudgetError, HalvingTest, PilotRun, Pilots, compare_halved
+from sghmc.tuning.budget import Budget, BudgetError
+from sghmc.tuning.pilots import HalvingTest, PilotRun, Pilots, compare_halved
 from sghmc.tuning.whitening import Whitening
 from synthetic_pilots import pilot_run
 

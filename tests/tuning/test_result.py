@@ -158,14 +158,22 @@ def test_draws_that_do_not_vary_have_no_precision():
 
 def test_a_run_is_extended_by_the_square_of_what_it_lacks():
     """0.1 where 0.05 − 0.01 is left: 2.5² times as long, and a fifth more."""
-    run, report, known = chains(0.0, 30), made_report(predicted_error=0.01), Precision(0.1, 0.02)
+    run, known = chains(0.0, 30), Precision(0.1, 0.02)
+    # The factor is 7.5, of 16 chains: counted 20 s are reached between these numbers of steps.
+    report = made_report(predicted_error=0.01, step_cost=1e-3)
 
     def factor(report=report, known=known, **changes):
         return result.extension_factor(report, known, dataclasses.replace(run, **changes))
 
     assert factor() == pytest.approx(1.2 * 2.5**2)
-    assert factor(seconds=2.6) is not None
-    assert factor(seconds=2.7) is None  # 20 s
+    assert factor(num_steps=166) is not None
+    assert factor(num_steps=167) is None
+    assert factor(num_steps=166, seconds=1e6) is not None  # the clock does not count
+    within = result.extension_factor(report, known, dataclasses.replace(run, seconds=2.0), 16.0)
+    assert within is not None  # but that of a budget does
+    assert (
+        result.extension_factor(report, known, dataclasses.replace(run, seconds=2.2), 16.0) is None
+    )
     assert factor(is_interrupted=True) is None
     assert factor(dataclasses.replace(report, complaints=("x",))) is None
     assert factor(known=Precision(0.1, 0.041)) is None  # no run of as many draws would do

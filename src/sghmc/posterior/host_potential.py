@@ -6,7 +6,6 @@ precision would move the mode of a badly scaled target by standard deviations.
 
 import functools
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,9 +40,7 @@ about a potential."""
 class HostPotential:
     """U over all data, or estimated from `num_rows` rows; `like` has the parameters' shapes.
 
-    `check()` is called before every pass over the data, and may raise.
-    `seconds` is the least that a pass over these data took, for one point, and `compile_seconds`
-    what its first call took beyond that; both are known after some `looks`.
+    `check(count)` is called before so many gradients are evaluated, and may raise.
     """
 
     def __init__(
@@ -51,10 +48,9 @@ class HostPotential:
         target: Target,
         like: PyTree,
         num_rows: int | None = None,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[int], None] = lambda count: None,
     ):
         self.target, self.check, self.rows = target, check, None
-        self.clock: list[float] = []
         self.like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
         self.wide = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), like)
         self.is_short = True
@@ -74,30 +70,20 @@ class HostPotential:
         """U and ∇U at each row of `points`."""
         values, slopes = [], []
         for first in range(0, len(points), _TOGETHER):
-            self.check()
             some = points[first : first + _TOGETHER]
+            self.check(len(some))
             padded = np.concatenate([some, np.repeat(some[:1], _TOGETHER - len(some), 0)])
-            began = _clock()
             value, slope = self._call(_evaluate_points, padded)
-            self.clock.append(_clock() - began)
             values.append(value[: len(some)])
             slopes.append(slope[: len(some)])
         return np.concatenate(values), np.concatenate(slopes)
-
-    @property
-    def seconds(self) -> float:
-        return min(self.clock) / _TOGETHER
-
-    @property
-    def compile_seconds(self) -> float:
-        return self.clock[0] - min(self.clock)
 
     def potentials(self, points: np.ndarray) -> np.ndarray:
         return self.evaluate(points)[0]
 
     def hessian(self, x: np.ndarray) -> np.ndarray:
-        """Return ∇²U(x)."""
-        self.check()
+        """Return ∇²U(x); a column costs about two gradients."""
+        self.check(2 * x.size)
         matrix = self._call(_hessian, x)
         return (matrix + matrix.T) / 2
 
@@ -107,7 +93,7 @@ class HostPotential:
         """The end of L-BFGS from x, while `goes_on()`, and the potential there."""
         state, value = None, np.nan
         for _ in range(_NUM_LBFGS_STEPS // _LBFGS_AT_ONCE):
-            self.check()
+            self.check(_LBFGS_AT_ONCE)
             x, value, fall, state = self._call(_lbfgs, x, state)
             if not (fall > _LBFGS_FALL and goes_on()):
                 break
@@ -136,11 +122,6 @@ def as_params(vector: np.ndarray, like: PyTree) -> PyTree:
         for part, leaf in zip(parts, leaves, strict=True)
     ]
     return jax.tree.unflatten(treedef, shaped)
-
-
-def _clock() -> float:
-    """Seconds: of this process alone on CPUs, which others may be using, too."""
-    return time.perf_counter() if runtime.has_accelerator() else time.process_time()
 
 
 @functools.cache

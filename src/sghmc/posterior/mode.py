@@ -3,6 +3,7 @@
 The mode of a target and its curvature there, in double precision.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -60,7 +61,12 @@ class Minimum(NamedTuple):
     distance: float
 
 
-def minimize(objective: Objective, x: np.ndarray, rough: Objective | None = None) -> Minimum:
+def minimize(
+    objective: Objective,
+    x: np.ndarray,
+    rough: Objective | None = None,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> Minimum:
     """Newton's method, damped where the function would not fall.
 
     A Hessian serves as long as it brings the minimum quickly nearer: near it a single one does. The
@@ -79,7 +85,7 @@ def minimize(objective: Objective, x: np.ndarray, rough: Objective | None = None
     is_fresh, num_idle, num_bent = True, 0, 0
     for _ in range(_NUM_STEPS):
         distance = bowl.distance(slope)
-        if not np.isfinite(value) or distance < CLOSE:
+        if not np.isfinite(value) or distance < CLOSE or not goes_on():
             break
         if not (is_fresh or distance < before / _QUICKLY):
             bowl = _Bowl(objective.hessian(x), slope)
@@ -193,14 +199,16 @@ def find_mode(target: Target, start: PyTree) -> Mode:
     return mode_of(HostPotential(target, start), start)
 
 
-def mode_of(surface: HostPotential, start: PyTree) -> Mode:
-    """The mode near `start` of a surface over all data."""
+def mode_of(
+    surface: HostPotential, start: PyTree, goes_on: Callable[[], bool] = lambda: True
+) -> Mode:
+    """Return where a search for the mode near `start` ends, at the latest when not `goes_on()`."""
     x, part = as_vector(start), surface.subsampled(_SUBSAMPLE_ROWS)
     search = minimize if x.size <= DENSE_LIMIT else _quasi_newton
     rough = None if part is surface else part
     if rough is not None:
-        x = search(rough, x).x
-    end = search(surface, x, rough)
+        x = search(rough, x, None, goes_on).x
+    end = search(surface, x, rough, goes_on)
     if not np.isfinite(end.value):
         raise ModeError(
             f"The search for the mode became non-finite: the potential is {end.value} there. "
@@ -216,7 +224,10 @@ def hessian(target: Target, position: PyTree, num_rows: int | None = None) -> np
 
 
 def _quasi_newton(
-    surface: HostPotential, x: np.ndarray, rough: HostPotential | None = None
+    surface: HostPotential,
+    x: np.ndarray,
+    rough: HostPotential | None = None,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> Minimum:
-    x, value = surface.descend(x)
+    x, value = surface.descend(x, goes_on)
     return Minimum(x, value, None, np.inf)

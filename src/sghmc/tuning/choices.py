@@ -1,6 +1,6 @@
 """Choice of the engine and of the gradient estimator, by predicted costs.
 
-Engines are compared by predicted seconds, gradient estimators by rows for an independent draw.
+Engines are compared by counted costs, gradient estimators by rows for an independent draw.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import theory
-from sghmc.core import runtime
 from sghmc.core.runtime import double_precision
 from sghmc.gradients import Gradient
 from sghmc.gradients.control_variate import ControlVariate
@@ -20,12 +19,11 @@ from sghmc.gradients.exact import FullBatch
 from sghmc.gradients.minibatch import Minibatch
 from sghmc.gradients.noise import mean_gradient_noise
 from sghmc.posterior.gibbs import Gibbs
-from sghmc.posterior.host_potential import HostPotential
 from sghmc.posterior.posterior import RowPosterior
 from sghmc.posterior.target import Target
 from sghmc.samplers.sghmc import SGHMC
+from sghmc.tuning.budget import GATHER_COST, WARM_UP_TRAJECTORIES, Budget, BudgetError, Costs
 from sghmc.tuning.exact_search import PILOT_DRAWS, Trajectories
-from sghmc.tuning.pilots import Budget, BudgetError
 from sghmc.tuning.whitening import Whitening
 
 # Data of at most so many batches are always evaluated whole: smaller batches gain nothing.
@@ -33,23 +31,11 @@ FEW_BATCHES = 4
 # Data of more batches than this are not evaluated whole in every step, whatever that would gain.
 _MANY_BATCHES = 100
 
-# Seconds of an engine, measured on posteriors of `benchmarks/answer.py` in units of what the search
-# for the mode has measured of this model: compiling its potential, and a pass over its data in
-# double precision.
+# Compilations of a gradient's program that each engine makes.
 _COMPILATIONS = {"exact": 12, "minibatch": 30}
-# A chain's share of a pass, among several chains and in single precision; the smaller one if the
-# pass was compiled with few optimizations, and how many times as long full compilation takes.
-_PASS_SHARE, _HASTY_PASS_SHARE = 1 / 4, 1 / 12
-_FULL_COMPILATION = 2.5
-# A row of a batch costs so many times a row of a pass.
-_GATHER_COST = 2.0
-# Seconds of a step besides its rows: of one chain on a CPU, of all chains on an accelerator.
-_STEP_SECONDS, _LAUNCH_SECONDS = 3e-6, 4e-5
-# Trajectories of all chains before the draws of the exact engine.
-_WARM_UP_TRAJECTORIES = 800
 # Steps of all chains in the pilots of the minibatch engine, and steps of one of its draws.
 _PILOT_STEPS, _STEPS_PER_DRAW = 50_000, 16
-# An answer without bias is worth so many times the seconds.
+# An answer without bias is worth so many times the cost.
 _EXACTNESS_BONUS = 2.5
 
 # A friction between 1 and 2 serves means and variances alike.
@@ -78,19 +64,18 @@ class EngineChoice(NamedTuple):
 
 def choose_engine(
     engine: str,
-    potential: HostPotential,
+    target: Target,
     whitening: Whitening,
+    costs: Costs,
     *,
     batch_size: int,
     num_draws: int,
-    num_chains: int,
     gibbs: Gibbs | None,
 ) -> EngineChoice:
-    """Choose HMC on all data or SGHMC on batches, by predicted seconds if both are possible.
+    """Choose HMC on all data or SGHMC on batches, by counted costs if both are possible.
 
     `num_draws` is that of all chains together.
     """
-    target = potential.target
     if engine != "auto":
         return EngineChoice(engine, "as asked for")
     if gibbs is not None:
@@ -102,55 +87,42 @@ def choose_engine(
     count = int(target.num_examples)
     if count <= FEW_BATCHES * batch_size:
         return EngineChoice("exact", f"{count:,} examples are few beside batches of {batch_size:,}")
-    seconds = predicted_seconds(
-        potential.compile_seconds / (1 if potential.is_short else _FULL_COMPILATION),
-        pass_seconds(potential),
-        count,
+    found = predicted_costs(
+        costs,
         num_gradients=Trajectories.first(whitening).num_steps + 1,
         batch_size=batch_size,
         num_draws=num_draws,
-        step_seconds=_LAUNCH_SECONDS / num_chains if runtime.has_accelerator() else _STEP_SECONDS,
     )
-    is_exact = seconds["exact"] < _EXACTNESS_BONUS * seconds["minibatch"]
-    predicted = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
-    return EngineChoice("exact" if is_exact else "minibatch", f"predicted: {predicted}")
+    is_exact = found["exact"] < _EXACTNESS_BONUS * found["minibatch"]
+    counted = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
+    preferred = f"exact is preferred up to {_EXACTNESS_BONUS:g} times the cost, as it has no bias"
+    reason = f"counted cost in nominal seconds: {counted}; {preferred}"
+    return EngineChoice("exact" if is_exact else "minibatch", reason)
 
 
-def pass_seconds(potential: HostPotential) -> float:
-    """Predict a chain's seconds for one pass over the data."""
-    return potential.seconds * (_HASTY_PASS_SHARE if potential.is_short else _PASS_SHARE)
-
-
-def predicted_seconds(
-    compile_seconds: float,
-    pass_seconds: float,
-    num_examples: int,
-    *,
-    num_gradients: int,
-    batch_size: int,
-    num_draws: int,
-    step_seconds: float = _STEP_SECONDS,
+def predicted_costs(
+    costs: Costs, *, num_gradients: int, batch_size: int, num_draws: int
 ) -> dict[str, float]:
     """Predict tuning and run of each engine; `num_gradients` is that of a trajectory."""
-    passes = (_WARM_UP_TRAJECTORIES + num_draws) * num_gradients
+    passes = (WARM_UP_TRAJECTORIES + num_draws) * num_gradients
     steps = _PILOT_STEPS + _STEPS_PER_DRAW * num_draws
     # A control variate evaluates every row of its batch twice.
-    batch_seconds = 2 * batch_size * _GATHER_COST * (pass_seconds / num_examples)
+    of_batch = 2 * batch_size * GATHER_COST * costs.of_row
     work = {
-        "exact": passes * (step_seconds + pass_seconds),
-        "minibatch": steps * (step_seconds + batch_seconds),
+        "exact": passes * (costs.of_step + costs.of_pass),
+        "minibatch": steps * (costs.of_step + of_batch),
     }
-    return {name: _COMPILATIONS[name] * compile_seconds + work[name] for name in work}
+    return {name: _COMPILATIONS[name] * costs.compiling + work[name] for name in work}
 
 
-def check_first_pilot(potential: HostPotential, whitening: Whitening, budget: Budget) -> None:
+def check_first_pilot(costs: Costs, whitening: Whitening, budget: Budget) -> None:
     """Raise `BudgetError` if the first pilot run of the exact engine would outlast the budget."""
     num_gradients = Trajectories.first(whitening).num_steps + 1
-    seconds = PILOT_DRAWS * num_gradients * pass_seconds(potential)
+    seconds = PILOT_DRAWS * num_gradients * costs.of_pass
     if seconds > budget.left:
         raise BudgetError(
-            f"A first pilot run over all data would take about {seconds:.3g} s, and of the budget "
-            f"of {budget.seconds:g} s {max(budget.left, 0):.3g} s are left: give more by "
+            f"A first pilot run over all data would take about {seconds:.3g} s, and of the "
+            f"{budget} {max(budget.left, 0):.3g} s are left: give more by "
             f"sghmc.tune(…, budget={4 * (budget.spent + seconds):.2g}), or take "
             f'engine="minibatch".'
         )

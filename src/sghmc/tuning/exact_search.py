@@ -49,9 +49,13 @@ class Trajectories:
 
     @classmethod
     def first(cls, whitening: Whitening) -> Self:
-        """Guess before any run: energy errors grow with the number of parameters."""
-        step_size = min(_MAX_FIRST_STEP, 1.2 * len(whitening.center) ** -0.25)
-        return cls(step_size if whitening.is_gaussian else step_size / 3)
+        """Guess before any run; without a peak the coordinates are a guess, too."""
+        return cls.of_size(len(whitening.center), 1.0 if whitening.is_gaussian else 1 / 3)
+
+    @classmethod
+    def of_size(cls, num_parameters: int, share: float = 1.0) -> Self:
+        """Guess from the number of parameters, with which energy errors grow."""
+        return cls(share * min(_MAX_FIRST_STEP, 1.2 * num_parameters**-0.25))
 
     @property
     def sampler(self) -> HMC:

@@ -14,6 +14,7 @@ from sghmc.posterior.host_potential import HostPotential
 from sghmc.posterior.posterior import RowPosterior
 from sghmc.posterior.target import Potential
 from sghmc.results.health import temperature_complaint
+from sghmc.tuning.budget import Costs
 from sghmc.tuning.choices import FEW_BATCHES, FrictionSettings, GradientCandidates, GradientChoice
 from sghmc.tuning.exact_search import ExactSearch
 from sghmc.tuning.pilots import HalvingTest, PilotRun, Pilots, compare_halved
@@ -255,7 +256,9 @@ def _approach(search: MinibatchSearch) -> None:
     rows = target.rows(jnp.asarray(chosen))
     subsampled = Potential(lambda params: target.estimate(params, rows))
     key = jax.random.fold_in(pilots.key, 0)
-    scouts = Pilots(key, subsampled, pilots.num_chains, pilots.max_draws, pilots.budget)
+    costs = Costs.count(subsampled, search.whitening.like, pilots.num_chains)
+    budget = pilots.budget
+    scouts = Pilots(key, subsampled, pilots.num_chains, pilots.max_draws, budget, costs=costs)
     scout = ExactSearch(scouts, search.whitening, search.starts, search.tolerance, _PILOT_DRAWS)
     scout.search()
     search.whitening, search.starts = scout.whitening, scout.starts

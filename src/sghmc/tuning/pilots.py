@@ -1,11 +1,8 @@
-"""Pilot runs: short runs of the chains that the real run will have, within a budget of seconds."""
+"""Pilot runs: short runs of the chains that the real run will have, within a budget."""
 
-import contextlib
 import math
-import time
 import warnings
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,91 +16,13 @@ from sghmc.posterior.target import Target
 from sghmc.results import convergence
 from sghmc.results.health import temperature_complaint
 from sghmc.samplers import Sampler
+from sghmc.tuning.budget import Budget, Costs
 from sghmc.tuning.whitening import Whitening
 
-# Most posteriors need a tenth of this.
-DEFAULT_BUDGET_SECONDS = 120.0
 # A mean kinetic temperature (1 is right) from which on steps are far too large.
 _HOT_TEMPERATURE = 1.5
 # Monte Carlo errors are estimated from about so many parts of the chains.
 _NUM_PARTS = 16
-
-
-class BudgetError(TimeoutError):
-    """Tuning has used its budget before there was anything to return."""
-
-
-class Budget:
-    """The seconds that a tuning may take, and the line in the terminal that says what it does.
-
-    `stages` has the seconds of every stage so far; with `is_shown` a terminal names the stage.
-    """
-
-    def __init__(self, seconds: float, is_shown: bool = False):
-        self.seconds, self.is_shown = seconds, is_shown
-        self.began = time.perf_counter()
-        self.stages: dict[str, float] = {}
-        self.doing = "tuning"
-        self._line: Any = None
-
-    @property
-    def spent(self) -> float:
-        return time.perf_counter() - self.began
-
-    @property
-    def left(self) -> float:
-        return self.seconds - self.spent
-
-    def check(self) -> None:
-        """Raise `BudgetError` if nothing is left."""
-        if self.left < 0:
-            stage = list(self.stages)[-1] if self.stages else "tuning"
-            raise BudgetError(
-                f"Tuning has taken its budget of {self.seconds:g} s ({stage}). Give more by "
-                f"sghmc.tune(…, budget={4 * self.seconds:g}), start nearer the mode, or choose a "
-                f"sampler yourself: sghmc.SGHMC(…) with Minibatch(…) needs no tuning to run."
-            )
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time what is done inside under this name, and show the name."""
-        began = time.perf_counter()
-        self.stages.setdefault(name, 0.0)
-        self.show(name)
-        try:
-            yield
-        finally:
-            self.stages[name] += time.perf_counter() - began
-
-    def show(self, doing: str) -> None:
-        """Show in the terminal, if there is one, what is being done."""
-        self.doing = doing
-        if self.is_shown and self._line is None:
-            from rich import get_console
-
-            console = get_console()
-            self.is_shown = console.is_terminal
-            if self.is_shown:
-                self._line = console.status(_StatusLine(self))
-                self._line.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._line is not None:
-            self._line.stop()
-
-
-class _StatusLine:
-    """Status line for rich, re-rendered with the elapsed seconds."""
-
-    def __init__(self, budget: Budget):
-        self.budget = budget
-
-    def __rich__(self) -> str:
-        budget = self.budget
-        return f"tuning: {budget.doing}, {budget.spent:.0f} s of at most {budget.seconds:g}"
 
 
 class PilotRun(NamedTuple):
@@ -254,10 +173,12 @@ class Pilots:
         max_draws: int,
         budget: Budget,
         gibbs: Gibbs | None = None,
+        costs: Costs | None = None,
     ):
         self.key, self.num_runs = key, 0
         self.target, self.num_chains, self.max_draws = target, num_chains, max_draws
         self.budget, self.gibbs = budget, gibbs
+        self.costs = Costs() if costs is None else costs
 
     def run(
         self,
@@ -290,6 +211,8 @@ class Pilots:
         thinning: int,
     ) -> PilotRun:
         self.num_runs += 1
+        steps = num_draws * thinning * len(starts)
+        self.budget.spend(self.costs.of_steps(sampler, gradient, steps))
         self.budget.show(f"pilot runs, number {self.num_runs}")
         options = RunOptions(
             gradient=gradient,
@@ -327,8 +250,8 @@ class Pilots:
         """Return what a report says if the pilot runs have not settled."""
         if self.budget.left < 0:
             return (
-                f"the pilot runs had not settled when the budget of {self.budget.seconds:g} s was "
-                f"spent: give more by sghmc.tune(…, budget=…)"
+                f"the pilot runs had not settled when the {self.budget} was spent: give more by "
+                f"sghmc.tune(…, budget=…)"
             )
         return (
             "the pilot runs did not settle: the posterior is far from Gaussian, or has several "

@@ -28,7 +28,8 @@ from sghmc.types import PyTree
 _CONFIDENCE = 0.95
 # Factor on the length of an extended run, because its length is an estimate.
 _EXTENSION_MARGIN = 1.2
-# A run is not extended beyond this; a larger error is reported instead.
+# A run is not extended beyond this counted cost, in seconds of a nominal machine; a larger error is
+# reported instead.
 _MAX_EXTENDED_SECONDS = 20.0
 # Of more quantities than this, some are evaluated, evenly spaced.
 _MAX_QUANTITIES = 500
@@ -63,6 +64,8 @@ after the run |
     | `complaints` | reasons in the tuning itself why it does not; `health()` repeats them |
     | `notes` | these complaints, and other remarks |
     | `seconds`, `stages` | time of the tuning, and of each stage |
+    | `step_cost` | counted cost of a step of one chain, in seconds of a nominal machine |
+    | `budget` | seconds that were given: then results depend on the machine; else None |
     """
 
     engine: str
@@ -87,6 +90,8 @@ after the run |
     choice: str = ""
     seconds: float = 0.0
     stages: dict[str, float] = dataclasses.field(default_factory=dict)
+    step_cost: float = 0.0
+    budget: float | None = None
 
     @property
     def allowed_error(self) -> float:
@@ -203,10 +208,13 @@ def _largest_error(errors: np.ndarray) -> float:
     return high
 
 
-def extension_factor(report: TuneReport, found: Precision | None, samples: Samples) -> float | None:
+def extension_factor(
+    report: TuneReport, found: Precision | None, samples: Samples, seconds_left: float | None = None
+) -> float | None:
     """Return how many times as long a run of as many draws must be to meet the tolerance.
 
-    None if the run meets it, and if no such run would, or none within seconds.
+    None if the run meets it, and if no such run would, or none at a small counted cost. With
+    `seconds_left` of a budget the clock decides instead.
     """
     if found is None or report.complaints or samples.is_interrupted:
         return None
@@ -214,7 +222,10 @@ def extension_factor(report: TuneReport, found: Precision | None, samples: Sampl
     if found.error <= allowed or found.independent_error >= allowed:
         return None
     factor = _EXTENSION_MARGIN * (found.error / allowed) ** 2
-    return factor if factor * (samples.seconds or 0.0) < _MAX_EXTENDED_SECONDS else None
+    if seconds_left is not None:
+        return factor if factor * samples.seconds < seconds_left else None
+    cost = samples.num_steps * samples.num_chains * report.step_cost
+    return factor if factor * cost < _MAX_EXTENDED_SECONDS else None
 
 
 def with_precision(report: TuneReport, found: Precision | None, samples: Samples) -> TuneReport:

@@ -28,8 +28,9 @@ from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, StackedPo
 from sghmc.posterior.target import Target
 from sghmc.samplers.settings import check_setting
 from sghmc.samplers.sghmc import SGHMC
+from sghmc.tuning.budget import Budget, Costs, ModeAllowance, check_seconds
 from sghmc.tuning.choices import GradientCandidates, check_first_pilot, choose_engine
-from sghmc.tuning.exact_search import ExactSearch
+from sghmc.tuning.exact_search import ExactSearch, Trajectories
 from sghmc.tuning.minibatch_search import MinibatchSearch
 from sghmc.tuning.modeless_search import (
     DEFAULT_GRADIENTS,
@@ -38,7 +39,7 @@ from sghmc.tuning.modeless_search import (
     unit_whitening,
 )
 from sghmc.tuning.other_modes import MIN_MASS, find_other_mode
-from sghmc.tuning.pilots import DEFAULT_BUDGET_SECONDS, Budget, Pilots
+from sghmc.tuning.pilots import Pilots
 from sghmc.tuning.result import Tuned
 from sghmc.tuning.whitening import Whitening, draw_starts, find_whitening
 from sghmc.types import PyTree, Schedule
@@ -76,7 +77,7 @@ def tune(
     engine: Engine = "auto",
     mode: bool = True,
     num_gradients: int = DEFAULT_GRADIENTS,
-    budget: float = DEFAULT_BUDGET_SECONDS,
+    budget: float | None = None,
     num_samples: int = 1000,
     progress: bool = False,
 ) -> Tuned:
@@ -93,7 +94,8 @@ def tune(
     | `mode` | False: no mode is searched, for mixtures and networks; SGHMC starts from `init`, |
     | | and pilot chains find scales and step size |
     | `num_gradients` | with `mode=False`: gradients of all pilot chains, of batches or all data |
-    | `budget` | seconds after which the best so far is returned, or an error if there is none |
+    | `budget` | seconds after which the best so far is returned, or an error if there is none; \
+results then depend on the machine and its load. None: work is counted, and they do not |
     | `num_samples` | draws of each chain in the later run, which decide which engine is faster |
     | `progress` | show in the terminal what is being done |
 
@@ -115,30 +117,32 @@ def tune(
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     num_draws, missed = num_samples * num_chains, ()
     with Budget(budget, progress) as clock:
-        pilots = Pilots(key, target, num_chains, max(num_samples, _MIN_PIECE_DRAWS), clock, gibbs)
+        costs = Costs.count(target, like, num_chains)
+        max_draws = max(num_samples, _MIN_PIECE_DRAWS)
+        pilots = Pilots(key, target, num_chains, max_draws, clock, gibbs, costs)
         if not mode:
             whitening, reason = unit_whitening(as_vector(start), like), "no mode was asked for"
             gradient = plain_gradient(target, batch_size)
             search = ModelessSearch(pilots, whitening, gradient, tolerance, num_gradients)
         else:
             with clock.stage("mode"):
-                potential = HostPotential(target, like, check=clock.check)
-                whitening, missed = _find_main_mode(
-                    potential, start, lambda: clock.spent < budget / 4
-                )
+                num_gradients = Trajectories.of_size(tree.size(like)).num_steps + 1
+                allowance = ModeAllowance(clock, costs, num_gradients, num_draws)
+                potential = HostPotential(target, like, check=allowance.spend)
+                whitening, missed = _find_main_mode(potential, start, allowance.goes_on)
                 starts = draw_starts(potential, whitening, rng, num_chains)
             choice = choose_engine(
                 engine,
-                potential,
+                target,
                 whitening,
+                costs,
                 batch_size=batch_size,
                 num_draws=num_draws,
-                num_chains=num_chains,
                 gibbs=gibbs,
             )
             reason = choice.reason
             if choice.engine == "exact":
-                check_first_pilot(potential, whitening, clock)
+                check_first_pilot(costs, whitening, clock)
                 search = ExactSearch(pilots, whitening, starts, tolerance, num_draws)
             else:
                 candidates = GradientCandidates(target, batch_size, tolerance, rng)
@@ -149,6 +153,10 @@ def tune(
     if not search.whitening.is_gaussian:
         note = "no single mode was found or looked for: the coordinates are those of pilot runs"
         notes = (*notes, note)
+    if budget is not None:
+        notes += (
+            "the budget is in seconds: another machine, or a busier one, may choose otherwise",
+        )
     complaints = found.report.complaints + missed
     report = dataclasses.replace(
         found.report,
@@ -158,6 +166,8 @@ def tune(
         choice=reason,
         seconds=clock.spent,
         stages=clock.stages,
+        step_cost=costs.of_steps(found.sampler.sampler, found.gradient, 1),
+        budget=budget,
     )
     init = jax.tree.map(jnp.asarray, found.init)
     return dataclasses.replace(found, init=init, report=report)
@@ -203,10 +213,7 @@ def _check_arguments(
         raise ValueError(f"tolerance must lie between 0 and 1, but is {tolerance!r}.")
     if engine not in _ENGINES:
         raise ValueError(f"engine must be one of {', '.join(_ENGINES)}, but is {engine!r}.")
-    if not (isinstance(budget, number) and budget > 0):
-        raise ValueError(
-            f"budget must be a number of seconds above 0 (math.inf: no end), but is {budget!r}."
-        )
+    check_seconds(budget)
     if not isinstance(mode, bool):
         raise TypeError(f"mode must be True or False, but is {mode!r}.")
     check_count(num_gradients, "num_gradients")

@@ -155,14 +155,14 @@ def find_whitening(
 
     Without a peak the center is where the search ended, and the factor only a first guess for pilot
     runs to refine. With more than `mode.DENSE_LIMIT` parameters L-BFGS on some rows looks for a
-    good place, while `goes_on()`.
+    good place. Searches end when `goes_on()` is False.
     """
     like, origin = potential.like, as_vector(start)
     if len(origin) > mode.DENSE_LIMIT:
         center, value = potential.subsampled(_NUM_CURVATURE_ROWS).descend(origin, goes_on)
         _check_end(potential, origin, center, value)
         return _diagonal_whitening(potential, center)
-    found = mode.mode_of(potential, start)
+    found = mode.mode_of(potential, start, goes_on)
     center = as_vector(found.position)
     assert found.hessian is not None
     hessian = found.hessian
