@@ -24,9 +24,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from sghmc.core import runtime
 from sghmc.core.version import __version__
+from sghmc.gradients import Gradient
 from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, StackedPosterior
 from sghmc.posterior.sources import Source, SourceRef
 from sghmc.posterior.target import Potential, Target
+from sghmc.samplers import Sampler
 from sghmc.types import PyTree
 
 # Arrays of at most this many entries are written out; larger ones are hashed.
@@ -93,7 +95,7 @@ def _add(name: str, value: Any, lines: dict[str, str], above: tuple[int, ...]) -
         lines[name] = _array_text(value)
     elif id(value) in above:
         lines[name] = "itself"
-    elif isinstance(value, _FUNCTION):
+    elif isinstance(value, _FUNCTION) and not isinstance(value, jax.tree_util.Partial):
         lines[name] = "a function"
     else:
         # Without the module: a class may move between modules and stay the same class.
@@ -121,7 +123,34 @@ def _parts(value: Any) -> dict[str, Any]:
         is_growing = isinstance(value, RowPosterior) and value.source and value.source.is_growing
         names = [field.name for field in dataclasses.fields(value)]
         return {f".{n}": getattr(value, n) for n in names if not (is_growing and n == "num_real")}
-    return {f".{key}": entry for key, entry in getattr(value, "__dict__", {}).items()}
+    return _parts_of_other(value)
+
+
+def _parts_of_other(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object; of a pytree without any, what jax takes for its parts."""
+    if isinstance(value, jax.tree_util.Partial):
+        # jax takes its arrays for arguments, which a traced program does not contain.
+        return {f".{part}": getattr(value, part) for part in ("func", "args", "keywords")}
+    if hasattr(value, "__dict__"):
+        return {f".{key}": entry for key, entry in vars(value).items()}
+    children = jax.tree_util.default_registry.flatten_one_level(value)
+    return {} if children is None else {f"[{i}]": entry for i, entry in enumerate(children[0])}
+
+
+def is_described(settings: Any) -> bool:
+    """Tell whether settings, and those inside of them, are classes of sghmc.
+
+    `describe` then has all that they prepare for a run. Other classes may prepare arrays from any
+    value outside of them.
+
+    >>> import sghmc
+    >>> is_described(sghmc.Cyclical(sghmc.SGHMC(0.1, 1.0), 10, 0.5))
+    True
+    """
+    if type(settings).__module__.partition(".")[0] != "sghmc":
+        return False
+    inner = [getattr(settings, field.name) for field in dataclasses.fields(settings)]
+    return all(is_described(part) for part in inner if isinstance(part, Sampler | Gradient))
 
 
 def _array_text(value: Any) -> str:

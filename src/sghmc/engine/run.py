@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
+from sghmc.checkpoint import fingerprint
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.folder import RunFolder, open_folder
 from sghmc.core import runtime
@@ -66,7 +67,8 @@ def run(
     with _opened(options.checkpoint, identity) as folder:
         program = program_of(parts, key, target, options)
         if folder is not None:
-            folder.identify({"steps": trace_run(program), "draws": is_kept})
+            prepared = _prepared_outside(program, sampler, options)
+            folder.identify({"steps": trace_run(program), "draws": is_kept} | prepared)
         num_steps = len(is_kept) * options.thinning
         origin = _origin(target, sampler, program.estimator, options, num_steps)
         with _reading(program, sampler, len(is_kept), place) as reader:
@@ -120,6 +122,24 @@ def program_of(
         has_info=options.info,
         is_stacked=isinstance(target, StackedPosterior),
     )
+
+
+def _prepared_outside(
+    program: Program, sampler: Sampler, options: RunOptions
+) -> dict[str, list[Any]]:
+    """Return the arrays that `prepare` of a user's own classes made, by what prepared them.
+
+    A traced program has their shapes alone.
+    """
+    parts = {
+        "sampler": (sampler, program.kernel),
+        "gradient": (options.gradient, program.estimator),
+    }
+    return {
+        f"arrays of the {name}": jax.tree.leaves(eqx.filter(prepared, eqx.is_array))
+        for name, (settings, prepared) in parts.items()
+        if not fingerprint.is_described(settings)
+    }
 
 
 @contextlib.contextmanager
