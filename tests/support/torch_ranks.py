@@ -8,6 +8,8 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -31,6 +33,33 @@ def whole(model) -> torch.Tensor:
     return torch.cat([p.full_tensor().detach().reshape(-1) for p in model.parameters()])
 
 
+def checkpointed(wrap, path: str, rows) -> list[torch.Tensor]:
+    """The weights of a run, and those of a run that was saved and loaded in the middle."""
+
+    def flattened(model) -> torch.Tensor:
+        whole = (getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters())
+        return torch.cat([each.detach().reshape(-1) for each in whole])
+
+    model, other = wrap(network()), wrap(network())
+    sampler = SGHMC.from_learning_rate(model.parameters(), 4e-4, 0.1, **GIVEN)
+    train(model, sampler, rows, 2)
+    sampler.gibbs()
+    names = ("model", "sampler")
+    saved = dict(zip(names, get_state_dict(model, sampler), strict=True))
+    dcp.save(saved, checkpoint_id=path)
+    train(model, sampler, rows, 2)
+    sampler.gibbs()
+    resumed = SGHMC.from_learning_rate(other.parameters(), 4e-4, 0.1, **GIVEN)
+    into = dict(zip(names, get_state_dict(other, resumed), strict=True))
+    dcp.load(into, checkpoint_id=path)
+    set_state_dict(other, resumed, model_state_dict=into["model"], optim_state_dict=into["sampler"])
+    assert resumed.num_steps == 2
+    train(other, resumed, rows, 2)
+    resumed.gibbs()
+    precision = [each.param_groups[0]["prior"].precision for each in (sampler, resumed)]
+    return [flattened(model), flattened(other), torch.tensor(precision)]
+
+
 def main(rank: int, file: str, out: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     rows = slice(20 * rank, 20 * rank + 20)  # half of the batch each
@@ -38,7 +67,18 @@ def main(rank: int, file: str, out: str) -> None:
     model = DistributedDataParallel(network())
     train(model, SGHMC(model.parameters(), 0.02, friction=5.0, **GIVEN), rows)
     found["ddp"] = flat(model)
+    model = DistributedDataParallel(network())
+    sampler = SGHMC(model.parameters(), 0.02, friction=5.0, **{**GIVEN, "seed": rank})
+    try:
+        train(model, sampler, rows)
+    except ValueError as error:
+        found["error"] = str(error)
+    alone = network()  # chains of processes that have nothing to do with each other
+    train(alone, SGHMC(alone.parameters(), 0.02, friction=5.0, **{**GIVEN, "seed": rank}), rows, 1)
     mesh = init_device_mesh("cpu", (2,))
+    wraps = {"ddp": DistributedDataParallel, "fsdp": lambda model: fully_shard(model, mesh=mesh)}
+    for name, wrap in wraps.items():
+        found[f"checkpointed {name}"] = checkpointed(wrap, f"{file}-{name}", rows)
     model = network()
     fully_shard(model, mesh=mesh)
     sampler = SGHMC(model.parameters(), 0.02, friction=5.0, temperature=0.0, **GIVEN)

@@ -39,7 +39,7 @@ def test_a_run_resumes_bit_for_bit(name, dtype):
     weights, state = torch.load(file, weights_only=True)
     resumed = network(dtype)
     resumed.load_state_dict(weights)
-    other = make(name, resumed, seed=99)
+    other = make(name, resumed)
     other.load_state_dict(state)
     train(resumed, other, 3)
     other.gibbs()
@@ -65,6 +65,16 @@ def test_seeds_make_the_noise():
 def test_a_state_of_something_else_is_refused():
     model = network()
     sampler = make("sghmc", model)
+    for name, given, message in (
+        ("baoab", {}, "sampler='BAOAB', but this sampler has sampler='SGHMC': load it into"),
+        ("sghmc", {"num_data": 5}, "num_data=5, but this sampler has num_data=40: another number"),
+        ("sghmc", {"seed": 9}, "seed=9, but this sampler has seed=3: the noise goes on"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sampler.load_state_dict(make(name, model, **given).state_dict())
+    corrected, uncorrected = make("psgld", model), make("psgld uncorrected", model)
+    with pytest.raises(ValueError, match=r"options={'correction': True}.*give the same ones"):
+        uncorrected.load_state_dict(corrected.state_dict())
     with pytest.raises(ValueError, match="no state of a sampler"):
         sampler.load_state_dict(torch.optim.SGD(model.parameters()).state_dict())
     flat_prior = make("sghmc", model, prior=None)

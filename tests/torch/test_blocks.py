@@ -7,18 +7,18 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from sghmc.torch import normals
-from sghmc.torch.normals import Block
+from sghmc.torch.normals import NormalBlock
 
 
-def block(seed: int = 0, dtype=torch.float32) -> Block:
-    return Block(dtype, np.random.SeedSequence(seed))
+def block(seed: int = 0, dtype=torch.float32) -> NormalBlock:
+    return NormalBlock(dtype, np.random.SeedSequence(seed))
 
 
-def taken(source: Block, *sizes: int):
+def taken(source: NormalBlock, *sizes: int):
     return torch.cat([given(source, size) for size in sizes])
 
 
-def given(source: Block, size: int):
+def given(source: NormalBlock, size: int):
     start = source.take(size)
     return source.numbers[start : start + size].clone()
 

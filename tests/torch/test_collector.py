@@ -140,7 +140,7 @@ def test_a_collector_goes_on_where_it_was(on_disk, tmp_path):
     file.seek(0)
     states = torch.load(file, weights_only=True)
     again = network()
-    other = make("sghmc", again, seed=77)
+    other = make("sghmc", again)
     resumed = Collector(again, other, **given)
     for each, state in zip((again, other, resumed), states, strict=True):
         each.load_state_dict(state)

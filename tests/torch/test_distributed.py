@@ -78,3 +78,17 @@ def test_shards_resume_bit_for_bit(ranks):
 def test_a_draw_is_whole(ranks):
     assert ranks[0]["drawn"].shape == (1, 1, 4, 3)
     assert torch.equal(ranks[0]["drawn"], ranks[1]["drawn"])
+
+
+def test_replicas_with_different_seeds_are_refused(ranks):
+    for rank in ranks:
+        assert "the replicas drift apart. Give all the same seed." in rank["error"]
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_a_distributed_checkpoint_resumes_bit_for_bit(ranks, name):
+    """`torch.distributed.checkpoint` keeps parameter groups, and nothing beside them."""
+    for rank in ranks:
+        went_on, resumed, precision = rank[f"checkpointed {name}"]
+        assert torch.equal(went_on, resumed)
+        assert precision[0] == precision[1] != 2.0

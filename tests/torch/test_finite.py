@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from sghmc.torch.gradients import FiniteCheck
 from torch_cases import make, network, train
 
+BAD = torch.tensor([torch.inf, 1.0, 1.0])
+
 
 class Past:
     def synchronize(self):
@@ -18,9 +20,9 @@ class Past:
 
 def test_a_look_is_read_with_the_next_one():
     check: Any = FiniteCheck()
-    check._pending = (7, torch.tensor(True), Past())
+    check._pending = (7, torch.ones(3), Past())
     check.settle()
-    check._pending = (8, torch.tensor(False), Past())
+    check._pending = (8, BAD, Past())
     with pytest.raises(FloatingPointError, match="step 8 was not finite, and the parameters have"):
         check.check([torch.zeros(1)], 9)
     check.check([torch.zeros(1)], 9)  # it is told once
@@ -30,7 +32,7 @@ def test_a_draw_waits_for_the_look():
     model = network()
     sampler: Any = make("sghmc", model)
     train(model, sampler, 1)
-    sampler._finite._pending = (0, torch.tensor(False), Past())
+    sampler._finite._pending = (0, BAD, Past())
     with pytest.raises(FloatingPointError, match="step 0"):
         sampler.settle()
 

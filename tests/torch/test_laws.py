@@ -22,7 +22,7 @@ from sghmc.torch import BAOAB, PSGLD, SGHMC, SGLD, SGNHT, GaussianPrior, pieces
 from sghmc.torch import sghmc as baoab_file
 from sghmc.torch import sghmc as momentum
 from sghmc.torch import sghmc as sghmc_file
-from sghmc.torch.normals import Block
+from sghmc.torch.normals import NormalBlock
 from sghmc.torch.pieces import Piece
 from torch_steps import NUM_DATA, real_step
 from torch_twins import TWINS, judge_path
@@ -342,7 +342,7 @@ SGHMC_FAULTS = {
 }
 NOISE_FAULTS = {
     "one number for a whole tensor": wrapped(Piece, "normals", one_number),
-    "the same numbers in every step": wrapped(Block, "take", take_again),
+    "the same numbers in every step": wrapped(NormalBlock, "take", take_again),
 }
 NOISE_FAULTS_IN_PIECES = {
     "one number for a whole tensor, in pieces": wrapped(Piece, "normals", one_number),

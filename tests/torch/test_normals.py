@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch.normals import Normals, Source
+from sghmc.torch.normals import Normals, NormalSource
 
 
-def first(source: Source):
+def first(source: NormalSource):
     return torch.cat([torch.randn(4, generator=each) for each in source.generators])
 
 
@@ -65,7 +65,7 @@ def test_devices_are_told_by_their_order_not_their_number():
     for number in (3, 3, 1):
         on_device: Any = type("OnDevice", (), {"device": torch.device("cpu", number)})()
         normals.source(on_device)
-    assert list(normals.state_dict()) == ["cpu:0", "cpu:1"]
+    assert list(normals.state_dict()) == ["cpu:0", "cpu:1", "all"]
 
 
 def test_states_go_on():
@@ -73,14 +73,20 @@ def test_states_go_on():
     first(normals.source(torch.zeros(1)))
     saved = normals.state_dict()
     expected = first(normals.source(torch.zeros(1)))
-    other = Normals(5)
-    other.load_state_dict(saved)
+    other = Normals(0)
+    other.load_state_dict(saved, 1)
     assert other.state_dict().keys() == saved.keys()  # also before they are needed
     assert torch.equal(first(other.source(torch.zeros(1))), expected)
 
 
-def test_a_state_of_another_device_is_refused():
+def test_noise_that_no_state_had_is_new_and_said_to_be():
+    """A run that was saved on an accelerator goes on, right but not bit for bit."""
     other = Normals(0)
-    other.load_state_dict({"cuda:0": torch.zeros(1, 16, dtype=torch.uint8)})
-    with pytest.raises(ValueError, match=r"noise for \['cuda:0'\], not for cpu:0"):
-        other.source(torch.zeros(1))
+    other.load_state_dict({"cuda:0": torch.zeros(1, 16, dtype=torch.uint8)}, 7)
+    with pytest.warns(UserWarning, match=r"noise for \['cuda:0'\], not for cpu:0"):
+        resumed = first(other.source(torch.zeros(1)))
+    assert not torch.equal(resumed, first(Normals(0).source(torch.zeros(1))))
+    other.load_state_dict({}, 0)  # saved before the first step
+    assert torch.equal(
+        first(other.source(torch.zeros(1))), first(Normals(0).source(torch.zeros(1)))
+    )

@@ -1,7 +1,6 @@
-"""The state of a sampler as tensors and numbers: a run resumes from it bit for bit.
+"""The base of all samplers here: an optimizer whose iterates are the chain."""
 
-What every sampler is here: an optimizer whose iterates are the chain.
-"""
+# pyright: reportPrivateImportUsage=false
 
 import abc
 import functools
@@ -11,14 +10,18 @@ from typing import Any, NotRequired, TypedDict
 import torch
 
 from sghmc.torch import gradients as losses
-from sghmc.torch import pieces, priors
+from sghmc.torch import pieces, priors, replicas
 from sghmc.torch.gradients import VARIANCE, FiniteCheck, Microbatches, is_estimated
 from sghmc.torch.normals import Normals
-from sghmc.torch.pieces import Piece, Plan
-from sghmc.torch.priors import GaussianPrior, Prior
+from sghmc.torch.pieces import Piece, StepPlan
+from sghmc.torch.priors import GaussianPrior
 from sghmc.torch.settings import (
+    POSITION,
     REQUIRED,
+    check_keys,
     check_parameters,
+    check_state_of,
+    follow_changes,
     given,
     gradients,
     moving,
@@ -26,53 +29,7 @@ from sghmc.torch.settings import (
     of_few_digits,
     whole_number,
 )
-
-
-def pack(packed: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-    """What torch packs of an optimizer, and what a `run` needs besides.
-
-    Of a prior there is the precision: functions are those of the sampler that is loaded into.
-    """
-    groups = [{**group, "prior": _precision(group["prior"])} for group in packed["param_groups"]]
-    return {**packed, "param_groups": groups, "run": run}
-
-
-def check_state(saved: dict[str, Any], priors: list[Prior | None]) -> None:
-    """Refuse what another sampler saved."""
-    if "run" not in saved:
-        raise ValueError("This is no state of a sampler: its noise is missing.")
-    for group, prior in zip(saved["param_groups"], priors, strict=False):
-        if isinstance(prior, GaussianPrior) != (group["prior"] is not None):
-            raise ValueError(f"The state that is loaded had another prior than {prior!r}.")
-
-
-def restore_priors(groups: list[dict[str, Any]], priors: list[Prior | None]) -> None:
-    """The priors that groups had before a load, with the precisions that were loaded."""
-    for group, prior in zip(groups, priors, strict=True):
-        if isinstance(prior, GaussianPrior):
-            prior.precision = group["prior"]
-        group["prior"] = prior
-
-
-def restore_states(
-    state: dict[torch.Tensor, dict[str, Any]], groups: list[dict[str, Any]], saved: dict[str, Any]
-) -> None:
-    """The states in the precision that they had: torch gives them that of the parameters."""
-    for group, of_group in zip(groups, saved["param_groups"], strict=True):
-        for param, name in zip(group["params"], of_group["params"], strict=True):
-            for key, value in saved["state"].get(name, {}).items():
-                if isinstance(value, torch.Tensor):
-                    state[param][key] = value.detach().to(param.device, copy=True)
-
-
-def _precision(prior: Prior | None) -> float | None:
-    return prior.precision if isinstance(prior, GaussianPrior) else None
-
-
-# What every sampler is here: an optimizer whose iterates are the chain.
-
-# pyright: reportPrivateImportUsage=false
-
+from sghmc.torch.state import StatefulOptimizer
 
 _NUM_DATA = (
     "give num_data=N, the number of rows of the whole training set. The loss is a mean over a "
@@ -86,12 +43,11 @@ _SEED = (
     "give seed=0, or any whole number. Equal seeds make equal noise: chains need different ones, "
     "the ranks of one DDP the same."
 )
-POSITION = "position"
-_MOST_PLANS = 64
+_MAX_PLANS = 64
 
 
 class Common(TypedDict):
-    """What every sampler takes: by name, and all but the temperature must be given."""
+    """Arguments of every sampler, by name; all but the temperature must be given."""
 
     temperature: NotRequired[float]
     num_data: Any
@@ -99,7 +55,7 @@ class Common(TypedDict):
     seed: Any
 
 
-class Sampler(torch.optim.Optimizer, abc.ABC):
+class Sampler(StatefulOptimizer, abc.ABC):
     """Moves parameters by the gradients of a mean loss, so that they are draws of the posterior.
 
         U(θ) = −Σ log p(y_i | x_i, θ) − log p(θ),   ∇Ũ(θ) = N ∇loss(θ) − ∇ log p(θ)
@@ -125,11 +81,11 @@ log density, or None: flat |
     ):  # fmt: skip
         self.num_data = whole_number(given(num_data, "num_data", _NUM_DATA), "num_data", least=1)
         self.normals = Normals(whole_number(given(seed, "seed", _SEED), "seed", least=0))
-        self.num_steps = 0
+        self._are_seeds_checked = False
         self._finite = FiniteCheck()
         self._microbatches = Microbatches()
         self._priors = priors.Copies()
-        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._plans: dict[tuple[int, ...], StepPlan] = {}
         common = {"temperature": temperature, "prior": given(prior, "prior", _PRIOR)}
         super().__init__(params, {"lr": step_size, **settings, **common})
 
@@ -139,19 +95,20 @@ log density, or None: flat |
 
     @abc.abstractmethod
     def _fresh(self, group: dict[str, Any], position: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What belongs to a parameter before its first step, as zeros."""
+        """Return the state of a parameter before its first step, as zeros."""
 
     def _start(self, group: dict[str, Any], piece: Piece) -> None:
         """Bring what is fresh to where a chain begins, in place."""
 
     @abc.abstractmethod
-    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+    def _move_all(self, group: dict[str, Any], plan: StepPlan) -> None:
         """One step of positions and states, in place: most move each piece by itself."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        param_group = dict(param_group)
         if "step_size" in param_group:
-            param_group = dict(param_group)
             param_group["lr"] = param_group.pop("step_size")
+        check_keys(type(self).__name__, param_group, {*self.defaults, *self._KEYS})
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         number(group["lr"], "step_size", positive=True)
@@ -162,10 +119,13 @@ log density, or None: flat |
             if is_estimated(group):
                 self._microbatches.watch(param)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_group(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Check the settings of a group, and return them."""
         number(group["lr"], "step_size")
         number(group["temperature"], "temperature")
-        self._check(group)
+        settings = self._settings(group)
+        self._check(settings)
+        return settings
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
@@ -174,24 +134,36 @@ log density, or None: flat |
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            losses.check_loss(loss)
+            losses.check_loss(loss, self.num_data)
+        elif self._is_asked_for_states():
+            for group in self.param_groups:
+                self._planned(group, moving(group))
+            return None
         self._advance()
         return loss
 
+    def _forget(self) -> None:
+        self._plans.clear()
+        self._are_seeds_checked = False
+
+    @torch._disable_dynamo  # a step is fused already, and tracing it takes minutes
     def _advance(self) -> None:
-        """One step of all groups; where something is wrong, of none."""
+        """Make one step of all groups; where something is wrong, of none."""
         groups = [(g, params) for g in self.param_groups if (params := moving(g))]
         grads = [gradients(group, params) for group, params in groups]
         self._finite.check([grad for each in grads for grad in each], self.num_steps)
+        if not self._are_seeds_checked:
+            replicas.check_seeds((p for _, params in groups for p in params), self.normals.seed)
+            self._are_seeds_checked = True
+        settings = [self._check_group(group) for group, _ in groups]
         for group, params in groups:
-            self._check_group(group)
             if is_estimated(group):
                 self._microbatches.check(params)
         plans = [self._planned(group, params) for group, params in groups]
         for (group, params), plan, of_loss in zip(groups, plans, grads, strict=True):
             plan.hand_out(of_loss, priors.gradient(self._positions, params, group["prior"]))
-        for (group, params), plan in zip(groups, plans, strict=True):
-            self._move_all(group, plan)
+        for (group, params), its_settings, plan in zip(groups, settings, plans, strict=True):
+            self._move_all(its_settings, plan)
             plan.forget()
             if is_estimated(group):
                 states = [self.state[param] for param in params]
@@ -200,19 +172,23 @@ log density, or None: flat |
                 param.copy_(self.state[param][POSITION])
         self.num_steps += 1
 
-    def _planned(self, group: dict[str, Any], params: list[torch.Tensor]) -> Plan:
-        """Parameters in pieces, the same in every step; new ones are started."""
+    def _planned(self, group: dict[str, Any], params: list[torch.Tensor]) -> StepPlan:
+        """Return the parameters in pieces, the same in every step; new ones are started."""
         # A plan holds on to memory, so that no other parameter can be there.
         key = tuple([pieces.local(param).data_ptr() for param in params])
         if key not in self._plans:
             new = [param for param in params if param not in self.state]
             for param in new:
                 self._begin(group, param)
+            for param in params:
+                check_state_of(param, self.state[param])
             if new:
                 self._cut(new).run(functools.partial(self._start, group))
-            if len(self._plans) >= _MOST_PLANS:
+            if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = self._cut(params)
+        for param in of_few_digits(params):
+            follow_changes(param, self.state[param][POSITION])
         return self._plans[key]
 
     def _begin(self, group: dict[str, Any], param: torch.Tensor) -> None:
@@ -223,13 +199,13 @@ log density, or None: flat |
         if is_estimated(group):
             state[VARIANCE] = torch.zeros_like(position)
 
-    def _cut(self, params: list[torch.Tensor]) -> Plan:
+    def _cut(self, params: list[torch.Tensor]) -> StepPlan:
         positions = [position.detach() for position in self._positions(params)]
         states = [self.state[param] for param in params]
         return pieces.cut(positions, states, self.normals)
 
     def _positions(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Parameters or, where they have few digits, the copies that have more."""
+        """Return parameters or, where they have few digits, the copies that have more."""
         return [self.state.get(param, {}).get(POSITION, param) for param in params]
 
     def _add_gradient(
@@ -246,7 +222,7 @@ log density, or None: flat |
     @torch.no_grad()
     def potential(self, loss: Any) -> float:
         """Ũ(θ), up to a constant, from the mean loss of a batch."""
-        losses.check_loss(loss)
+        losses.check_loss(loss, self.num_data)
         total = self.num_data * float(loss)
         for group in self.param_groups:
             positions = self._positions(moving(group))
@@ -272,28 +248,17 @@ log density, or None: flat |
         if self.num_steps == 0:
             raise ValueError("gibbs() draws between steps: call it after the first one.")
         for groups in priors.sharing(self.param_groups):
-            seen = [self._middle(group, moving(group)) for group in groups]
-            positions = [position for each in seen for position in each]
+            middle = [self._middle(self._settings(group), moving(group)) for group in groups]
+            positions = [position for each in middle for position in each]
             groups[0]["prior"].draw(positions, groups[0]["temperature"], self.normals.generator())
 
     def _middle(self, group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Where position and momentum are independent."""
+        """Return the positions at which position and momentum are independent."""
         return self._positions(params)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers alone: what a run resumes from, bit for bit, the noise included."""
-        run = {"num_steps": self.num_steps, "noise": self.normals.state_dict()}
-        return pack(super().state_dict(), run)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        own = [group["prior"] for group in self.param_groups]
-        check_state(state_dict, own)
-        super().load_state_dict(state_dict)
-        restore_priors(self.param_groups, own)
-        restore_states(self.state, self.param_groups, state_dict)
-        self._plans.clear()
-        self.num_steps = state_dict["run"]["num_steps"]
-        self.normals.load_state_dict(state_dict["run"]["noise"])
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("A sampler is not copied or pickled: save its state_dict().")
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside the wrappers of accelerate, Lightning and the like."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer

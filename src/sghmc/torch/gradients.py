@@ -1,4 +1,4 @@
-"""What can be seen of a loss: whether it is one number, and no sum over the batch.
+"""Checks of a loss: whether it is one number, and no sum over the batch.
 
 Whether gradients are finite: a step by one that is not would be the end of a chain.
 
@@ -6,6 +6,7 @@ V̂, the variance that the gradient's error has: taken off what is injected, giv
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,11 +20,11 @@ _SUM = 2
 """Torch's number for reduction="sum"."""
 
 
-def check_loss(loss: Any) -> None:
-    """Refuse a loss that is not a mean, where its graph tells.
+def check_loss(loss: Any, num_data: int | None = None) -> None:
+    """Refuse a loss that is not a mean, or of more rows than `num_data`, where its graph tells.
 
-    Torch's own losses say how they were reduced. A sum that was written out, or a mean over
-    something else than the rows of the batch, cannot be told from a mean.
+    Torch's own losses say how they were reduced, and over how many rows. A sum that was written
+    out, or a mean over something else than the rows of the batch, cannot be told from a mean.
     """
     if not isinstance(loss, torch.Tensor):
         return
@@ -37,6 +38,22 @@ def check_loss(loss: Any) -> None:
             'The loss has reduction="sum", but must be the mean over the batch: num_data is what '
             'it is multiplied by. Take reduction="mean".'
         )
+    num_rows = _num_rows(loss.grad_fn)
+    if num_data is not None and num_rows > num_data:
+        raise ValueError(
+            f"The loss is of {num_rows} rows, but num_data is {num_data}: give the number of rows "
+            f"of the whole training set, len(dataset), not the number of batches, len(loader)."
+        )
+
+
+def _num_rows(node: Any) -> int:
+    """Return over how many rows one of torch's own losses is, or 0: saved tensors may be gone."""
+    if not hasattr(node, "_saved_reduction"):
+        return 0
+    outputs = node.next_functions[0][0]
+    metadata = getattr(outputs, "_input_metadata", None)
+    shape = metadata[0].shape if metadata and not hasattr(outputs, "variable") else ()
+    return shape[0] if len(shape) else 0
 
 
 # Whether gradients are finite: a step by one that is not would be the end of a chain.
@@ -53,6 +70,7 @@ class FiniteCheck:
 
     def __init__(self):
         self._pending: tuple[int, torch.Tensor, torch.Event] | None = None
+        self._clipping = _ClippingCheck()
 
     def check(self, grads: list[torch.Tensor], step: int) -> None:
         self.settle()
@@ -62,12 +80,15 @@ class FiniteCheck:
         grads = [grad.float() if grad.dtype == torch.float16 else grad for grad in grads]
         norms = [whole(norm) for norm in torch._foreach_norm(grads)]
         if grads[0].is_cpu:
-            if not math.isfinite(sum([norm.item() for norm in norms])):
+            values = [norm.item() for norm in norms]
+            if not math.isfinite(sum(values)):
                 _refuse(grads, step)
+            self._clipping.add(math.hypot(*values), values[0])
             return
-        total = torch.stack([norm.to(norms[0].device) for norm in norms]).sum()
+        together = torch.stack([norm.to(norms[0].device) for norm in norms])
+        total = torch.stack([together.sum(), torch.linalg.vector_norm(together), together[0]])
         event = torch.Event(total.device.type)
-        looked = torch.isfinite(total).to("cpu", non_blocking=True)
+        looked = total.to("cpu", non_blocking=True)
         event.record()
         self._pending = (step, looked, event)
 
@@ -77,11 +98,49 @@ class FiniteCheck:
         step, looked, event = self._pending
         self._pending = None
         event.synchronize()
-        if not looked:
+        total, norm, first = looked.tolist()
+        if not math.isfinite(total):
             raise FloatingPointError(
                 f"The gradient of step {step} was not finite, and the parameters have moved by it: "
                 f"go on from the last draw or checkpoint, with a smaller step_size."
             )
+        self._clipping.add(norm, first)
+
+
+_WATCHED_STEPS, _MIN_CLIPPED_STEPS = 50, 10
+_CLIPPED_ROUNDING, _MIN_CHANGE = 3e-6, 1e-3
+"""Relative differences: of norms that were clipped to one value, and of one parameter's part."""
+
+
+class _ClippingCheck:
+    """Warns once where norms of gradients pile up at one value, as clipping leaves them."""
+
+    def __init__(self):
+        self._norms: list[tuple[float, float]] = []
+        self._is_done = False
+
+    def add(self, norm: float, first: float) -> None:
+        """Add the norm of all gradients of a step, and that of the first parameter's."""
+        if self._is_done:
+            return
+        self._norms.append((norm, first))
+        if len(self._norms) < _WATCHED_STEPS:
+            return
+        ordered, self._norms = sorted(self._norms), []
+        for least, most in zip(ordered, ordered[_MIN_CLIPPED_STEPS - 1 :], strict=False):
+            if most[0] > least[0] * (1 + _CLIPPED_ROUNDING):
+                continue
+            parts = [part for norm, part in ordered if least[0] <= norm <= most[0]]
+            # Where nothing moves, norms are equal too; but then so are those of each parameter.
+            if max(parts) > min(parts) * (1 + _MIN_CHANGE):
+                self._is_done = True
+                warnings.warn(
+                    f"The gradients of {len(parts)} of {_WATCHED_STEPS} steps have the norm "
+                    f"{most[0]:.3g}, as after clipping: the posterior of clipped gradients is "
+                    f"another one. Do not clip; where a chain diverges, take a smaller step_size.",
+                    stacklevel=2,
+                )
+                return
 
 
 def _refuse(grads: list[torch.Tensor], step: int) -> None:
@@ -162,8 +221,8 @@ def inject(
     piece.add_noise(targets, scale)
 
 
-class Seen(NamedTuple):
-    """What the microbatches of a step have added to a gradient until now."""
+class GradientParts(NamedTuple):
+    """Sums over the microbatches of a step until now."""
 
     total: torch.Tensor
     squares: torch.Tensor
@@ -185,7 +244,7 @@ class Microbatches:
     """
 
     def __init__(self):
-        self._seen: dict[torch.Tensor, Seen] = {}
+        self._seen: dict[torch.Tensor, GradientParts] = {}
 
     def watch(self, param: torch.Tensor) -> None:
         if param.requires_grad:
@@ -198,11 +257,11 @@ class Microbatches:
         # One change since the last look is a sum that goes on; else it was zeroed, and begins anew.
         if seen is None or grad._version != seen.version + 1:
             squares = grad.to(wide(grad)) ** 2
-            self._seen[param] = Seen(grad.clone(), squares, 1, grad._version)
+            self._seen[param] = GradientParts(grad.clone(), squares, 1, grad._version)
             return
         seen.squares.add_((grad - seen.total).to(wide(grad)) ** 2)
         total = seen.total.copy_(grad)
-        self._seen[param] = Seen(total, seen.squares, seen.num_parts + 1, grad._version)
+        self._seen[param] = GradientParts(total, seen.squares, seen.num_parts + 1, grad._version)
 
     def check(self, params: list[torch.Tensor]) -> None:
         """Refuse what no variance can be taken from, before anything has moved."""

@@ -12,7 +12,7 @@ import torch
 from sghmc.torch import gradients as losses
 from sghmc.torch import gradients as noise
 from sghmc.torch.base import Common, Sampler
-from sghmc.torch.pieces import Piece, Plan
+from sghmc.torch.pieces import Piece, StepPlan
 from sghmc.torch.settings import gradients, moving, number, of_few_digits
 
 
@@ -68,7 +68,7 @@ from microbatches |
     def _fresh(self, group: dict[str, Any], position: torch.Tensor) -> dict[str, torch.Tensor]:
         return {}
 
-    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+    def _move_all(self, group: dict[str, Any], plan: StepPlan) -> None:
         plan.run(functools.partial(self._move, group))
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
@@ -121,6 +121,8 @@ class PSGLD(Sampler):
     3.0
     """
 
+    _OPTIONS = ("correction",)
+
     def __init__(
         self,
         params: Iterable,
@@ -156,7 +158,7 @@ class PSGLD(Sampler):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
         """Move by the gradient of the loss that `closure` returns (see above)."""
-        if not self.correction:
+        if not self.correction or (closure is None and self._is_asked_for_states()):
             return super().step(closure)
         if closure is None:
             raise TypeError(
@@ -166,13 +168,21 @@ class PSGLD(Sampler):
             )
         with torch.enable_grad():
             loss = closure()
-            losses.check_loss(loss)
+            losses.check_loss(loss, self.num_data)
             self._differentiate(loss)
         self._advance()
         return loss
 
-    def _differentiate(self, loss: torch.Tensor) -> None:
-        """∇Ũ into the gradients, and 2z(∇²Ũ z) into the state."""
+    def _differentiate(self, loss: Any) -> None:
+        """Put ∇Ũ into the gradients, and 2z(∇²Ũ z) into the state."""
+        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+            shown = "a detached tensor" if isinstance(loss, torch.Tensor) else repr(loss)
+            raise TypeError(
+                f"PSGLD's closure returned {shown}, which has no graph: the prior alone would be "
+                f"sampled. Return the loss itself, without item(), detach() and backward(). "
+                f"Lightning's automatic optimization detaches it: set automatic_optimization="
+                f"False and call step(closure), or give correction=False."
+            )
         groups = [moving(group) for group in self.param_groups]
         params = [param for members in groups for param in members]
         potential = self.num_data * loss
@@ -180,6 +190,12 @@ class PSGLD(Sampler):
             if group["prior"] is not None and members:
                 potential = potential - group["prior"](members)
         try:
+            if self.num_steps == 0:  # a prior would hide that the loss does not depend on one
+                of_loss = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
+                for param, grad in zip(params, of_loss, strict=True):
+                    param.grad = grad
+                for group, members in zip(self.param_groups, groups, strict=True):
+                    gradients(group, members)
             grads = torch.autograd.grad(potential, params, create_graph=True, allow_unused=True)
         except RuntimeError as error:
             raise RuntimeError(
@@ -205,7 +221,7 @@ class PSGLD(Sampler):
             for sign, product in zip(signs, products, strict=True):
                 sign.mul_(0.0 if product is None else 2 * product)
 
-    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+    def _move_all(self, group: dict[str, Any], plan: StepPlan) -> None:
         plan.run(functools.partial(self._move, group))
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
@@ -235,6 +251,6 @@ class PSGLD(Sampler):
 
 
 def _toss(piece: Piece) -> None:
-    """z = ±1."""
+    """Draw z = ±1 for every entry."""
     for sign, drawn in zip(piece.state[_TURNED], piece.normals(), strict=True):
         torch.sign(drawn, out=sign)

@@ -27,6 +27,7 @@ parameters are sharded (`fully_shard`, tensor parallel: a `DTensor`), each shard
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -130,7 +131,7 @@ _CHUNK = 1 << 17
 """Numbers that are made together, and stay in the cache meanwhile."""
 
 
-class Block:
+class NormalBlock:
     """Numbers that a stream of words made last, and how many of them were taken.
 
     They depend on the seed and on the sizes that were asked for.
@@ -145,7 +146,7 @@ class Block:
         self._taken = 0
 
     def take(self, size: int) -> int:
-        """Where in `numbers` so many standard normals are, which no later call gives again."""
+        """Return where in `numbers` so many standard normals are, which no call gives again."""
         if self._taken + size > self.numbers.numel():
             num_steps = max(1, min(_MOST_STEPS, _MOST // size))
             many = max(num_steps * size, self.numbers.numel())
@@ -167,7 +168,7 @@ class Block:
             transform(chunk, room)
 
     def _num_words(self, size: int) -> int:
-        """What so many numbers, an even count, are made of."""
+        """Return how many words make so many numbers, an even count."""
         return size * self.numbers.dtype.itemsize // 8
 
     def state(self) -> torch.Tensor:
@@ -185,7 +186,9 @@ class Block:
 # Where the noise comes from: torch's generators, which `seed` alone determines.
 
 _CPU_STREAMS = 8
-_Made = TypeVar("_Made", "Source", Block)
+_RESUMED = (1 << 32) - 1
+"""In the key of noise that a loaded state did not have: no index of a device or shard."""
+_Made = TypeVar("_Made", "NormalSource", NormalBlock)
 
 
 class Normals:
@@ -193,24 +196,28 @@ class Normals:
 
     def __init__(self, seed: int):
         self.seed = seed
-        self._sources: dict[str, Source | Block] = {}
-        self._saved: dict[str, torch.Tensor] | None = None
+        self._sources: dict[str, NormalSource | NormalBlock] = {}
+        self._saved: dict[str, torch.Tensor] = {}
+        self._loaded_at = 0
+        """Steps that the run had made when a state was loaded."""
         self._devices: list[torch.device] = []
 
-    def source(self, tensor: torch.Tensor) -> "Source":
+    def source(self, tensor: torch.Tensor) -> "NormalSource":
         """The one for such a tensor."""
         name, key = self._place(tensor)
-        return self._named(name, key, functools.partial(Source, tensor.device))
+        return self._named(name, key, functools.partial(NormalSource, tensor.device))
 
-    def block(self, tensor: torch.Tensor) -> Block:
+    def block(self, tensor: torch.Tensor) -> NormalBlock:
         """The one for small networks of such tensors, on a CPU."""
         name, key = self._place(tensor)
         size = tensor.dtype.itemsize  # what tells single from double precision
-        return self._named(f"{name}:{size}", (*key, size), functools.partial(Block, tensor.dtype))
+        return self._named(
+            f"{name}:{size}", (*key, size), functools.partial(NormalBlock, tensor.dtype)
+        )
 
     def generator(self) -> torch.Generator:
         """For numbers that all ranks have in common."""
-        source = self._named("all", (0,), functools.partial(Source, torch.device("cpu")))
+        source = self._named("all", (0,), lambda seeds: NormalSource(torch.device("cpu"), seeds, 1))
         return source.generators[0]
 
     def _place(self, tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
@@ -222,38 +229,45 @@ class Normals:
         return ":".join([tensor.device.type, *map(str, key)]), (len(key), *key)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        loaded = self._saved or {}  # what was not needed since
-        return loaded | {name: source.state() for name, source in self._sources.items()}
+        self.generator()  # so that savers that load in place always find it
+        return self._saved | {name: source.state() for name, source in self._sources.items()}
 
-    def load_state_dict(self, saved: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, saved: dict[str, torch.Tensor], num_steps: int) -> None:
         self._sources.clear()
-        self._saved = dict(saved)
+        self._saved, self._loaded_at = dict(saved), num_steps
 
     def _named(
         self, name: str, key: tuple[int, ...], make: Callable[[np.random.SeedSequence], _Made]
     ) -> _Made:
         if name not in self._sources:
-            source = make(np.random.SeedSequence(self.seed, spawn_key=key))
-            if self._saved is not None:
-                source.load_state(self._loaded(name))
-            self._sources[name] = source
+            self._sources[name] = self._made(name, key, make)
         return self._sources[name]  # pyright: ignore[reportReturnType]
 
-    def _loaded(self, name: str) -> torch.Tensor:
-        assert self._saved is not None
-        if name not in self._saved:
-            raise ValueError(
-                f"The state that was loaded has noise for {sorted(self._saved)}, not for {name}: a "
-                f"run goes on, bit for bit, on such devices and shards as it began on."
+    def _made(
+        self, name: str, key: tuple[int, ...], make: Callable[[np.random.SeedSequence], _Made]
+    ) -> _Made:
+        """Return a source where it was saved, or else from its beginning."""
+        if name not in self._saved and self._loaded_at:
+            warnings.warn(
+                f"The state that was loaded has noise for {sorted(self._saved)}, not for {name}: "
+                f"the run goes on with new noise of its seed, not bit for bit. Save and load "
+                f"sharded states, on as many devices of the same kind, to have the same noise.",
+                stacklevel=2,
             )
-        return self._saved.pop(name)
+            key = (*key, _RESUMED, self._loaded_at)
+        source = make(np.random.SeedSequence(self.seed, spawn_key=key))
+        if name in self._saved:
+            source.load_state(self._saved.pop(name))
+        return source
 
 
-class Source:
+class NormalSource:
     """The generators of a device, each with a buffer for the numbers that it makes."""
 
-    def __init__(self, device: torch.device, seeds: np.random.SeedSequence):
-        count = _CPU_STREAMS if device.type == "cpu" else 1
+    def __init__(
+        self, device: torch.device, seeds: np.random.SeedSequence, count: int | None = None
+    ):
+        count = count or (_CPU_STREAMS if device.type == "cpu" else 1)
         self.generators = [torch.Generator(device) for _ in range(count)]
         for generator, seed in zip(self.generators, seeds.spawn(count), strict=True):
             generator.manual_seed(int(seed.generate_state(1, np.uint64)[0] >> np.uint64(1)))
@@ -276,7 +290,7 @@ class Source:
 
 
 def shard(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Which part of a sharded tensor this rank holds; () where it holds all of it."""
+    """Return which part of a sharded tensor this rank holds; () where it holds all of it."""
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return ()

@@ -10,7 +10,7 @@ import torch
 from sghmc.torch import priors
 from sghmc.torch.base import Common
 from sghmc.torch.draws import are_chains
-from sghmc.torch.pieces import Piece, Plan
+from sghmc.torch.pieces import Piece, StepPlan
 from sghmc.torch.settings import moving, number
 from sghmc.torch.sghmc import MOMENTUM, MomentumSampler
 
@@ -52,6 +52,8 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
     ...     sampler.step()
     """
 
+    _OPTIONS = ("thermostat", "scheme")
+
     def __init__(
         self, params: Iterable, step_size: float, friction: float = 1.0, mass: float = 1.0,
         thermostat: Literal["scalar", "diagonal"] = "scalar", thermostat_mass: float = 1.0,
@@ -85,7 +87,7 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
             )
         return state
 
-    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+    def _move_all(self, group: dict[str, Any], plan: StepPlan) -> None:
         """Part by part: a thermostat looks at all pieces at once."""
 
         def each(part: Callable, *arguments: Any) -> None:
@@ -137,7 +139,7 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         """ξ of every parameter, or the one of them all."""
         return piece.state[_THERMOSTAT] if self.thermostat == "diagonal" else [group[_VALUE]]
 
-    def _follow(self, group: dict[str, Any], plan: Plan, fraction: float = 1.0) -> None:
+    def _follow(self, group: dict[str, Any], plan: StepPlan, fraction: float = 1.0) -> None:
         """ξ ← ξ + fraction · ε (rᵀM⁻¹r/d − τ)/μ."""
         rate = fraction * group["lr"] / group["thermostat_mass"]
         cooling = -rate * group["temperature"]

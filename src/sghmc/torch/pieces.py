@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sghmc.torch.normals import Block, Normals, Source, shard
+from sghmc.torch.normals import NormalBlock, Normals, NormalSource, shard
 
 # pyright: reportPrivateImportUsage=false
 
@@ -84,7 +84,7 @@ Scale = float | torch.Tensor | list[torch.Tensor]
 """A number for all, in a tensor or not, or a tensor for each."""
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """Some entries of the parameter at a place of a list, or all of them: `start` is None."""
 
     place: int
@@ -107,10 +107,10 @@ class Piece:
 
     def __init__(
         self,
-        parts: list[Part],
+        parts: list[ParameterPart],
         positions: list[torch.Tensor],
         states: list[dict[str, Any]],
-        source: Source | Block,
+        source: NormalSource | NormalBlock,
         stream: int = 0,
     ):
         self.parts, self.stream = parts, stream
@@ -123,9 +123,9 @@ class Piece:
         self._sizes = [part.size for part in parts]
         self._size = sum(self._sizes)
         self._shapes = [position.shape for position in self.positions]
-        self.is_fused = isinstance(source, Block) or len(source.generators) == 1
+        self.is_fused = isinstance(source, NormalBlock) or len(source.generators) == 1
         self._source = source
-        if isinstance(source, Source):
+        if isinstance(source, NormalSource):
             self._noise = source.buffer(stream, self._size, self.positions[0].dtype)
             self._drawn = self.shaped(self._noise)
         self._block = torch.empty(0)
@@ -142,7 +142,7 @@ class Piece:
 
     def normals(self) -> list[torch.Tensor]:
         """Standard normals like the positions, until the next are asked for."""
-        if isinstance(self._source, Block):
+        if isinstance(self._source, NormalBlock):
             return self._view(self._source.take(self._size), self._source.numbers)
         self._noise.normal_(generator=self._source.generators[self.stream])
         return self._drawn
@@ -172,7 +172,7 @@ class Piece:
             torch._foreach_add_(targets, drawn, alpha=scale)
 
 
-class Plan:
+class StepPlan:
     """All pieces of some parameters; those of a generator stay in order, and so in one thread."""
 
     def __init__(self, pieces: list[Piece]):
@@ -205,7 +205,7 @@ def _run(work: Callable[[Piece], None], pieces: list[Piece]) -> None:
         work(piece)
 
 
-def cut(positions: list[torch.Tensor], states: list[dict[str, Any]], normals: Normals) -> Plan:
+def cut(positions: list[torch.Tensor], states: list[dict[str, Any]], normals: Normals) -> StepPlan:
     """All positions in pieces, of one device, type and shard each."""
     alike: dict[Any, list[int]] = {}
     for place, position in enumerate(positions):
@@ -215,17 +215,21 @@ def cut(positions: list[torch.Tensor], states: list[dict[str, Any]], normals: No
         first = positions[places[0]]
         sizes = [local(positions[place]).numel() for place in places]
         if first.device.type == "cpu" and sum(sizes) <= _CACHED:
-            whole = [Part(place, size, None) for place, size in zip(places, sizes, strict=True)]
+            whole = [
+                ParameterPart(place, size, None) for place, size in zip(places, sizes, strict=True)
+            ]
             found.append(Piece(whole, positions, states, normals.block(first)))
             continue
         source = normals.source(first)
         for number, parts in enumerate(_parts(positions, places, source)):
             found.append(Piece(parts, positions, states, source, number % len(source.generators)))
-    return Plan(found)
+    return StepPlan(found)
 
 
-def _parts(positions: list[torch.Tensor], places: list[int], source: Source) -> list[list[Part]]:
-    found: list[list[Part]] = []
+def _parts(
+    positions: list[torch.Tensor], places: list[int], source: NormalSource
+) -> list[list[ParameterPart]]:
+    found: list[list[ParameterPart]] = []
     shards = [local(positions[place]) for place in places]
     most = piece_size(sum(each.numel() for each in shards), len(source.generators))
     room = 0
@@ -236,7 +240,7 @@ def _parts(positions: list[torch.Tensor], places: list[int], source: Source) -> 
                 found.append([])
                 room = most
             taken = min(size - start, room) if tensor.is_contiguous() else size
-            found[-1].append(Part(place, taken, None if taken == size else start))
+            found[-1].append(ParameterPart(place, taken, None if taken == size else start))
             room -= taken
             start += taken
     return found

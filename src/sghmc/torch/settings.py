@@ -22,7 +22,7 @@ def number(value, name: str, *, positive: bool = False) -> float:
 
 
 def given(value, name: str, remedy: str):
-    """What must be given: nothing is assumed of it."""
+    """Return a value that must be given: nothing is assumed of it."""
     if value is REQUIRED:
         raise TypeError(f"{name} is missing: {remedy}")
     return value
@@ -51,9 +51,40 @@ def check_decay(decay: float, limit: float) -> None:
         )
 
 
+_MEAN_LOSS = "SGHMC.from_learning_rate(params, η, momentum_decay=α) takes SGD's settings: η = lr/N"
+NOT_HERE = {
+    "lr": f"give step_size=ε, or {_MEAN_LOSS}, where N is num_data.",
+    "learning_rate": f"give step_size=ε, or {_MEAN_LOSS}, where N is num_data.",
+    "momentum": f"{_MEAN_LOSS}, α = 1 − momentum.",
+    "momentum_decay": f"give friction=C, or {_MEAN_LOSS}, α = 1 − momentum.",
+    "weight_decay": "it is a prior. A weight decay of w beside a mean loss over N rows is "
+    "prior=GaussianPrior(w * N).",
+    **dict.fromkeys(
+        ("betas", "eps", "dampening", "nesterov", "maximize", "foreach", "fused"),
+        "it belongs to an optimizer, and has no meaning in a sampler. Leave it out.",
+    ),
+}
+"""Arguments of torch's optimizers that no sampler has, and what to give in their place."""
+_OF_SAMPLER = "it is the sampler's, for all groups alike: give it as an argument."
+_ALWAYS = ("params", "param_names", "lr", "name", "initial_lr")
+
+
+def check_keys(sampler: str, group: dict[str, Any], keys: set[str]) -> None:
+    """Refuse keys of a parameter group that would be ignored."""
+    for key in group:
+        if key in keys or key in _ALWAYS:
+            continue
+        known = sorted((keys | {"step_size"}) - {"lr"})
+        remedy = NOT_HERE.get(key, f"it takes {', '.join(known)}.")
+        remedy = _OF_SAMPLER if key in ("seed", "num_data") else remedy
+        raise TypeError(f"A parameter group has {key!r}, which {sampler} does not know: {remedy}")
+
+
 # Which parameters a step moves, and what is wrong with those that it cannot move.
 
 _FEW_DIGITS = (torch.bfloat16, torch.float16)
+POSITION = "position"
+"""In the state of a parameter of few digits: its copy that has more of them."""
 
 
 def check_parameters(param: torch.Tensor) -> None:
@@ -75,12 +106,33 @@ def moving(group: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def of_few_digits(params: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Those whose last digits are larger than steps: a copy with more of them moves."""
+    """Return those whose last digits are larger than steps: a copy with more of them moves."""
     return [param for param in params if param.dtype in _FEW_DIGITS]
 
 
+def check_state_of(param: torch.Tensor, state: dict[str, Any]) -> None:
+    """Refuse a parameter whose type or device has changed since its state was made."""
+    is_low = param.dtype in _FEW_DIGITS
+    wanted = torch.float32 if is_low else param.dtype
+    tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+    others = [each for each in tensors if (each.dtype, each.device) != (wanted, param.device)]
+    if others or is_low != (POSITION in state):
+        had = f"{others[0].dtype} on {others[0].device}" if others else "another type"
+        raise TypeError(
+            f"A parameter of shape {tuple(param.shape)} is {param.dtype} on {param.device}, but "
+            f"its state is of {had}: call model.to() before the sampler's first step, and load "
+            f"states into a model of the type that they were saved from."
+        )
+
+
+def follow_changes(param: torch.Tensor, position: torch.Tensor) -> None:
+    """Let the precise copy of a parameter follow what was loaded into it, or zeroed, since."""
+    is_kept = position.to(param.dtype) == param
+    position.copy_(torch.where(is_kept, position, param.to(position.dtype)))
+
+
 def gradients(group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Those of parameters that move; all must have one."""
+    """Return the gradients of parameters that move; all must have one."""
     found = [param.grad for param in params]
     for param, grad in zip(params, found, strict=True):
         if grad is None:

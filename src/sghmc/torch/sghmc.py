@@ -1,4 +1,4 @@
-"""What samplers with momentum have in common: start, drift, temperature; settings with friction.
+"""Samplers with momentum: start, drift and temperature; settings with friction.
 
 Stochastic gradient Hamiltonian Monte Carlo with friction.
 
@@ -17,13 +17,14 @@ from sghmc.torch import gradients as noise
 from sghmc.torch import priors
 from sghmc.torch.base import Common, Sampler
 from sghmc.torch.gradients import inject
-from sghmc.torch.pieces import Piece, Plan, kick_and_drift
+from sghmc.torch.pieces import Piece, StepPlan, kick_and_drift
 from sghmc.torch.settings import check_decay, number
 
 # pyright: reportPrivateImportUsage=false
 
 
 MOMENTUM = "momentum"
+_RATE, _DECAY = "learning_rate", "momentum_decay"
 
 
 class MomentumSampler(Sampler):
@@ -49,7 +50,7 @@ class MomentumSampler(Sampler):
         return list(torch._foreach_add(self._positions(params), momenta, alpha=back))
 
     def _correction(self, group: dict[str, Any]) -> float:
-        """What rᵀM⁻¹r/d is to be multiplied by to be τ when θ is right."""
+        """Return the factor of rᵀM⁻¹r/d that makes it τ when θ is right."""
         return 1.0
 
     @torch.no_grad()
@@ -63,7 +64,8 @@ class MomentumSampler(Sampler):
             momenta = [self.state[p][MOMENTUM] for p in group["params"] if p in self.state]
             if not momenta or group["temperature"] == 0:
                 continue
-            share = self._correction(group) / (group["mass"] * group["temperature"])
+            share = self._correction(self._settings(group))
+            share /= group["mass"] * group["temperature"]
             total += share * priors.sum_of_squares(momenta).item()
             count += sum(momentum.numel() for momentum in momenta)
         return total / count if count else None
@@ -73,7 +75,7 @@ class FrictionSampler(MomentumSampler, abc.ABC):
     """The settings ε, C, M, V̂ and τ of dr = −∇U dt − CM⁻¹r dt + N(0, 2τC dt), dθ = M⁻¹r dt."""
 
     largest_decay = float("inf")
-    """Where every chain diverges, whatever the target: a bound on εC/M."""
+    """The εC/M from which on every chain diverges, whatever the target."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class FrictionSampler(MomentumSampler, abc.ABC):
             remedy="Take a larger friction, a smaller step_size or larger batches.",
         )
 
-    def _move_all(self, group: dict[str, Any], plan: Plan) -> None:
+    def _move_all(self, group: dict[str, Any], plan: StepPlan) -> None:
         plan.run(functools.partial(self._move, group))
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
@@ -128,7 +130,7 @@ class FrictionSampler(MomentumSampler, abc.ABC):
         )
 
     def _begin_step(self, group: dict[str, Any], piece: Piece) -> None:
-        """What a step does to a piece before it draws noise, in place."""
+        """Do the part of a step that comes before noise is drawn, in place."""
 
     @abc.abstractmethod
     def _heat(self, group: dict[str, Any], piece: Piece) -> None:
@@ -181,6 +183,7 @@ from microbatches |
     """
 
     largest_decay = 2.0
+    _KEYS = (_RATE, _DECAY)
 
     @classmethod
     def from_learning_rate(
@@ -191,17 +194,56 @@ from microbatches |
         gradient_noise: float | str = 0.0,
         **common: Unpack[Common],
     ) -> "SGHMC":
-        """The same sampler in the terms of SGD with momentum (Eq. 15).
+        """Return a sampler in the terms of SGD with momentum (Eq. 15).
 
             v ← v − η ∇Ũ(θ) − α v + N(0, 2η(τα − β̂)),  β̂ = ½η V̂
             θ ← θ + v
 
         Here η = ε²M⁻¹ and α = εM⁻¹C; the mass is 1. `torch.optim.SGD(lr, momentum=μ)` on a mean
-        loss has η = lr/N and α = 1 − μ. Schedulers move ε = √η.
+        loss has η = lr/N and α = 1 − μ. Schedulers move η, and leave α as it is.
         """
-        epsilon = number(learning_rate, "learning_rate", positive=True) ** 0.5
-        friction = number(momentum_decay, "momentum_decay") / epsilon
-        return cls(params, epsilon, friction, 1.0, gradient_noise, **common)
+        sampler = cls.__new__(cls)
+        decay = number(momentum_decay, "momentum_decay")
+        settings = {"friction": None, _DECAY: decay, "mass": 1.0, "gradient_noise": gradient_noise}
+        rate = number(learning_rate, "learning_rate", positive=True)
+        Sampler.__init__(sampler, params, rate, settings, **common)
+        return sampler
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with ε and C or, in the terms of SGD, with η and α."""
+        group = dict(param_group)
+        own = self.defaults
+        is_physical = "step_size" in group or group.get("friction") is not None
+        of_sgd = {_RATE, _DECAY} & group.keys()
+        if is_physical and of_sgd:
+            raise TypeError(
+                f"A parameter group has step_size or friction, and {' and '.join(sorted(of_sgd))}: "
+                f"give one pair, ε and C or η and α."
+            )
+        mass = number(group.get("mass", own["mass"]), "mass", positive=True)
+        if of_sgd and own.get(_DECAY) is None:
+            epsilon = own["lr"]
+            group.setdefault(_RATE, epsilon**2 / mass)
+            group.setdefault(_DECAY, epsilon * own["friction"] / mass)
+        elif is_physical and own.get(_DECAY) is not None:
+            epsilon = (own["lr"] * mass) ** 0.5
+            group.setdefault("step_size", group.pop("lr", epsilon))
+            group.setdefault("friction", own[_DECAY] * mass / epsilon)
+            group[_DECAY] = None
+        if of_sgd:
+            group["friction"] = None
+        if _RATE in group:
+            group["lr"] = number(group.pop(_RATE), _RATE, positive=True)
+        super().add_param_group(group)
+
+    def _settings(self, group: dict[str, Any]) -> dict[str, Any]:
+        if group.get(_DECAY) is None:
+            return group
+        epsilon = (group["lr"] * group["mass"]) ** 0.5
+        decay = number(group[_DECAY], _DECAY)
+        # Where η is 0 nothing moves, momenta included.
+        friction = decay * group["mass"] / epsilon if epsilon else 0.0
+        return {**group, "lr": epsilon, "friction": friction}
 
     def _inertia(self, group: dict[str, Any]) -> float:
         """The share of its momentum that a step keeps."""

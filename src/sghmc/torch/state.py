@@ -1,0 +1,127 @@
+"""The state of a sampler, in a form that every saver of torch keeps.
+
+Savers may drop all but `state` and `param_groups` (`torch.distributed.checkpoint` does), so what a
+run needs besides is in the first group, under "run".
+"""
+
+from typing import Any
+
+import torch
+
+from sghmc.torch.normals import Normals
+from sghmc.torch.priors import GaussianPrior, Prior
+from sghmc.torch.settings import NOT_HERE
+
+_RUN = "run"
+
+
+class StatefulOptimizer(torch.optim.Optimizer):
+    """An optimizer whose state has all that a run resumes from, bit for bit, its noise included."""
+
+    num_data: int
+    normals: Normals
+    num_steps = 0
+
+    _OPTIONS: tuple[str, ...] = ()
+    """Attributes that are no settings of a group, and must be equal where a state is loaded."""
+    _KEYS: tuple[str, ...] = ()
+    """Keys that a parameter group may have, besides those with a default."""
+
+    def __new__(cls, *args: Any, **given: Any):
+        for name in sorted(NOT_HERE.keys() & given.keys()):
+            raise TypeError(f"{cls.__name__} has no argument {name}: {NOT_HERE[name]}")
+        return super().__new__(cls)
+
+    def _is_asked_for_states(self) -> bool:
+        """Whether a step has no size and no state: `torch.distributed.checkpoint` wants one."""
+        return not self.state and all(group["lr"] == 0 for group in self.param_groups)
+
+    def _settings(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Return a group's settings with the step size ε as "lr"."""
+        return group
+
+    def _forget(self) -> None:
+        """Forget what belongs to the state that was there before a load."""
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what must agree with a state that is loaded."""
+        return {
+            "sampler": type(self).__name__,
+            "options": {name: getattr(self, name) for name in self._OPTIONS},
+            "num_data": self.num_data,
+            "seed": self.normals.seed,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers alone: what a run resumes from, bit for bit, the noise included.
+
+        Of a prior there is the precision: functions are those of the sampler that is loaded into.
+        """
+        run = {"num_steps": self.num_steps, "noise": self.normals.state_dict()}
+        packed = super().state_dict()
+        groups = [
+            {**group, "prior": _precision(group["prior"])} for group in packed["param_groups"]
+        ]
+        groups[0][_RUN] = self._identity() | run
+        return {**packed, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        own = [group["prior"] for group in self.param_groups]
+        _check_state(state_dict, self._identity(), own)
+        super().load_state_dict(state_dict)
+        run = self.param_groups[0].pop(_RUN)
+        for group, prior in zip(self.param_groups, own, strict=True):
+            if isinstance(prior, GaussianPrior):
+                prior.precision = group["prior"]
+            group["prior"] = prior
+        self._restore_precision(state_dict)
+        self._forget()
+        self.num_steps = run["num_steps"]
+        self.normals.load_state_dict(run["noise"], self.num_steps)
+
+    def _restore_precision(self, saved: dict[str, Any]) -> None:
+        """Restore states in the precision that they had: torch gives them the parameters'."""
+        for group, of_group in zip(self.param_groups, saved["param_groups"], strict=True):
+            for param, name in zip(group["params"], of_group["params"], strict=True):
+                for key, value in saved["state"].get(name, {}).items():
+                    if isinstance(value, torch.Tensor):
+                        self.state[param][key] = value.detach().to(param.device, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("A sampler is not copied or pickled: save its state_dict().")
+
+
+def _check_state(saved: dict[str, Any], own: dict[str, Any], priors: list[Prior | None]) -> None:
+    """Refuse a state that another sampler, or the same one with other arguments, has saved.
+
+    `own` is the identity of the sampler that loads it.
+    """
+    run = saved["param_groups"][0].get(_RUN) if saved.get("param_groups") else None
+    if run is None:
+        raise ValueError(
+            "This is no state of a sampler of sghmc.torch: its noise and num_data are missing. "
+            "Load what such a sampler's state_dict() returned."
+        )
+    for name, remedy in _MUST_AGREE.items():
+        if run[name] != own[name]:
+            raise ValueError(
+                f"The state was saved with {name}={run[name]!r}, but this sampler has "
+                f"{name}={own[name]!r}: {remedy}"
+            )
+    for group, prior in zip(saved["param_groups"], priors, strict=False):
+        if isinstance(prior, GaussianPrior) != (group["prior"] is not None):
+            raise ValueError(f"The state that is loaded had another prior than {prior!r}.")
+
+
+_MUST_AGREE = {
+    "sampler": "load it into a sampler of the same class.",
+    "options": "give the same ones.",
+    "num_data": "another number of rows is another posterior. Give the same; to go on with more "
+    "data, load the model's weights alone.",
+    "seed": "the noise goes on where the state was saved. Give the same; for another chain from "
+    "these weights, load the model's weights alone.",
+}
+
+
+def _precision(prior: Prior | None) -> float | None:
+    return prior.precision if isinstance(prior, GaussianPrior) else None
