@@ -149,8 +149,10 @@ def test_both_numbers_of_an_estimate_that_is_too_large(diagonal):
     langevin = sghmc.SGLD(0.25, np.linalg.inv(friction), fisher, 1.7)
     assert room_of(langevin, estimate) == pytest.approx((worst, 2 * 1.7 / 0.25))
     raising = dataclasses.replace(inertial, gradient_noise=EmpiricalFisher(diagonal, 100, 20, True))
-    decay = scipy.linalg.eigh(0.25 * raised(friction, v, 13.6), mass, eigvals_only=True)[-1]
-    assert room_of(raising, estimate) == pytest.approx((decay, 2))
+    for factor in (1, 20):  # without any need to raise the friction, and with one
+        higher = raised(friction, factor * v, 13.6)
+        decay = scipy.linalg.eigh(0.25 * higher, mass, eigvals_only=True)[-1]
+        assert room_of(raising, factor * estimate) == pytest.approx((decay, 2))
 
 
 @pytest.mark.parametrize("kind", [sghmc.SGHMC, sghmc.SGLD])

@@ -3,6 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sghmc.posterior import mode
 from sghmc.posterior.mode import minimize
 
 
@@ -109,3 +110,30 @@ def test_a_start_without_curvature_is_left():
     found = minimize(Kink(), np.array([1e-3, 3.0]))
     assert found.value < 1e-3
     assert found.distance == np.inf
+
+
+class Told(Objective):
+    """A value that is told at the first point looked at, and a larger one everywhere else."""
+
+    def __init__(self, value):
+        self.left = [value]
+
+    def look(self, x):
+        return self.left.pop() if self.left else 65.0, np.ones(1)
+
+
+def test_a_fall_that_is_just_enough_is_taken():
+    """A slope of 8 and a curvature of 1 promise a fall of 64; of that a share will do."""
+    slope = np.full(1, 8.0)
+    bowl = mode._Bowl(np.eye(1), slope)
+    for share, is_taken in ((1.0, True), (0.99, False)):
+        value = 64.0 - share * mode._LEAST_FALL * 64.0
+        found = mode._downhill(Told(value), bowl, np.zeros(1), 64.0, slope, 0.0)
+        assert found is not None
+        assert (found[1] == value) == is_taken
+
+
+def test_a_search_that_ends_thirty_times_too_far_has_found_no_mode():
+    at_the_edge = mode.Mode(None, 0.0, None, mode.MAX_MODE_DISTANCE)
+    assert not at_the_edge.is_found
+    assert at_the_edge._replace(distance=0.99 * mode.MAX_MODE_DISTANCE).is_found

@@ -12,7 +12,13 @@ from scipy import stats
 
 from exact_factorization import Ratings, predictions
 from sghmc.models import MatrixFactorization
-from sghmc.recommender.factor_gibbs import SharedNoise, UserNoise
+from sghmc.recommender.factor_gibbs import (
+    ColumnPrior,
+    Features,
+    SharedNoise,
+    SidePrior,
+    UserNoise,
+)
 
 NUM_DRAWS = 20_000
 DATA = Ratings(
@@ -143,3 +149,33 @@ def test_the_average_precision_is_that_of_ratings_not_of_users():
     hyper = {"noise": jnp.array([2.0, 6.0])}
     assert float(UserNoise(2).average(hyper, counts)) == pytest.approx((2 + 3 * 6) / 4)
     assert float(SharedNoise().average({"noise": jnp.array(2.0)}, counts)) == 2
+
+
+def test_the_rate_of_rating_precisions_is_scaled_by_their_sum():
+    """A draw from Gamma(a, 1) over 1 + Σ τ is one from Gamma(a, 1 + Σ τ)."""
+    found = UserNoise(2).fresh(jnp.array([2.0, 3.0, 5.0]))
+    np.testing.assert_array_equal(found["noise"], [2.0, 3.0])
+    assert found["noise_rate"] == pytest.approx(5 / 6)
+
+
+def test_weights_of_features_count_by_their_relative_precision():
+    """Σ(x − x̄)² + n x̄²/(n + 1) of what features leave unexplained, and Σγ B²."""
+    features = Features(
+        row=np.array([0, 1, 2]),
+        column=np.array([0, 1, 1]),
+        value=np.array([1.0, 1.0, 1.0], np.float32),
+        group=np.array([0, 1]),
+        group_size=np.array([1.0, 1.0], np.float32),
+    )
+    prior = SidePrior(ColumnPrior.by_dimension(1), features)
+    rows, weights = np.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]]), np.array([[1.0, 2], [-3, 0.5]])
+    center, mean = np.array([[0.2, 0.1], [0.4, 0.3], [0.1, -0.2]]), np.array([0.7, 0.0])
+    scale = np.array([[2.0, 5.0], [3.0, 7.0]])
+    hyper = {"weights": weights, "weight_scale": scale, "center": center, "mean": mean}
+    columns, scales = prior.evidence(*jax.tree.map(jnp.asarray, (rows, hyper)))
+    rest = rows - center + mean
+    of_rows = ((rest - rest.mean(0)) ** 2).sum(0) + np.array([3 / 4, 3]) * rest.mean(0) ** 2
+    np.testing.assert_allclose(columns.squares, of_rows + (scale * weights**2).sum(0), rtol=1e-6)
+    np.testing.assert_array_equal(columns.count, [5, 5])
+    np.testing.assert_array_equal(scales.count, [1, 1, 1, 1])
+    np.testing.assert_array_equal(scales.squares, np.zeros(4))

@@ -87,3 +87,20 @@ def test_the_same_as_arviz(kind):
 def test_no_draws_are_no_fault():
     found = convergence.summarize([np.empty((4, 0))] * 3)
     assert all(np.isnan(column).all() and len(column) == 3 for column in found.values())
+
+
+@pytest.mark.parametrize("num_draws", [4, 1])
+def test_one_r_hat_for_all_quantities_by_hand(num_draws):
+    """√(1 + ΣB/Σ(W + noise)): of halves, where there are two draws or more."""
+    rng = np.random.default_rng(0)
+    draws, noise = rng.normal(size=(3, 2, num_draws)), rng.uniform(1, 2, (3, 2, num_draws))
+    parts = [part for chain in range(2) for part in np.split(draws[:, chain], [2], 1)]
+    parts = [part for part in parts if part.size] if num_draws == 4 else list(draws.swapaxes(0, 1))
+    within = np.mean([part.var(1) for part in parts], 0) + noise.mean((1, 2))
+    between = np.var([part.mean(1) for part in parts], axis=0, ddof=1)
+    expected = np.sqrt(1 + between.sum() / within.sum())
+    assert convergence.pooled_r_hat(draws, noise) == pytest.approx(expected)
+
+
+def test_a_single_chain_of_one_draw_agrees_with_itself():
+    assert convergence.pooled_r_hat(np.ones((2, 1, 1)), np.ones((2, 1, 1))) == 1

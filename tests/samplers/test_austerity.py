@@ -11,7 +11,7 @@ from scipy import stats
 import sghmc
 from cases import Chain
 from sghmc.core import random
-from sghmc.samplers.hmc import tail
+from sghmc.samplers.hmc import estimate, tail
 from sghmc.types import Change
 
 DATA = jnp.asarray(np.random.default_rng(0).normal(0.5, 1.0, size=2000), jnp.float32)
@@ -132,3 +132,31 @@ def test_draws_are_those_of_the_posterior():
 def test_settings_that_cannot_be_are_refused(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+@pytest.mark.parametrize(("batch_size", "num_rows"), [(1, 2), (5, 5)])
+def test_two_rows_are_looked_at_before_anything_is_judged(batch_size, num_rows):
+    """One term has no spread. What is seen is N times a mean, with N²(1 − n/N) s²/n."""
+    terms = jnp.array([0.3, -1.0, 2.5, 0.1, 0.4, -0.7, 1.9])
+    seen_rows = []
+
+    def of_rows(rows):
+        jax.debug.callback(lambda x: seen_rows.extend(x.tolist()), rows)
+        return terms[rows]
+
+    change = Change(jnp.float32(0.3), of_rows, 7)
+    order = random.bits(keys(1)[0], 0, 1, 2)
+    found = estimate(change, order, batch_size, lambda seen: jnp.array(True))
+    jax.effects_barrier()
+    assert found.num_rows == num_rows
+    mine = np.asarray(terms)[seen_rows[:num_rows]]
+    assert len(set(seen_rows[:num_rows])) == num_rows
+    assert found.value == pytest.approx(0.3 + 7 * mine.mean(), rel=1e-5)
+    variance = 49 * (1 - num_rows / 7) * mine.var(ddof=1) / num_rows
+    assert found.variance == pytest.approx(variance, rel=1e-4, abs=1e-5)
+
+
+def test_a_change_without_rows_is_known():
+    change = Change(jnp.float32(0.3), lambda rows: rows, 0)
+    found = estimate(change, jnp.zeros(2, jnp.uint32), 3, lambda seen: jnp.array(False))
+    assert (found.value, found.variance, found.num_rows) == (jnp.float32(0.3), 0, 0)

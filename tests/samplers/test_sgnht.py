@@ -132,6 +132,66 @@ def test_there_is_no_gaussian_law():
         theory.stationary_law(sghmc.SGNHT(0.1), 1.0)
 
 
+def by_hand(t, position, velocity, xi, normals, kind, scheme):
+    """A step of the docstring in NumPy, by its v = M⁻¹r; U = Σθ⁴/4, a step size that changes."""
+    epsilon, mass = 0.2 / (t + 1), MASSES["diagonal"]
+
+    def moved(xi, share):
+        heat = mass * velocity**2
+        heat = heat.mean() if kind == "scalar" else heat
+        return xi + share * epsilon * (heat - TEMPERATURE) / INERTIA
+
+    velocity = velocity - (epsilon * position**3 / mass if scheme == "symmetric" else 0)
+    if scheme == "literal":
+        noise = np.sqrt(2 * epsilon * TEMPERATURE * FRICTION / mass) * normals
+        velocity = (1 - epsilon * xi) * velocity + noise - epsilon * position**3 / mass
+        return position + epsilon * velocity, velocity, moved(xi, 1)
+    middle = position + epsilon / 2 * velocity
+    xi = moved(xi, 0.5)
+    spread = TEMPERATURE * FRICTION * (1 - np.exp(-2 * epsilon * xi)) / xi / mass
+    velocity = np.exp(-epsilon * xi) * velocity + np.sqrt(spread) * normals
+    return middle + epsilon / 2 * velocity, velocity, moved(xi, 0.5)
+
+
+@pytest.mark.parametrize("scheme", ["symmetric", "literal"])
+@pytest.mark.parametrize("kind", ["scalar", "diagonal"])
+def test_a_step_is_that_of_the_docstring(kind, scheme):
+    sampler = sghmc.SGNHT(
+        lambda t: 0.2 / (t + 1), FRICTION, MASSES["diagonal"], TEMPERATURE, kind, INERTIA, scheme
+    )
+    target = sghmc.Potential(lambda x: jnp.sum(x**4) / 4)
+    normals, position = np.array([0.7, -1.2]), np.array([0.9, -0.4])
+    velocity, xi = np.array([0.5, 1.1]), np.array([-0.6, 1.7] if kind == "diagonal" else -0.6)
+    with jax.enable_x64(True):
+        like = jnp.zeros(2)
+        kernel = sampler.prepare(like, 4)
+        oracle = sghmc.FullBatch().prepare(target, like).oracle(target, [])
+        start = kernel.init([jnp.asarray(normals)], like)
+        np.testing.assert_allclose(
+            start.velocity, np.sqrt(TEMPERATURE / MASSES["diagonal"]) * normals, rtol=1e-12
+        )
+        np.testing.assert_array_equal(start.thermostat, np.full(xi.shape, FRICTION))
+        state = type(start)(*map(jnp.asarray, (position, velocity, xi)))
+        end, info = kernel.step(2, [jnp.asarray(normals)], state, oracle)
+        heat = kernel.kinetic_temperature(2, state)
+        middle = kernel.mid_drift(2, state)
+    assert info.potential == pytest.approx(np.sum(position**4) / 4)
+    assert heat == pytest.approx(np.mean(MASSES["diagonal"] * velocity**2))
+    np.testing.assert_allclose(middle, position - 0.1 / 3 * velocity, rtol=1e-12)
+    expected = by_hand(2, position, velocity, xi, normals, kind, scheme)
+    for found, wanted in zip(end, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_without_friction_the_noise_is_that_of_its_limit():
+    """(1 − e^{−2εξ})/ξ is 2ε at ξ = 0."""
+    kernel = sghmc.SGNHT(0.2, FRICTION, 1.7, TEMPERATURE).prepare(jnp.zeros(2))
+    still, normals = jnp.zeros(2), [jnp.array([0.7, -1.2])]
+    found = kernel._damped(0, normals, still, jnp.zeros(()))
+    expected = np.sqrt(2 * 0.2 * TEMPERATURE * FRICTION / 1.7) * np.array([0.7, -1.2])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 # The planted faults.
 
 

@@ -152,3 +152,18 @@ def test_the_judge_sees_the_fault(kind):
     judge_step(sampler)
     with pytest.raises(AssertionError):
         judge_step(planted(sampler, becomes(kind)))
+
+
+def test_momenta_of_another_temperature_are_multiplied_by_the_root():
+    kernel = sghmc.UBU(0.1, 1.0).prepare(jnp.zeros(2))
+    state = SGHMCState(jnp.array([1.0, 2.0]), jnp.array([3.0, -4.0]))
+    found = kernel.rescale_momenta(0, state, 2.25)
+    np.testing.assert_allclose(found.velocity, [4.5, -6.0], rtol=1e-6)
+    np.testing.assert_array_equal(found.position, state.position)
+
+
+def test_the_kinetic_temperature_is_that_of_the_momenta():
+    """rᵀM⁻¹r/d, with v = εM⁻¹r."""
+    kernel = sghmc.UBU(0.1, 1.0, mass=np.array([2.0, 5.0])).prepare(jnp.zeros(2))
+    state = SGHMCState(jnp.zeros(2), 0.1 * jnp.array([3.0, -4.0]))
+    assert kernel.kinetic_temperature(0, state) == pytest.approx((2 * 9 + 5 * 16) / 2)

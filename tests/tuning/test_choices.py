@@ -243,3 +243,42 @@ def test_a_potential_has_no_batches():
     )
     assert isinstance(found.gradient, sghmc.FullBatch)
     assert jax.tree.leaves(found.noises) == []
+
+
+class Candidates(GradientCandidates):
+    """Gradients with rows and noise that are told."""
+
+    def __init__(self, told, tolerance=0.05):
+        self.told, self.tolerance = told, tolerance
+
+    def _candidates(self, whitening):
+        names = {"x": sghmc.Minibatch(1), "y": sghmc.Minibatch(2)}
+        return {name: (names[name], rows) for name, (rows, _) in self.told.items()}
+
+    def noise(self, gradient, whitening, points):
+        return self.told["x" if gradient.batch_size == 1 else "y"][1]
+
+    def chosen(self):
+        best = self.best(WHITENING, np.zeros((1, 3)), 0.5)
+        return "x" if best.gradient.batch_size == 1 else "y"
+
+
+def test_a_step_costs_its_rows_and_what_it_costs_without_any():
+    """The dearer step is the cheaper draw just where the overhead makes it so."""
+    times = [
+        FrictionSettings.for_noise(noise, 0.05, 0.5).law.autocorrelation_time for noise in (9, 4)
+    ]
+    overhead = choices._STEP_OVERHEAD_ROWS
+    rows = 3 * overhead
+    balance = (rows + overhead) * times[0] / times[1] - overhead
+    assert balance > rows
+    assert Candidates({"x": (rows, 9.0), "y": (balance - 1, 4.0)}).chosen() == "y"
+    assert Candidates({"x": (rows, 9.0), "y": (balance + 1, 4.0)}).chosen() == "x"
+
+
+def test_an_error_of_just_the_tolerance_is_no_bias():
+    """At the tolerance a candidate is as good as others, and may be the cheaper one."""
+    error = FrictionSettings.for_noise(1e4, 0.05, 0.5).law.standard_deviation_error
+    told = {"x": (1, 1e4), "y": (10**9, 0.5)}
+    assert Candidates(told, 0.05).chosen() == "y"
+    assert Candidates(told, error).chosen() == "x"

@@ -195,3 +195,21 @@ def test_a_spent_budget_ends_the_search_with_what_there_is(monkeypatch):
     found = report_of(pilots)
     assert len(pilots.steps) <= 2
     assert "budget ended before half the step size" in found.complaints[0]
+
+
+def test_an_error_that_just_keeps_within_the_tolerance_is_not_too_much():
+    search = search_of(standard())
+    settings = FrictionSettings.for_noise(1e4, 0.05, 0.3)
+    search.choice = GradientChoice(FullBatch(), settings, {})
+    search.tolerance = settings.law.standard_deviation_error
+    assert not search.is_too_noisy
+
+
+def test_what_is_too_noisy_anyway_is_run_once():
+    pilots = standard()
+    search = search_of(pilots)
+    settings = FrictionSettings.for_noise(1e4, 0.05, 0.3)
+    search.choice = GradientChoice(FullBatch(), settings, {})
+    search._verify()
+    assert pilots.steps == [settings.step_size]
+    assert search.complaints == []

@@ -144,3 +144,16 @@ def test_auto_tells_of_a_mode_that_its_chains_miss():
     samples = run(0.995)
     assert samples.positions.max() < 0
     assert not samples.tuning.complaints
+
+
+def test_a_constant_of_the_potential_says_nothing():
+    target = two_gaussians(0.3, 1.0, 5.0)
+    raised = sghmc.Potential(lambda theta: target.potential(theta) + 1e3)
+    start = jnp.full(2, 4.0)
+    ends = []
+    for each in (target, raised):
+        surface = HostPotential(each, start)
+        starts = np.array([[-4.0, -4.5], [4.5, 5.5]])
+        ends.append(other_modes._descend(surface, np.full(2, 5.0), np.eye(2), starts))
+    np.testing.assert_allclose(*ends, atol=1e-6)
+    assert len(ends[0]) == 1  # the other start is in the basin

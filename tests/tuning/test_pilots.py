@@ -291,3 +291,22 @@ def test_a_third_of_the_tolerance_and_two_errors_are_allowed(share, is_passed):
     shift = share * (0.1 * np.exp(moments.log_sd[0]) + 2 * np.sqrt(2) * moments.mean_error[0])
     moved = pilot_run(draws + np.array([shift, 0.0]))
     assert compare_halved(whole, moved, 0.1, is_dense=True).is_passed == is_passed
+
+
+def test_squares_are_those_of_what_is_away_from_the_mean():
+    rng = np.random.default_rng(0)
+    draws = autoregressive(rng, -0.6, (4, 500, 2))
+    far = pilot_run(draws + np.array([30.0, -5.0]))
+    assert far.autocorrelation_time == pytest.approx(pilot_run(draws).autocorrelation_time)
+
+
+def test_pilots_show_no_bar_of_their_own(monkeypatch):
+    def told(key, target, sampler, init, options):
+        raise LookupError(options)
+
+    monkeypatch.setattr(pilots_module, "run", told)
+    with pytest.raises(LookupError) as seen:
+        run(Pilots(jax.random.key(0), TARGET, 3, 40, Budget(1e3)), 10)
+    options = seen.value.args[0]
+    assert (options.progress, options.throw, options.init_axis) == (False, False, 0)
+    assert (options.num_chains, options.num_samples, options.thinning) == (3, 10, 1)

@@ -240,3 +240,12 @@ def test_starts_beside_a_wall_are_finite():
     whitening = find_whitening(surface, start)
     places = draw_starts(surface, whitening, np.random.default_rng(0), 8)
     assert np.all(np.isfinite(surface.potentials(places)))
+
+
+def test_a_diagonal_factor_is_that_of_the_curvature_and_its_largest_eigenvalue():
+    """(λD)^{−½}, D the diagonal of the curvature, λ the largest eigenvalue of D^{−½}HD^{−½}."""
+    curvature = np.array([4.0, 0.25, 9.0])
+    target = sghmc.Potential(lambda p: jnp.sum(curvature * jnp.append(p["a"], p["b"]) ** 2) / 2)
+    position = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
+    found = whitening_module._diagonal_factor(target, position, None)
+    np.testing.assert_allclose(found, curvature**-0.5, rtol=1e-5)
