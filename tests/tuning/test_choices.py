@@ -1,5 +1,7 @@
 """Which engine, by counted costs, and which gradient estimator, by noise and rows."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -251,15 +253,15 @@ class Candidates(GradientCandidates):
     def __init__(self, told, tolerance=0.05):
         self.told, self.tolerance = told, tolerance
 
-    def _candidates(self, whitening):
+    def _candidates(self, whitening) -> dict[str, tuple[Any, int]]:
         names = {"x": sghmc.Minibatch(1), "y": sghmc.Minibatch(2)}
         return {name: (names[name], rows) for name, (rows, _) in self.told.items()}
 
-    def noise(self, gradient, whitening, points):
+    def noise(self, gradient: Any, whitening, points):
         return self.told["x" if gradient.batch_size == 1 else "y"][1]
 
     def chosen(self):
-        best = self.best(WHITENING, np.zeros((1, 3)), 0.5)
+        best: Any = self.best(WHITENING, np.zeros((1, 3)), 0.5)
         return "x" if best.gradient.batch_size == 1 else "y"
 
 
