@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAINTS ?= --constraint constraints.txt
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all test-torch test-browser lint format docs bench bench-quick clean
+.PHONY: setup demo test test-all test-torch test-pymc test-browser lint format docs bench bench-quick clean
 
 setup: .venv/ready
 
@@ -29,6 +29,12 @@ test-torch: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[torch]'
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not browser' tests/torch tests/documents/test_torch_laws.py
 	$(BIN)/pytest --numprocesses 2 -m 'not browser' -k torch tests/documents tests/test_architecture.py
+
+# sghmc.interop.pymc, in an environment of its own: PyMC brings pytensor, numba and a compiler's work.
+test-pymc:
+	$(PYTHON) -m venv .venv-pymc
+	.venv-pymc/bin/pip install --quiet --disable-pip-version-check --editable '.[arviz,pymc]' pytest beartype
+	.venv-pymc/bin/pytest -q -m 'not browser' tests/interop/test_pymc.py
 
 # Reports and the site in the system's Chromium, headless. Without the gallery, which takes minutes to
 # make: after make docs, SITE=results/site looks at that.
@@ -60,4 +66,4 @@ bench-quick: setup
 	$(BIN)/python benchmarks/speed.py --quick --out results/speed-quick
 
 clean:
-	rm -rf .venv .peers results .pytest_cache .ruff_cache
+	rm -rf .venv .venv-pymc .peers results .pytest_cache .ruff_cache

@@ -148,6 +148,7 @@ def test_importing_sghmc_imports_nothing_heavy():
         "pandas",
         "polars",
         "numpyro",
+        "pymc",
         "rich",
         "typer",
         "flax",
@@ -205,7 +206,11 @@ def with_examples():
 )
 @pytest.mark.parametrize("module", with_examples())
 def test_examples_in_docstrings(module):
-    for name, needed in {"sghmc.torch": "torch", "sghmc.results.samples": "arviz"}.items():
+    for name, needed in {
+        "sghmc.torch": "torch",
+        "sghmc.results.samples": "arviz",
+        "sghmc.interop.pymc": "pymc",
+    }.items():
         if module.startswith(name):
             pytest.importorskip(needed, reason=f"{needed} is not installed")
     outcome = doctest.testmod(importlib.import_module(module))

@@ -10,6 +10,6 @@ __all__ = ["nuts"]
 
 def __getattr__(name: str) -> ModuleType:
     """A library's file comes in when it is first named."""
-    if name in ("numpyro", "optax"):
+    if name in ("numpyro", "optax", "pymc"):
         return importlib.import_module(f"sghmc.interop.{name}")
     raise AttributeError(f"module 'sghmc.interop' has no attribute {name!r}")
