@@ -65,9 +65,15 @@ SLOW = [*NO_DATA, "Gaussian", "hierarchical", "mixture", "logistic", "network"]
 
 
 def _leapfrog(x: float, _: float, case: Case) -> sghmc.HMC:
-    num_steps = SAMPLERS["HMC"].length(x, case)
+    num_steps = SAMPLERS["HMC"].num_steps(x, case)
     # Jitter: else directions whose period divides the trajectory would not move.
     return sghmc.HMC(x / math.sqrt(case.stiffest), num_steps, jitter=0.2, most_steps=4_000)
+
+
+def _microcanonical(x: float, _: float, case: Case) -> sghmc.MCHMC:
+    """Steps that move as far as those of a Hamiltonian at temperature 1, whose speed is √d."""
+    num_steps = SAMPLERS["MCHMC"].num_steps(x, case)
+    return sghmc.MCHMC(x * math.sqrt(case.start.size / case.stiffest), num_steps, jitter=0.2)
 
 
 SAMPLERS = {
@@ -81,6 +87,7 @@ SAMPLERS = {
         lambda x, c, case: sghmc.PSGLD(x**2 / math.sqrt(case.stiffest)), is_diffusive=True
     ),
     "HMC": Row(_leapfrog, is_exact=True),
+    "MCHMC": Row(_microcanonical, is_exact=True, num_gradients=2),
 }
 """A new sampler is a row here."""
 SCHEMES = {
@@ -123,6 +130,8 @@ def wanted(
         if target == "network" and arguments.data is None:
             continue
         for sampler in arguments.samplers:
+            if (target, sampler) == ("double well", "MCHMC"):
+                continue  # one parameter has no direction that could turn
             for scheme in arguments.schemes:
                 if scheme != "all data" and (target in NO_DATA or SAMPLERS[sampler].is_exact):
                     continue

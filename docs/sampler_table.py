@@ -13,6 +13,7 @@ from sghmc.samplers import Sampler
 from sghmc.samplers.hmc import HMC
 from sghmc.samplers.langevin import PSGLD, SGLD
 from sghmc.samplers.lazy import Lazy
+from sghmc.samplers.microcanonical import MCHMC
 from sghmc.samplers.nose_hoover import SGNHT
 from sghmc.samplers.optimizers import SGD, Momentum
 from sghmc.samplers.replicas import ReplicaExchange
@@ -37,6 +38,7 @@ EXAMPLES = {
     "`SGLD`": SGLD(0.1),
     "`PSGLD`": PSGLD(0.1),
     "`HMC`, m leapfrog steps": HMC(0.1, num_steps=4),
+    "`MCHMC`, m steps": MCHMC(0.1, num_steps=4),
     "`Cyclical`": Cyclical(SGHMC(0.1, friction=1.0), cycle_length=10),
     "`ReplicaExchange`, 3 temperatures": ReplicaExchange(SGHMC(0.1, friction=1.0), [1, 3, 9]),
     "`Whitened`": Whitened(SGHMC(0.1, friction=1.0), jnp.zeros(_SIZE), 1.0),
@@ -78,7 +80,10 @@ def state_size(sampler: Sampler) -> str:
 
 def _gradients(sampler: Sampler) -> str:
     count = num_gradients(sampler)
-    return f"m + {count - sampler.num_steps}" if isinstance(sampler, HMC) else str(count)
+    if isinstance(sampler, HMC | MCHMC):
+        each, more = divmod(count, sampler.num_steps)
+        return f"{each if each > 1 else ''}m + {more}"
+    return str(count)
 
 
 def markdown() -> str:

@@ -45,15 +45,21 @@ class Row:
     """Without momentum: steps go with x²."""
     is_exact: bool = False
     """It needs all data, and a step is a trajectory."""
+    num_gradients: int = 1
+    """Of each step of a trajectory."""
 
     def x(self, rung: int) -> float:
         """Half the step size at each rung."""
         return LARGEST / 2 ** (rung / 2 if self.is_diffusive else rung)
 
-    def length(self, x: float, case: Case) -> int:
-        """Gradients of a step: of a trajectory, a quarter of the slowest period."""
+    def num_steps(self, x: float, case: Case) -> int:
+        """Return the steps of a trajectory, a quarter of the slowest period; 1 for others."""
         ratio = math.sqrt(case.stiffest / case.softest)
         return max(1, round(math.pi / 2 * ratio / x)) if self.is_exact else 1
+
+    def length(self, x: float, case: Case) -> int:
+        """Return the gradients of a sampler step."""
+        return self.num_gradients * self.num_steps(x, case)
 
     @property
     def num_rungs(self) -> int:

@@ -36,6 +36,7 @@ from sghmc.samplers import Dynamics, Kernel, Sampler
 from sghmc.samplers.hmc import HMC, Austerity
 from sghmc.samplers.langevin import PSGLD, SGLD
 from sghmc.samplers.lazy import Lazy
+from sghmc.samplers.microcanonical import MCHMC
 from sghmc.samplers.nose_hoover import SGNHT
 from sghmc.samplers.optimizers import SGD, Momentum
 from sghmc.samplers.replicas import ReplicaExchange
@@ -53,6 +54,7 @@ from sghmc.types import Change, Evaluation, StepInfo
 __all__ = [
     "BAOAB",
     "HMC",
+    "MCHMC",
     "OBABO",
     "PSGLD",
     "SGD",

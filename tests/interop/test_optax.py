@@ -23,7 +23,7 @@ KERNELS_OF_OTHERS = ("sghmc learning rate", "sgrhmc", "cycles of sghmc")
 CASES = {
     name: sampler
     for name, sampler in SAMPLERS.items()
-    if not {"hmc", "resampling", "replicas", "ubu"} & set(name.split())
+    if not {"hmc", "mchmc", "resampling", "replicas", "ubu"} & set(name.split())
     and name not in KERNELS_OF_OTHERS
 } | {
     "psgld": dataclasses.replace(SAMPLERS["psgld"], correction=False),

@@ -59,6 +59,8 @@ SAMPLERS = {
     "cycles of sghmc": sghmc.Cyclical(sghmc.SGHMC(0.2, 2.0, mass=1.7), cycle_length=4),
     "hmc with austerity": sghmc.HMC(0.1, 3, mass=1.7, metropolis=sghmc.Austerity(0.1, 10)),
     "ubu": sghmc.UBU(0.1, 2.0, mass=1.7, temperature=0.8),
+    "mchmc": sghmc.MCHMC(0.4, 3, jitter=0.2),
+    "mchmc without accept step": sghmc.MCHMC(halving(0.4), 2, metropolis=False, decoherence=2.0),
 }
 SLOW_SAMPLERS = (
     "obabo",
@@ -71,6 +73,7 @@ SLOW_SAMPLERS = (
     "momentum",
     "replicas of sghmc",
     "whitened hmc",
+    "mchmc without accept step",
 )
 """Whose steps are those of others, or have tests of their own: their contract tests are slow."""
 RANDOM_SAMPLERS = {n: s for n, s in SAMPLERS.items() if not n.startswith(("sgd", "momentum"))}
