@@ -141,7 +141,9 @@ GROUPS = {
         "PyTorch",
         "The samplers as optimizers, and what becomes of their draws.",
         _of_torch("SGHMC", "BAOAB", "SGLD", "PSGLD", "SGNHT", "GaussianPrior", "Collector")
-        | _of_torch("Prediction", "Chains", "Cyclical", "Sampler"),
+        | _of_torch(
+            "Prediction", "GaussianPrediction", "gaussian_loss", "Chains", "Cyclical", "Sampler"
+        ),
     ),
     "extending": Group(
         "Parts of a sampler",

@@ -78,7 +78,7 @@ for chain in range(2):
 # digits that the draws disagree on are those it gets wrong.
 
 # %%
-prediction = collector.predict(DataLoader(TensorDataset(test_x, test_y), batch_size=500))
+prediction = collector.predict(DataLoader(TensorDataset(test_x, test_y), batch_size=500), "softmax")
 
 
 def log_loss(probabilities: torch.Tensor) -> float:

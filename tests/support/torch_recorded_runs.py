@@ -144,10 +144,6 @@ def _predictions() -> Any:
     collector = Collector(model, sampler, every=3)
     for _ in range(_NUM_STEPS):
         collector.step(_step(sampler, model, x, y))
-    found = collector.predict([x[:5]])
-    return {name: np.asarray(value) for name, value in _fields(found).items()}
-
-
-def _fields(prediction: Any) -> dict[str, Any]:
-    names = getattr(prediction, "_fields", None) or vars(prediction)
-    return {name: getattr(prediction, name) for name in names}
+    found = collector.predict([x[:5]], "softmax")
+    names = ("probabilities", "entropy", "mutual_information")
+    return {name: np.asarray(getattr(found, name)) for name in names}

@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from sghmc.torch import SGHMC, SGNHT, Chains, GaussianPrior
+from sghmc.torch import SGHMC, SGNHT, Chains, Collector, GaussianPrior
 from torch_cases import REQUIRED, data, flat, network
 
 FUNCTIONAL = torch.nn.functional
@@ -70,3 +70,70 @@ def test_what_would_tie_chains_together_is_refused():
         sampler.gibbs()
     with pytest.raises(ValueError, match="one network"):
         Chains([])
+
+
+class Tied(torch.nn.Module):
+    """Reads with the weights that it writes with, as language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(6, 4)
+        self.head = torch.nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, words):
+        return self.head(self.embedding(words))
+
+
+def test_weights_that_are_tied_stay_tied():
+    models = [Tied() for _ in range(2)]
+    chains, words = Chains(models), torch.arange(6)
+    assert len(list(chains.parameters())) == 1
+    expected = torch.stack([model(words) for model in models]).detach()
+    torch.testing.assert_close(chains(words).detach(), expected)
+    collector = Collector(chains)
+    collector.step()
+    with torch.no_grad():
+        chains.get_parameter("embedding/weight").zero_()
+    seen = collector.predict([words], "softmax").probabilities
+    torch.testing.assert_close(seen, torch.softmax(expected, -1).mean(0))
+    other = Tied()
+    other.head.weight = torch.nn.Parameter(torch.zeros(6, 4))
+    with pytest.raises(ValueError, match="differ in which weights they share"):
+        Chains([models[0], other])
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_batch_normalization_is_that_of_networks_alone(is_training):
+    """Each chain's own averages: they move in training, and are used in evaluation."""
+    torch.manual_seed(0)
+    make = lambda: torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))  # noqa: E731
+    models, (x, _) = [make() for _ in range(2)], data()
+    for number, model in enumerate(models):
+        model[1].running_mean.fill_(number)
+        model[1].running_var.fill_(2.0 + number)
+    chains = Chains(models).train(is_training)
+    for _ in range(2):
+        seen = chains(x)
+        alone = torch.stack([model.train(is_training)(x) for model in models])
+    torch.testing.assert_close(seen, alone)
+    for number, model in enumerate(models):
+        chain = chains.chain(number)
+        for name, buffer in model.named_buffers():
+            torch.testing.assert_close(chain[name], buffer)
+
+
+def test_dropout_differs_between_chains():
+    layer = torch.nn.Linear(1, 200)
+    chains = Chains([torch.nn.Sequential(layer, torch.nn.Dropout(0.5))] * 2)
+    first, second = chains(torch.ones(1, 1))
+    assert not torch.equal(first == 0, second == 0)
+
+
+def test_draws_of_chains_are_those_of_arviz():
+    chains = Chains([network(), network()])
+    collector = Collector(chains)
+    for _ in range(3):
+        collector.step()
+    posterior = collector.samples().to_arviz()["posterior"]
+    assert posterior["2.weight"].shape == (2, 3, 2, 4)

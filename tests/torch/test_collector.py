@@ -97,7 +97,7 @@ def test_some_parameters_or_a_function_of_the_model():
     sizes = collector.samples().positions["size"]
     np.testing.assert_allclose(sizes, [[np.linalg.norm(each) for each in seen]], rtol=1e-6)
     with pytest.raises(TypeError, match="keep is a function"):
-        collector.predict([data()[0]])
+        collector.predict([data()[0]], "softmax")
 
 
 def test_names_and_returns_of_keep_are_checked():
@@ -161,7 +161,8 @@ def test_no_draws_and_unequal_chains_are_told():
         collector.samples()
     model, collector, _ = collected(num_steps=3)
     collector.next_chain()
-    run(model, make("sghmc", model), collector, 2)
+    collector.sampler = make("sghmc", model)
+    run(model, collector.sampler, collector, 2)
     with pytest.raises(ValueError, match=r"have \[3, 2\] draws"):
         collector.samples()
 
@@ -178,7 +179,7 @@ def test_predictions_are_averages_over_draws():
     model, collector, _ = collected(every=5)
     model.train()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=15)
-    seen = collector.predict(loader)
+    seen = collector.predict(loader, "softmax")
     assert model.training
     positions = collector.samples().positions
     each = []
@@ -195,7 +196,7 @@ def test_predictions_are_averages_over_draws():
     np.testing.assert_allclose(seen.mutual_information, entropy - within, atol=1e-6)
     assert torch.all(seen.mutual_information > 0)
     with pytest.raises(ValueError, match="no batches"):
-        collector.predict([])
+        collector.predict([], "softmax")
 
 
 def test_buffers_belong_to_a_draw():
@@ -216,7 +217,7 @@ def test_buffers_belong_to_a_draw():
     store: Any = collector._stores[0]
     store._draws.pop(0)
     model[1].running_mean.zero_()
-    torch.testing.assert_close(collector.predict([x]).probabilities, last.detach())
+    torch.testing.assert_close(collector.predict([x], "softmax").probabilities, last.detach())
 
 
 def test_chains_are_one_module_and_several_draws():
@@ -237,5 +238,5 @@ def test_chains_are_one_module_and_several_draws():
     outputs = torch.softmax(chains(x), -1).detach()
     last = Collector(chains)
     last.step()
-    torch.testing.assert_close(last.predict([x]).probabilities, outputs.mean(0))
+    torch.testing.assert_close(last.predict([x], "softmax").probabilities, outputs.mean(0))
     assert not torch.allclose(outputs[0], outputs[1])

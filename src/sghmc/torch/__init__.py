@@ -7,9 +7,10 @@ require("torch", extra="torch")
 from sghmc.torch.base import Sampler
 from sghmc.torch.collector import Collector
 from sghmc.torch.cyclical import Cyclical
-from sghmc.torch.draws import Chains, Prediction
+from sghmc.torch.draws import Chains
 from sghmc.torch.langevin import PSGLD, SGLD
 from sghmc.torch.nose_hoover import SGNHT
+from sghmc.torch.predict import GaussianPrediction, Prediction, gaussian_loss
 from sghmc.torch.priors import GaussianPrior
 from sghmc.torch.sghmc import BAOAB, SGHMC
 
@@ -22,7 +23,9 @@ __all__ = [
     "Chains",
     "Collector",
     "Cyclical",
+    "GaussianPrediction",
     "GaussianPrior",
     "Prediction",
     "Sampler",
+    "gaussian_loss",
 ]

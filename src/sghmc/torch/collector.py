@@ -1,9 +1,10 @@
 """Draws from a training loop: kept, looked at, and averaged into predictions."""
 
 import functools
+import itertools
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,15 @@ import torch
 
 from sghmc.results.prediction import SavedOrigin
 from sghmc.results.samples import Info, Samples
-from sghmc.torch import draws as prediction
 from sghmc.torch import gradients as losses
-from sghmc.torch.base import Sampler
-from sghmc.torch.draws import Chains, Draw, Folder, Memory, Prediction, Store
+from sghmc.torch import predict as prediction
+from sghmc.torch import replay
+from sghmc.torch.base import Sampler, unwrapped
+from sghmc.torch.draws import Chains, Draw, Folder, Memory, Store
 from sghmc.torch.gradients import NUM_ESTIMATES
+from sghmc.torch.predict import GaussianPrediction, Link, Prediction
 from sghmc.torch.priors import GaussianPrior, whole
-from sghmc.torch.settings import whole_number
-
-_BUFFER, _STATISTIC = "buffer/", "statistic/"
-"""What the names of arrays begin with that are no parameters."""
+from sghmc.torch.settings import moving, whole_number
 
 
 class Collector:
@@ -36,7 +36,9 @@ class Collector:
 the model that returns tensors by name |
     | `folder` | where draws go, if not to memory |
 
-    Call `step(loss)` after each step of the sampler. For several chains one after the other call
+    Call `step(loss)` after each step of the sampler. Steps are those that the sampler has made: a
+    batch of which it made none (accumulated, or skipped by a GradScaler) does not count. A folder
+    that has draws is opened with all of its chains. For several chains one after the other call
     `next_chain()` in between; they must be equally long.
 
     >>> import torch
@@ -57,15 +59,13 @@ the model that returns tensors by name |
     def __init__(
         self,
         model: torch.nn.Module,
-        sampler: Sampler | None = None,
+        sampler: Any = None,
         *,
         every: int = 1,
         burnin: int = 0,
         keep: Sequence[str] | Callable[[torch.nn.Module], dict[str, torch.Tensor]] | None = None,
         folder: str | pathlib.Path | None = None,
     ):
-        if sampler is not None and not isinstance(sampler, Sampler):
-            raise TypeError(f"sampler must be one of sghmc.torch, not {sampler!r}.")
         self.model, self.sampler = model, sampler
         self.every = whole_number(every, "every", least=1)
         self.burnin = whole_number(burnin, "burnin", least=0)
@@ -73,13 +73,33 @@ the model that returns tensors by name |
         if keep is not None and not callable(keep):
             _check_names(model, keep)
         self._start, self._num_steps, self._is_resumed = time.perf_counter(), 0, False
-        self._stores: list[Store] = []
-        self.next_chain()
+        count = 0 if self.folder is None else len(_chain_folders(self.folder))
+        self._stores = [self._store(number) for number in range(max(1, count))]
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """The sampler that moves the model, out of what wraps it."""
+        return self._sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        sampler = unwrapped(sampler)
+        if sampler is not None:
+            _check_sampler(sampler, self.model)
+        self._sampler: Sampler | None = sampler
+        self._sampler_steps = 0 if sampler is None else sampler.num_steps
 
     def next_chain(self) -> None:
         """Begin another chain, with its own burn-in."""
         self._stores.append(self._store(len(self._stores)))
-        self._num_steps = 0
+        self._num_steps, self._is_resumed = 0, False
+
+    def _num_new_steps(self) -> int:
+        """Return how many steps the sampler has made since the last call."""
+        if self._sampler is None:
+            return 1
+        before, self._sampler_steps = self._sampler_steps, self._sampler.num_steps
+        return self._sampler_steps - before if self._sampler_steps >= before else 1
 
     def _store(self, number: int) -> Store:
         return Memory() if self.folder is None else Folder(self.folder / f"chain{number}")
@@ -96,15 +116,16 @@ the model that returns tensors by name |
         `loss` is the mean loss of the step's batch, from which the potential is estimated: that
         of the data where the step began, that of the prior where it ended.
         """
-        losses.check_loss(loss)
+        losses.check_loss(loss, None if self._sampler is None else self._sampler.num_data)
         if self._num_steps == 0 and self.num_draws and not self._is_resumed:
             raise ValueError(
                 f"{self.folder} has draws of another run: give another folder, or go on from a "
                 f"state of that run by load_state_dict."
             )
-        self._num_steps += 1
+        new = self._num_new_steps()
+        self._num_steps += new
         since = self._num_steps - self.burnin
-        if since <= 0 or since % self.every:
+        if since <= 0 or new == 0 or since // self.every == max(0, since - new) // self.every:
             return
         if self.sampler is not None:
             self.sampler.settle()
@@ -119,88 +140,53 @@ the model that returns tensors by name |
         `health`, `summary`, `to_arviz` and `report` work on them. The kinetic temperature is
         relative to that of the sampler; precisions that changed are in `hyper`.
         """
-        draws = self._draws()
-        statistics = {
-            name.removeprefix(_STATISTIC): draws.pop(name)
-            for name in list(draws)
-            if name.startswith(_STATISTIC)
-        }
-        precision, heat = statistics.get("precision"), statistics.get("kinetic_temperature")
-        is_learned = precision is not None and np.any(precision != precision[:, :1])
-        return Samples(
-            positions={name: array for name, array in draws.items() if _BUFFER not in name},
-            hyper={"precision": precision} if is_learned else None,
-            averages={},
-            trace=None,
-            info=Info(
-                statistics.get("potential"),
-                statistics["is_finite"],
-                None if heat is None or np.any(np.isnan(heat)) else heat,
-            ),
-            num_steps=self._num_steps,
-            seconds=time.perf_counter() - self._start,
-            startup_seconds=0.0,
-            origin=None if self.sampler is None else SavedOrigin(_in_words(self.sampler), 1.0),
-        )
-
-    def _draws(self) -> Draw:
-        """All draws; axes (chain, draw, …)."""
-        counts = {store.num_draws for store in self._stores}
-        if counts == {0}:
+        if not any(store.num_draws for store in self._stores):
             raise ValueError(
                 f"There are no draws yet, after {self._num_steps} steps with burnin="
-                f"{self.burnin} and every={self.every}: call step() after each step of the sampler."
+                f"{self.burnin} and every={self.every}: call step() after each step of the sampler "
+                f"that the collector was given."
             )
-        if len(counts) > 1:
-            lengths = [store.num_draws for store in self._stores]
-            raise ValueError(f"Chains must be equally long, but have {lengths} draws.")
-        chains = [store.arrays() for store in self._stores]
-        names = chains[0]
-        found = {name: [np.moveaxis(chain[name], 1, 0) for chain in chains] for name in names}
-        # One chain stays where it is, which may be a file.
-        return {n: np.concatenate(a) if len(a) > 1 else a[0] for n, a in found.items()}
+        seconds = time.perf_counter() - self._start
+        return _as_samples(_together(self._stores), self._num_steps, seconds, self._sampler)
 
     def predict(
         self,
         loader: Iterable[Any],
-        link: Callable[[torch.Tensor], torch.Tensor] = prediction.softmax,
-    ) -> Prediction:
-        """Predictions for the rows of a loader, averaged over all draws of all chains.
+        link: Link,
+        *,
+        axis: int | None = None,
+        noise: float | str | None = None,
+    ) -> Prediction | GaussianPrediction:
+        """Return predictions for the rows of a loader, averaged over all draws of all chains.
 
-        A batch is what the model takes, or a tuple or list whose first entry is. `link` takes
-        the model's outputs to probabilities of classes. The model is in `eval()` mode meanwhile.
+        | `link` | what the model's outputs are | returns |
+        | --- | --- | --- |
+        | "softmax" | logits of classes, along `axis` (of two axes the last) | `Prediction` |
+        | "sigmoid" | logits of yes or no | `Prediction` |
+        | "gaussian" | means; `noise` is σ, or the name of the parameter that is log σ | \
+`GaussianPrediction` |
+        | a function | what it takes to probabilities of classes | `Prediction` |
+
+        A batch is what the model takes, a tuple or list of it and of targets, or a dict of its
+        arguments and of "labels". The model is in `eval()` mode meanwhile.
         """
-        if callable(self.keep):
-            raise TypeError(
-                "predict needs parameters, but keep is a function: average what it "
-                "returns, or collect with keep=None."
-            )
+        _check_kept(self.model, self.keep, self._sampler)
         is_training = self.model.training
         self.model.eval()
         try:
             return prediction.predict(
-                functools.partial(_apply, self.model), self._positions, loader, link
+                functools.partial(replay.apply, self.model),
+                functools.partial(replay.positions, self.model, self._stores),
+                loader,
+                link,
+                axis,
+                noise,
             )
         finally:
             self.model.train(is_training)
 
-    def _positions(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Draw by draw, chain by chain: what the model is to be called with."""
-        device = next(self.model.parameters()).device
-        for store in self._stores:
-            arrays = {n: a for n, a in store.arrays().items() if not n.startswith(_STATISTIC)}
-            for draw in range(store.num_draws):
-                for chain in range(next(iter(arrays.values())).shape[1]):
-                    kept = {
-                        name.removeprefix(_BUFFER): torch.from_numpy(array[draw, chain].copy())
-                        for name, array in arrays.items()
-                    }
-                    kept = {name: tensor.to(device) for name, tensor in kept.items()}
-                    whole = self.model.chain(chain) if isinstance(self.model, Chains) else {}
-                    yield whole | kept
-
     def state_dict(self) -> dict[str, Any]:
-        """Where the collector is; with the draws, if they are in memory."""
+        """Return where the collector is; with the draws, if they are in memory."""
         in_memory = [
             {name: torch.from_numpy(array) for name, array in store.arrays().items()}
             for store in self._stores
@@ -208,6 +194,7 @@ the model that returns tensors by name |
         ]
         return {
             "num_steps": self._num_steps,
+            "sampler_steps": self._sampler_steps,
             "num_draws": [store.num_draws for store in self._stores],
             "draws": in_memory,
         }
@@ -215,6 +202,10 @@ the model that returns tensors by name |
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; draws that a folder has gained since are forgotten."""
         self._num_steps, self._is_resumed = state["num_steps"], True
+        self._sampler_steps = state["sampler_steps"]
+        if self.folder is not None:
+            for number in range(len(state["num_draws"]), len(_chain_folders(self.folder))):
+                self._store(number).keep(0)
         self._stores = [self._store(number) for number in range(len(state["num_draws"]))]
         for number, (store, count) in enumerate(zip(self._stores, state["num_draws"], strict=True)):
             if isinstance(store, Memory):
@@ -222,6 +213,79 @@ the model that returns tensors by name |
                 for draw in range(count):
                     store.append({name: array[draw] for name, array in arrays.items()})
             store.keep(count)
+
+
+def _together(stores: list[Store]) -> Draw:
+    """Return all draws; axes (chain, draw, …)."""
+    lengths = [store.num_draws for store in stores]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"Chains must be equally long, but have {lengths} draws.")
+    chains = [store.arrays() for store in stores]
+    found = {name: [np.moveaxis(chain[name], 1, 0) for chain in chains] for name in chains[0]}
+    # One chain stays where it is, which may be a file.
+    return {n: np.concatenate(a) if len(a) > 1 else a[0] for n, a in found.items()}
+
+
+def _as_samples(draws: Draw, num_steps: int, seconds: float, sampler: Sampler | None) -> Samples:
+    statistics = {
+        name.removeprefix(replay.STATISTIC): draws.pop(name)
+        for name in list(draws)
+        if name.startswith(replay.STATISTIC)
+    }
+    precision, heat = statistics.get("precision"), statistics.get("kinetic_temperature")
+    is_learned = precision is not None and np.any(precision != precision[:, :1])
+    return Samples(
+        positions={name: array for name, array in draws.items() if replay.BUFFER not in name},
+        hyper={"precision": precision} if is_learned else None,
+        averages={},
+        trace=None,
+        info=Info(
+            statistics.get("potential"),
+            statistics["is_finite"],
+            None if heat is None or np.any(np.isnan(heat)) else heat,
+        ),
+        num_steps=num_steps,
+        seconds=seconds,
+        startup_seconds=0.0,
+        origin=None if sampler is None else SavedOrigin(_in_words(sampler), 1.0),
+    )
+
+
+def _chain_folders(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the folders of chains that are there."""
+    numbered = (folder / f"chain{number}" for number in itertools.count())
+    return list(itertools.takewhile(pathlib.Path.is_dir, numbered))
+
+
+def _check_sampler(sampler: Any, model: torch.nn.Module) -> None:
+    if not isinstance(sampler, Sampler):
+        raise TypeError(f"sampler must be one of sghmc.torch, not {sampler!r}.")
+    moved = {param for group in sampler.param_groups for param in group["params"]}
+    if not any(param in moved for param in model.parameters()):
+        raise ValueError(
+            "The sampler moves no parameter of this model, so that all draws would be the same: "
+            "give the model whose parameters() the sampler was made of."
+        )
+
+
+def _check_kept(model: torch.nn.Module, keep: Any, sampler: Sampler | None) -> None:
+    """Refuse predictions for which draws do not have all that was sampled."""
+    if callable(keep):
+        raise TypeError(
+            "predict needs parameters, but keep is a function: average what it returns, or "
+            "collect with keep=None."
+        )
+    if keep is None or sampler is None:
+        return
+    moved = {param for group in sampler.param_groups for param in moving(group)}
+    names = model.names if isinstance(model, Chains) else {}
+    named = {names.get(name, name): param for name, param in model.named_parameters()}
+    missing = [name for name, param in named.items() if param in moved and name not in keep]
+    if missing:
+        raise ValueError(
+            f"predict needs all parameters that the sampler moves, but keep has not {missing}: "
+            f"collect with keep=None, or freeze them."
+        )
 
 
 def _members(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -263,7 +327,7 @@ def _in_words(sampler: Sampler) -> dict[str, str]:
 
 
 def _statistics(sampler: Sampler | None, loss: Any, kept: Draw) -> Draw:
-    """What the sampler says of a draw, for each chain."""
+    """Return what the sampler says of a draw, for each chain."""
     count = next(iter(kept.values())).shape[0]
     finite = [np.isfinite(array).reshape(count, -1).all(1) for array in kept.values()]
     found = {"is_finite": np.all(finite, axis=0)}
@@ -275,17 +339,11 @@ def _statistics(sampler: Sampler | None, loss: Any, kept: Draw) -> Draw:
         groups = sampler.param_groups
         precisions = [_precision(group["prior"]) for group in groups]
         found["precision"] = np.tile(precisions, (count, 1))
-    return {_STATISTIC + name: array for name, array in found.items()}
-
-
-def _apply(model: torch.nn.Module, draw: dict[str, torch.Tensor], x: Any) -> torch.Tensor:
-    module = model.template if isinstance(model, Chains) else model
-    x = x.to(next(iter(draw.values())).device) if isinstance(x, torch.Tensor) else x
-    return torch.func.functional_call(module, draw, (x,))
+    return {replay.STATISTIC + name: array for name, array in found.items()}
 
 
 def _kept(model: torch.nn.Module, keep: Any) -> dict[str, torch.Tensor]:
-    """What `keep` says of a draw."""
+    """Return the part of a draw that `keep` names."""
     if callable(keep):
         kept: Any = keep(model)
         if not isinstance(kept, dict) or not kept:
@@ -294,4 +352,4 @@ def _kept(model: torch.nn.Module, keep: Any) -> dict[str, torch.Tensor]:
     params, buffers = _members(model)
     if keep is not None:
         return {name: params[name] for name in keep}
-    return params | {_BUFFER + name: buffer for name, buffer in buffers.items()}
+    return params | {replay.BUFFER + name: buffer for name, buffer in buffers.items()}

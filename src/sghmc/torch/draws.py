@@ -1,21 +1,20 @@
-"""Where draws gather: in memory, or in a folder, from which they are memory-mapped.
+"""Stores of draws: in memory, or in a folder, from which they are memory-mapped.
 
 A draw is a dict of arrays by name, the same in every draw, whose first axis is that of chains.
-
-Predictions averaged over draws, and what they say of their own uncertainty.
 
 Several chains at once: networks of one shape, stacked, and run side by side by `vmap`.
 """
 
 import copy
-import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+
+from sghmc.core import files
 
 _MANIFEST = "draws.json"
 
@@ -31,6 +30,10 @@ class Store(Protocol):
 
     def arrays(self) -> Draw:
         """All draws; axes (draw, chain, …)."""
+        ...
+
+    def draw(self, number: int) -> Draw:
+        """Return one draw; axes (chain, …)."""
         ...
 
     def keep(self, num_draws: int) -> None:
@@ -55,6 +58,9 @@ class Memory:
         names = self._draws[0] if self._draws else ()
         return {name: np.stack([draw[name] for draw in self._draws]) for name in names}
 
+    def draw(self, number: int) -> Draw:
+        return self._draws[number]
+
     def keep(self, num_draws: int) -> None:
         if num_draws > self.num_draws:
             raise ValueError(f"There are {self.num_draws} draws, not {num_draws}.")
@@ -71,6 +77,7 @@ class Folder:
     def __init__(self, path: str | pathlib.Path):
         self.path = pathlib.Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
+        self._is_whole = False
         self._arrays: dict[str, tuple[str, tuple[int, ...]]] = {}
         if (self.path / _MANIFEST).exists():
             saved = json.loads((self.path / _MANIFEST).read_text("utf-8"))
@@ -88,6 +95,10 @@ class Folder:
     def append(self, draw: Draw) -> None:
         if not self._arrays:
             self._begin(draw)
+        if not self._is_whole:
+            # Some files may have a draw, or a part of one, that others have not: a run was cut off.
+            self.keep(self.num_draws)
+            self._is_whole = True
         for name, array in draw.items():
             if (array.dtype.str, array.shape) != self._arrays[name]:
                 raise ValueError(
@@ -102,7 +113,7 @@ class Folder:
         for name in draw:
             self._file(name).write_bytes(b"")
         saved = [[name, dtype, shape] for name, (dtype, shape) in self._arrays.items()]
-        (self.path / _MANIFEST).write_text(json.dumps(saved), encoding="utf-8")
+        files.write(self.path / _MANIFEST, json.dumps(saved))
 
     def arrays(self) -> Draw:
         count = self.num_draws
@@ -114,6 +125,9 @@ class Folder:
             else np.empty((count, *shape), dtype)
             for name, (dtype, shape) in self._arrays.items()
         }
+
+    def draw(self, number: int) -> Draw:
+        return {name: array[number] for name, array in self.arrays().items()}
 
     def keep(self, num_draws: int) -> None:
         if num_draws > self.num_draws:
@@ -128,60 +142,6 @@ class Folder:
     def _num_bytes(self, name: str) -> int:
         dtype, shape = self._arrays[name]
         return np.dtype(dtype).itemsize * int(np.prod(shape))
-
-
-# Predictions averaged over draws, and what they say of their own uncertainty.
-
-_SMALLEST = 1e-30
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """What the draws together say of each row.
-
-    | field | formula | meaning |
-    | --- | --- | --- |
-    | `probabilities` | p̄ = mean of p(y \\| x, θ) over draws | of each class |
-    | `entropy` | H(p̄) = −Σ p̄ log p̄ | all uncertainty of a row's class, in nats |
-    | `mutual_information` | H(p̄) − mean of H(p) | the part of it that more data would remove |
-    """
-
-    probabilities: torch.Tensor
-    entropy: torch.Tensor
-    mutual_information: torch.Tensor
-
-
-def softmax(outputs: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(outputs.float(), dim=-1)
-
-
-@torch.no_grad()
-def predict(
-    apply: Callable[[dict[str, torch.Tensor], Any], torch.Tensor],
-    draws: Callable[[], Iterator[dict[str, torch.Tensor]]],
-    inputs: Iterable[Any],
-    link: Callable[[torch.Tensor], torch.Tensor],
-) -> Prediction:
-    """Batch by batch; `apply(draw, x)` are the outputs that `link` takes to probabilities."""
-    found: list[tuple[torch.Tensor, ...]] = []
-    for batch in inputs:
-        x = batch[0] if isinstance(batch, tuple | list) else batch
-        total = torch.zeros(())
-        doubt = torch.zeros(())
-        count = 0
-        for draw in draws():
-            probabilities = link(apply(draw, x)).cpu()
-            total, doubt = total + probabilities, doubt + entropy(probabilities)
-            count += 1
-        mean = total / count
-        found.append((mean, entropy(mean), entropy(mean) - doubt / count))
-    if not found:
-        raise ValueError("There is nothing to predict: the loader has no batches.")
-    return Prediction(*(torch.cat(parts) for parts in zip(*found, strict=True)))
-
-
-def entropy(probabilities: torch.Tensor) -> torch.Tensor:
-    return -(probabilities * probabilities.clamp_min(_SMALLEST).log()).sum(-1)
 
 
 # Several chains at once: networks of one shape, stacked, and run side by side by `vmap`.
@@ -210,6 +170,9 @@ class Chains(torch.nn.Module):
         super().__init__()
         if not models:
             raise ValueError("Chains needs one network or more.")
+        self.aliases = _aliases(models[0])
+        if any(_aliases(model) != self.aliases for model in models):
+            raise ValueError("The networks of Chains differ in which weights they share.")
         params, buffers = torch.func.stack_module_state(list(models))
         self.num_chains = len(models)
         # Names of a module's members have no dots.
@@ -236,14 +199,32 @@ class Chains(torch.nn.Module):
         def one(params, buffers):
             return torch.func.functional_call(self.template, (params, buffers), inputs)
 
-        params = {self.names[name]: param for name, param in self.named_parameters()}
+        params = self.with_aliases(
+            {self.names[name]: param for name, param in self.named_parameters()}
+        )
         buffers = {self.names[name]: buffer for name, buffer in self.named_buffers()}
         return torch.func.vmap(one, randomness="different")(params, buffers)
+
+    def with_aliases(self, members: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return members of a network, with those that share a weight under all its names."""
+        shared = {alias: members[name] for alias, name in self.aliases.items()}
+        return members | shared
 
     def chain(self, number: int) -> dict[str, torch.Tensor]:
         """Parameters and buffers of one chain, by the names that they have in its network."""
         members = [*self.named_parameters(), *self.named_buffers()]
         return {self.names[name]: member.detach()[number] for name, member in members}
+
+
+def _aliases(model: torch.nn.Module) -> dict[str, str]:
+    """Return the further names of parameters and buffers that a network has under several."""
+    first: dict[torch.Tensor, str] = {}
+    found = {}
+    for members in (model.named_parameters, model.named_buffers):
+        for name, member in members(remove_duplicate=False):
+            if first.setdefault(member, name) != name:
+                found[name] = first[member]
+    return found
 
 
 def are_chains(params: Iterable[torch.Tensor]) -> bool:

@@ -1,0 +1,268 @@
+"""Predictions averaged over draws, by a named link, and how they do on known targets."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+# pyright: reportPrivateImportUsage=false
+
+Draw = dict[str, torch.Tensor]
+Link = str | Callable[[torch.Tensor], torch.Tensor]
+_LINKS = ("softmax", "sigmoid", "gaussian")
+_SMALLEST = 1e-30
+_LABELS = ("labels", "label")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Probabilities of classes that all draws together give to each row.
+
+    | field | formula | meaning |
+    | --- | --- | --- |
+    | `probabilities` | p̄ = mean of p(y \\| x, θ) over draws | of each class |
+    | `entropy` | H(p̄) = −Σ p̄ log p̄ | all uncertainty of a row's class, in nats |
+    | `mutual_information` | H(p̄) − mean of H(p) | the part of it that more data would remove |
+    | `targets` | y | those of the loader's batches, or None |
+    | `axis` | | that of the classes; None by "sigmoid" |
+    """
+
+    probabilities: torch.Tensor
+    entropy: torch.Tensor
+    mutual_information: torch.Tensor
+    targets: torch.Tensor | None = None
+    axis: int | None = -1
+
+    def nll(self) -> float:
+        """Return the mean of −log p̄(y), in nats."""
+        p, targets = self.probabilities, _known(self.targets)
+        if self.axis is None:
+            y = _alike(targets, p).to(p)
+            return torch.nn.functional.binary_cross_entropy(p, y).item()
+        of_target = p.gather(self.axis, targets.long().unsqueeze(self.axis))
+        return -of_target.clamp_min(_SMALLEST).log().mean().item()
+
+    def calibration_error(self, num_bins: int = 15) -> float:
+        """Return the expected calibration error of the most probable class, in equal bins."""
+        p, targets = self.probabilities, _known(self.targets)
+        if self.axis is None:
+            sure, is_right = torch.maximum(p, 1 - p), (p > 0.5) == (_alike(targets, p) > 0.5)
+        else:
+            sure, chosen = p.max(self.axis)
+            is_right = chosen == targets
+        sure, right = sure.flatten(), is_right.flatten().to(sure)
+        bins = (sure * num_bins).long().clamp_max(num_bins - 1)
+        gaps = torch.zeros(num_bins).to(sure).index_add_(0, bins, right - sure)
+        return gaps.abs().sum().item() / sure.numel()
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianPrediction:
+    """The mixture of N(f(x, θ), σ²) over all draws, for each row and output.
+
+    | field | meaning |
+    | --- | --- |
+    | `mean` | of the mixture |
+    | `standard_deviation` | of the mixture: noise, and what the draws disagree on |
+    | `model_deviation` | of the means of draws: the part that more data would remove |
+    | `targets` | those of the loader's batches, or None |
+    | `log_density` | of the targets under the mixture, in nats, or None |
+    | `cdf` | of the mixture at the targets, uniform where all is right, or None |
+    """
+
+    mean: torch.Tensor
+    standard_deviation: torch.Tensor
+    model_deviation: torch.Tensor
+    targets: torch.Tensor | None = None
+    log_density: torch.Tensor | None = None
+    cdf: torch.Tensor | None = None
+
+    def nll(self) -> float:
+        """Return the mean of −log p(y), in nats for each number."""
+        return -_known(self.log_density).mean().item()
+
+    def coverage(self, level: float = 0.9) -> float:
+        """Return the share of targets in the central interval of this probability."""
+        return ((_known(self.cdf) - 0.5).abs() <= level / 2).double().mean().item()
+
+
+@torch.no_grad()
+def predict(
+    apply: Callable[[Draw, Any], Any],
+    draws: Callable[[], Iterator[Draw]],
+    batches: Iterable[Any],
+    link: Link,
+    axis: int | None = None,
+    noise: float | str | None = None,
+) -> Prediction | GaussianPrediction:
+    """Predict batch by batch; `apply(draw, inputs)` are the outputs that the link takes."""
+    _check(link, noise)
+    found: list[list[torch.Tensor]] = []
+    targets: list[torch.Tensor] = []
+    for batch in batches:
+        inputs, target = _parts(batch)
+        if target is not None:
+            targets.append(target.cpu())
+        if link == "gaussian":
+            assert noise is not None
+            found.append(_gaussian(apply, draws, inputs, target, noise))
+        else:
+            to_probabilities, axis = _of_classes(link, axis)
+            found.append(_classes(apply, draws, inputs, to_probabilities, axis))
+    if not found:
+        raise ValueError("There is nothing to predict: the loader has no batches.")
+    parts = [torch.cat(each) for each in zip(*found, strict=True)]
+    known = torch.cat(targets) if targets else None
+    if link == "gaussian":
+        return GaussianPrediction(*parts[:3], known, *parts[3:])
+    axis = None if link == "sigmoid" else -1 if axis is None else axis
+    return Prediction(*parts, known, axis)
+
+
+def _classes(apply, draws, inputs, to_probabilities, axis: int | None) -> list[torch.Tensor]:
+    total, doubt, count = torch.zeros(()), torch.zeros(()), 0
+    for draw in draws():
+        probabilities = to_probabilities(_outputs(apply(draw, inputs))).cpu()
+        total, doubt = total + probabilities, doubt + entropy(probabilities, axis)
+        count += 1
+    mean = total / count
+    return [mean, entropy(mean, axis), entropy(mean, axis) - doubt / count]
+
+
+def _gaussian(apply, draws, inputs, target, noise: float | str) -> list[torch.Tensor]:
+    """Return the sums over draws, by the log of the sum of exponentials where there are targets."""
+    means: list[torch.Tensor] = []
+    count, variance, shift, second = 0, 0.0, None, 0.0
+    log_density = cdf = None
+    for draw in draws():
+        mean = _outputs(apply(draw, inputs)).double().cpu()
+        scale = torch.as_tensor(_scale(draw, noise)).double().cpu()
+        # Sums are of differences to the first draw, which are small.
+        shift = mean if shift is None else shift
+        means = [mean - shift if not means else means[0] + mean - shift]
+        second = second + (mean - shift) ** 2
+        variance = variance + scale**2
+        count += 1
+        if target is not None:
+            z = (_alike(target.cpu(), mean) - mean) / scale
+            density = -0.5 * z**2 - scale.log() - 0.5 * math.log(2 * math.pi)
+            log_density = density if log_density is None else torch.logaddexp(log_density, density)
+            below = 0.5 * torch.special.erfc(-z / math.sqrt(2))
+            cdf = below if cdf is None else cdf + below
+    assert shift is not None
+    away = means[0] / count
+    between = (second / count - away**2).clamp_min(0)
+    found = [shift + away, (between + variance / count).sqrt(), between.sqrt()]
+    if log_density is not None and cdf is not None:
+        found += [log_density - math.log(count), cdf / count]
+    return found
+
+
+def gaussian_loss(
+    outputs: torch.Tensor, targets: torch.Tensor, noise: float | torch.Tensor
+) -> torch.Tensor:
+    """Return the mean over rows of −log N(y; f(x, θ), σ²), with σ = `noise`.
+
+    `torch.nn.MSELoss()` has a variance, too, which it does not say: ½ for one output a row.
+
+    >>> import torch
+    >>> from sghmc.torch import gaussian_loss
+    >>> round(gaussian_loss(torch.zeros(3, 1), torch.ones(3), noise=0.5).item(), 3)
+    2.226
+    """
+    scale = torch.as_tensor(noise, dtype=outputs.dtype, device=outputs.device)
+    if not torch.compiler.is_compiling() and not bool((scale > 0).all()):
+        raise ValueError(f"noise must be a positive standard deviation, but is {noise!r}.")
+    z = (_alike(targets, outputs) - outputs) / scale
+    each = 0.5 * z**2 + scale.log() + 0.5 * math.log(2 * math.pi)
+    return each.sum() / len(outputs)
+
+
+def entropy(probabilities: torch.Tensor, axis: int | None = -1) -> torch.Tensor:
+    """Return the entropy of classes along an axis or, without one, of each yes or no."""
+    if axis is None:
+        return entropy(torch.stack([probabilities, 1 - probabilities], -1))
+    return -(probabilities * probabilities.clamp_min(_SMALLEST).log()).sum(axis)
+
+
+def _check(link: Link, noise: float | str | None) -> None:
+    if not (callable(link) or link in _LINKS):
+        raise ValueError(
+            f'link must be "softmax", "sigmoid", "gaussian" or a function that takes outputs to '
+            f"probabilities of classes, but is {link!r}."
+        )
+    if (link == "gaussian") == (noise is None):
+        raise TypeError(
+            'link="gaussian" needs noise, the standard deviation σ of the data as a number, or the '
+            "name of the model's parameter that is log σ; other links have none. The loss belongs "
+            "to it: sghmc.torch.gaussian_loss says it, torch.nn.MSELoss() has σ² = 1/2."
+        )
+
+
+def _of_classes(link: Link, axis: int | None) -> tuple[Callable, int | None]:
+    """Return what takes outputs to probabilities, and the axis of the classes."""
+    if link == "sigmoid":
+        return lambda outputs: torch.sigmoid(outputs.float()), None
+    where = -1 if axis is None else axis
+    if callable(link):
+        return link, where
+
+    def softmax(outputs: torch.Tensor) -> torch.Tensor:
+        if outputs.ndim > 2 and axis is None:
+            raise ValueError(
+                f"The outputs have shape {tuple(outputs.shape)}: give axis=, that of the classes "
+                f"(1 for images and sequences of channels)."
+            )
+        if outputs.ndim == 0 or outputs.shape[where] == 1:
+            raise ValueError(
+                f"The outputs have shape {tuple(outputs.shape)}: a softmax of one class is always "
+                f'1. Take "sigmoid" for one logit, "gaussian" for a regression.'
+            )
+        return torch.softmax(outputs.float(), where)
+
+    return softmax, where
+
+
+def _parts(batch: Any) -> tuple[Any, torch.Tensor | None]:
+    """Return the inputs of a batch, and its targets where it has them."""
+    if isinstance(batch, Mapping):
+        labels = [batch[name] for name in _LABELS if name in batch]
+        inputs = {name: value for name, value in batch.items() if name not in _LABELS}
+        return inputs, labels[0] if labels else None
+    if isinstance(batch, tuple | list):
+        is_known = len(batch) > 1 and isinstance(batch[1], torch.Tensor)
+        return batch[0], batch[1] if is_known else None
+    return batch, None
+
+
+def _outputs(outputs: Any) -> torch.Tensor:
+    return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+
+
+def _scale(draw: Draw, noise: float | str) -> Any:
+    if not isinstance(noise, str):
+        return noise
+    if noise not in draw:
+        raise ValueError(f"noise={noise!r} is no parameter of the model: it has {sorted(draw)}.")
+    return draw[noise].exp()
+
+
+def _alike(targets: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+    """Return targets in the shape of outputs, which may have an axis of one output more."""
+    if targets.numel() != outputs.numel():
+        raise ValueError(
+            f"The targets have shape {tuple(targets.shape)}, the outputs {tuple(outputs.shape)}: "
+            f"they must have as many numbers."
+        )
+    return targets.reshape(outputs.shape)
+
+
+def _known(values: torch.Tensor | None) -> torch.Tensor:
+    if values is None:
+        raise ValueError(
+            "The targets are not known: the loader's batches must be (inputs, targets), or have "
+            '"labels".'
+        )
+    return values
