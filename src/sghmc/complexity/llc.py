@@ -11,6 +11,7 @@ from jax import lax
 
 from sghmc.complexity.learning_coefficient import LearningCoefficient, LlcSettings, agree, judged
 from sghmc.core.checks import check_count
+from sghmc.core.signals import whole_or_nothing
 from sghmc.engine import checks
 from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
@@ -320,7 +321,7 @@ def _excess(
         progress=progress,
         throw=False,
     )
-    with jax.default_matmul_precision(_MATMUL_PRECISION):
+    with whole_or_nothing(), jax.default_matmul_precision(_MATMUL_PRECISION):
         samples = run(key, localized, settings.sampler, center, options)
     distance = np.asarray(samples.positions, np.float64)
     excess = np.asarray(samples.info.potential, np.float64) - 0.5 * settings.localization * distance

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from sghmc.checkpoint.folder import RunFolder, Save
 from sghmc.checkpoint.store import DrawStore, RamStore
 from sghmc.core import runtime, tree
+from sghmc.core.signals import Interruption
 from sghmc.engine import checks, loop
 from sghmc.engine.blocking import Pace
 from sghmc.engine.chain import NEVER, Carry, DrawInfo, DrawRecord, Program
@@ -22,7 +23,7 @@ from sghmc.engine.devices import Placement
 from sghmc.engine.init import Start
 from sghmc.engine.layout import Layout
 from sghmc.engine.prefetch import Reader
-from sghmc.engine.progress import Bar, Interruption
+from sghmc.engine.progress import Bar
 from sghmc.gradients.noise import RunningNoise
 from sghmc.posterior.sources import DataError
 from sghmc.results.prediction import Origin
@@ -118,8 +119,8 @@ class Host:
         is_shown = progress and runtime.is_leader()
         bar = Bar(is_shown, self.num_draws * thinning, self.done * thinning)
         fault: DataError | None = None
-        with Interruption() as interruption, bar:
-            while self.done < self.num_draws and not runtime.broadcast(interruption.happened):
+        with Interruption(takes_sigterm=self.folder is not None) as interruption, bar:
+            while self.done < self.num_draws and not interruption.agreed():
                 is_kept = bool(self.is_kept[self.done])
                 try:
                     with pace[is_kept].timing(self._left(is_kept)) as count:

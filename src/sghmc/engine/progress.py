@@ -1,7 +1,5 @@
-"""The user's side of a long run: a progress bar, and Ctrl-C between blocks."""
+"""Show the progress of a long run in a terminal or a notebook."""
 
-import signal
-import threading
 import time
 from typing import Any
 
@@ -103,25 +101,3 @@ class _Notebook:
 
 def _health(num_failed: int, num_chains: int) -> str:
     return f"{num_failed} of {num_chains} chains not finite" if num_failed else "all finite"
-
-
-class Interruption:
-    """Ctrl-C asks the run to stop after the current block; a second one stops at once."""
-
-    def __init__(self):
-        self.happened = False
-        self._previous: Any = None
-
-    def __enter__(self) -> "Interruption":
-        # Python delivers signals to the main thread only; elsewhere there is nothing to catch.
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def _handle(self, signum, frame) -> None:
-        self.happened = True
-        signal.signal(signal.SIGINT, self._previous)
-
-    def __exit__(self, *exception) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)

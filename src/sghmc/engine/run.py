@@ -15,6 +15,7 @@ from sghmc.checkpoint import fingerprint
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.folder import RunFolder, open_folder
 from sghmc.core import runtime
+from sghmc.core.signals import Interruption
 from sghmc.engine import checks
 from sghmc.engine.agreement import check_agreement
 from sghmc.engine.chain import Program, chain_keys, with_shared_gradients
@@ -64,7 +65,7 @@ def run(
     place, is_kept = parts.place, parts.is_kept
     check_memory(parts.kernel, parts.layout, options, parts.one.hyper, place.size(CHAIN))
     identity = functools.partial(options.identity, key, target, sampler, init)
-    with _opened(options.checkpoint, identity) as folder:
+    with Interruption(is_patient=False), _opened(options.checkpoint, identity) as folder:
         program = program_of(parts, key, target, options)
         if folder is not None:
             prepared = _prepared_outside(program, sampler, options)

@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from sghmc.core.signals import whole_or_nothing
 from sghmc.estimators import storage
 from sghmc.estimators.weighted_rows import Rows, Scaling, hides_the_rest
 
@@ -71,7 +72,8 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
             self._rows = new.joined(self._rows).merged()
             self._num_calls += 1
             self.input_scaling_ = Scaling.of(self._rows.x, self._rows.weight)
-            self._sample(self._key())
+            with whole_or_nothing():
+                self._sample(self._key())
         except BaseException:
             vars(self).clear()
             vars(self).update(before)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc.core.signals import whole_or_nothing
 from sghmc.estimators.weighted_rows import padded_size
 from sghmc.gradients.exact import FullBatch
 from sghmc.gradients.minibatch import Minibatch
@@ -116,7 +117,8 @@ def run_factor_chain(
         "counts": _counts(sizes, ratings, likelihood),
     }
     posterior = problem.posterior.with_hyper({**problem.posterior.hyper, **hyper})
-    samples = _sample(of_run, posterior, problem, begin, settings)
+    with whole_or_nothing():
+        samples = _sample(of_run, posterior, problem, begin, settings)
     return _kept(samples, problem.model, ratings, likelihood)
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from sghmc.core import tree
 from sghmc.core.checks import check_count
+from sghmc.core.signals import whole_or_nothing
 from sghmc.engine import checks
 from sghmc.engine.init import Start
 from sghmc.engine.options import RunOptions, hold_fixed
@@ -116,7 +117,7 @@ results then depend on the machine and its load. None: work is counted, and they
     checks.check_functions(target, like)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     num_draws, missed = num_samples * num_chains, ()
-    with Budget(budget, progress) as clock:
+    with whole_or_nothing(), Budget(budget, progress) as clock:
         costs = Costs.count(target, like, num_chains)
         max_draws = max(num_samples, _MIN_PIECE_DRAWS)
         pilots = Pilots(key, target, num_chains, max_draws, clock, gibbs, costs)
