@@ -1,5 +1,6 @@
 """A run's folder: saves come back, other formats are refused, and several processes share it."""
 
+import os
 import pathlib
 import tarfile
 import types
@@ -201,3 +202,32 @@ def test_a_damaged_save_is_named_with_the_one_that_is_used(tmp_path):
     assert save is not None
     assert save.done == 4
     assert [int(each.name) for each in folders._saves_in(tmp_path)] == [4]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Modes of files are those of POSIX.")
+def test_a_folder_is_marked_by_a_file_that_nobody_runs(tmp_path):
+    saved(tmp_path, 4)
+    assert (tmp_path / folders._MARKER).stat().st_mode & 0o111 == 0
+
+
+def test_drafts_of_a_killed_run_are_removed_where_it_goes_on(tmp_path, monkeypatch):
+    checkpoint = saved(tmp_path, 4)
+    seen = []
+    monkeypatch.setattr(stores.files, "remove_drafts", seen.append)
+    with open_folder(checkpoint, {"a": 1}) as folder:
+        folder.open_store(NOTHING, 7)
+        assert folder.resume(LIKE, IS_KEPT) is not None
+    assert seen == [tmp_path / "draws"]
+
+
+def test_other_processes_wait_until_draws_are_written(tmp_path, process):
+    process(True)
+    heard = []
+    (tmp_path / "draws").mkdir()
+    store = DiskStore(tmp_path / "draws", NOTHING, 7)
+    store.create()
+    store.append(rows(0, 4))
+    stores.runtime.broadcast = lambda value: heard.append(value) or np.asarray(value)
+    store.draws()
+    store.close()
+    assert heard == [4]

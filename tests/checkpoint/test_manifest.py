@@ -206,3 +206,13 @@ def test_a_manifest_of_a_gigabyte_is_not_read(folder):
     os.truncate(folder / "manifest.json", 1 << 30)
     with pytest.raises(DamagedError, match="none of ours"):
         manifest.read(folder)
+
+
+def test_an_error_of_writing_is_told_though_nothing_was_begun(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(manifest, "write_state", full)
+    with pytest.raises(OSError, match="no space left"):
+        manifest.write_save(tmp_path / "save", {}, {}, None)
+    assert list(tmp_path.iterdir()) == []

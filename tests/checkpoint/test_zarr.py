@@ -78,3 +78,27 @@ def test_names_of_files_and_groups():
     longest = zarr.safe_name("ä" * 150)
     assert len(longest.encode()) == 200
     assert len(zarr.unique_names(["x" * 300] * 2, [])[1].encode()) == 190
+
+
+def test_what_a_disk_takes_in_parts_is_written_whole(tmp_path):
+    """An operating system may write less than it was asked to, and says how much."""
+
+    class Slow:
+        def __init__(self):
+            self.written = b""
+
+        def write(self, content):
+            self.written += bytes(content[:3])
+            return min(3, len(content))
+
+    file = DrawFile.__new__(DrawFile)
+    file._file = Slow()
+    file._write(b"0123456789")
+    assert file._file.written == b"0123456789"
+
+
+def test_readers_need_not_know_consolidated_metadata():
+    found = zarr.group_metadata({"b": {"node_type": "array"}, "a": {}})
+    assert found["consolidated_metadata"]["must_understand"] is False
+    assert list(found["consolidated_metadata"]["metadata"]) == ["a", "b"]
+    assert "consolidated_metadata" not in zarr.group_metadata()

@@ -16,15 +16,19 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import marked
 import sghmc
 from marked import MarkedKernel
+from sghmc.engine import devices
+from sghmc.engine import mesh as mesh_file
 from sghmc.engine.chain import Batches
 from sghmc.engine.mesh import OverMesh, _table
-from sghmc.posterior.sharded import ManuallyShardedPosterior
+from sghmc.engine.options import RunOptions
+from sghmc.posterior.sharded import CompilerShardedPosterior, ManuallyShardedPosterior
 
 SCRIPT = pathlib.Path(__file__).parents[1] / "support" / "mesh_on_four_devices.py"
 CHECKS = [
@@ -168,3 +172,40 @@ def test_states_lie_by_chains_and_as_their_parameters_do():
     specs = place._carry_specs(layout, carry)
     assert specs["position"] == {"a": P("chain", None, "model"), "b": P("chain")}
     assert specs["failed_at"] == P("chain")
+
+
+def test_rows_for_a_device_are_taken_with_an_axis_for_each_of_the_mesh():
+    mesh = jax.make_mesh((1, 1), ("chain", "data"), devices=jax.devices()[:1])
+    by_number = jax.sharding.NamedSharding(mesh, P("chain", None, None, "data"))
+    by_device = jax.sharding.NamedSharding(mesh, P("chain", "data"))
+    numbers = np.array([[[[5, 2], [9, 2]]]])
+    found = devices.device_batches(
+        numbers, 7, lambda chosen: {"x": 10 * chosen}, by_number, by_device, (1, 1)
+    )
+    assert found.rows["x"].shape == (1, 1, 4)
+    taken = np.asarray(found.rows["x"])[0, 0]
+    np.testing.assert_array_equal(taken[np.asarray(found.places)], 10 * numbers)
+    assert found.places.shape == numbers.shape
+    assert found.first == 7
+
+
+def test_rows_that_the_compiler_spreads_are_cut_by_it():
+    rules = (("a", P("data")),)
+    target = sghmc.Posterior(lambda p, x: x, lambda p: 0.0, jnp.ones(6))
+    own = over(rules, chain=2, data=3)._own(marked.program(2, target=target)).target
+    assert isinstance(own, CompilerShardedPosterior)
+    assert (own.where, own.num_parts) == (P("data"), 3)
+    assert own.log_prior is target.log_prior
+    np.testing.assert_array_equal(own.data, np.ones(6))
+
+
+def test_the_data_of_a_run_are_checked_against_its_mesh(monkeypatch):
+    def told(target, gradient, place):
+        raise LookupError(target, gradient, place)
+
+    monkeypatch.setattr(mesh_file, "_check_data", told)
+    mesh = jax.make_mesh((1,), ("chain",), devices=jax.devices()[:1])
+    options = RunOptions(gradient=sghmc.Minibatch(2), num_chains=2, num_samples=1, mesh=mesh)
+    with pytest.raises(LookupError) as seen:
+        mesh_file.placement_for(options, marked.POSTERIOR)
+    assert seen.value.args[:2] == (marked.POSTERIOR, options.gradient)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sghmc.estimators import weighted_rows
 from sghmc.estimators.weighted_rows import (
     Rows,
     Scaling,
@@ -88,6 +89,12 @@ def test_rounding_is_seen_where_values_repeat_on_a_grid():
     assert rounding(np.maximum(values, 0.8)) == 0
     assert rounding(np.arange(40.0)) == 0
     assert rounding(np.ones(9)) == 0
+
+
+def test_just_as_far_off_a_grid_as_is_allowed_is_too_far(monkeypatch):
+    monkeypatch.setattr(weighted_rows, "_ON_GRID", 0.25)
+    assert rounding(np.repeat([0.0, 1.0, 3.25], 2)) == 0
+    assert rounding(np.repeat([0.0, 1.0, 3.125], 2)) == pytest.approx(1 / 12**0.5)
 
 
 def test_few_values_far_off_hide_the_rest():

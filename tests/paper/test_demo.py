@@ -172,6 +172,7 @@ def test_hmc_runs_for_as_long_as_it_may(monkeypatch):
     pace = 0.01 * (call.sampler.num_steps + 1)
     assert 1.05 * 20.0 / pace < call.num_samples < 1.2 * 20.0 / pace + 1
     np.testing.assert_allclose(call.init, np.tile(ANSWER.mean, (4, 1)), rtol=1e-6)
+    assert (call.init_axis, call.num_chains, call.progress) == (0, 4, False)
     monkeypatch.setattr(demo, "_seconds_a_gradient", lambda *_: 10.0)
     demo._run_hmc(CONFIG, data.posterior(), ANSWER, 20.0, jax.random.key(0), False)
     assert recorded.call.num_samples == 1

@@ -1,5 +1,6 @@
 """Fig. 1: its truth by scipy, its samplers by their exact laws, its verdict both ways."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from recorded_draw import RecordedDraw
 from sghmc import theory
 from sghmc.paper import figure1
 from shown_tables import fits
@@ -108,6 +110,10 @@ def made_up(**distances):
     [
         ({}, [True, True, True]),
         *[({name: 0.071}, [False, True, True]) for name in RIGHT if name != "naive"],
+        # Just half of it is not enough, nor is just the limit.
+        ({"sghmc": 0.07}, [False, True, True]),
+        ({"naive": 0.07}, [True, True, False]),
+        ({"naive_no_mh": figure1.LIMITS["naive_no_mh"]}, [True, False, True]),
         ({"naive": 0.071}, [True, True, False]),
         ({"naive_no_mh": 0.079}, [True, False, True]),
         ({"naive_no_mh": 0.01}, [False, False, False]),
@@ -122,3 +128,26 @@ def test_the_run_agrees_with_the_paper_and_is_shown(result):
     assert all(claim.agrees for claim in figure1.claims({}, result))
     assert fits(figure1.table(result))
     assert len(figure1.plot(result).axes) == 2
+
+
+def test_a_run_counts_the_draws_in_its_bins(monkeypatch):
+    draw = RecordedDraw(
+        positions=np.array([[0.05, 0.04, 5.0, -0.05]]),
+        info=SimpleNamespace(acceptance=np.array([[0.5, 1.0]])),
+    )
+    monkeypatch.setattr(figure1, "draw", draw)
+    found = figure1.run(CONFIG, jax.random.key(0), progress=False)
+    keys = {tuple(jax.random.key_data(call.key).tolist()) for call in draw.calls}
+    assert len(keys) == len(draw.calls) == 2 * len(figure1.LABELS)
+    curves, row = found["curves"]["gaussian"], found["gaussian"]["hmc"]
+    edges, truth = figure1.true_bins(figure1.TARGETS["gaussian"], 0.1)
+    np.testing.assert_allclose(curves["middles"], (edges[1:] + edges[:-1]) / 2)
+    np.testing.assert_allclose(curves["truth"], truth / 0.1)
+    share = np.array(curves["hmc"]) * 0.1
+    assert share[np.argmin(np.abs(np.array(curves["middles"]) - 0.05))] == pytest.approx(0.5)
+    assert share.sum() == pytest.approx(1)
+    assert row["total_variation"] == pytest.approx(figure1.total_variation(share, truth))
+    assert (row["acceptance"], row["variance"]) == (
+        0.75,
+        pytest.approx(np.var([0.05, 0.04, 5.0, -0.05])),
+    )

@@ -4,6 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from recorded_draw import RecordedDraw
+from sghmc import theory
 from sghmc.paper import figure2
 from shown_tables import fits
 
@@ -87,3 +89,44 @@ def test_the_run_agrees_with_the_paper_and_is_shown(result):
     assert all(claim.agrees for claim in figure2.claims({}, result))
     assert fits(figure2.table(result))
     assert len(figure2.plot(result).axes) == 2
+
+
+def test_momenta_are_the_moves_of_shown_steps(monkeypatch):
+    config = figure2.Config(num_steps=100, num_chains=2)
+    positions = np.array([np.arange(100.0) ** 2, np.sqrt(np.arange(100.0))])
+    monkeypatch.setattr(figure2, "draw", RecordedDraw(positions=positions))
+    theta, r = figure2._trajectories(config, None, 0.0, None, False)
+    np.testing.assert_array_equal(theta, positions[:, [49, 99]])
+    before = positions[:, [48, 98]]
+    np.testing.assert_allclose(r, (theta - before) / config.step_size, rtol=1e-6)
+
+
+def test_moments_are_shown_after_every_fiftieth_step():
+    """S ← F S Fᵀ + L Lᵀ from N(0, τ) momenta at θ = 1, and fresh ones after every fiftieth."""
+    config = figure2.Config(num_steps=100)
+    for name, (sampler, variance) in figure2._settings(config).items():
+        plain, fresh = (
+            theory.affine_map(sampler, 1.0, variance, t=t, num_steps=100) for t in (1, 50)
+        )
+        moments, squares = np.diag([1.0, 0.0 if name in ("noisy", "hamiltonian") else 1.0]), []
+        for t in range(100):
+            step = fresh if t == 50 else plain
+            moments = step.transition @ moments @ step.transition.T + step.noise @ step.noise.T
+            squares.append(np.trace(moments))
+        found = figure2.expected_square_radius(config, sampler, variance)
+        np.testing.assert_allclose(found, [squares[49], squares[99]], rtol=1e-9, err_msg=name)
+
+
+def test_the_axes_say_what_they_show():
+    cloud = {"position": [0.1, 0.2], "momentum": [0.3, 0.4], "end": {}}
+    cloud |= {"rms_radius": [1.0, 2.0], "expected_rms_radius": [1.5, 2.5]}
+    shown = figure2.plot({"steps": [50, 100], "clouds": dict.fromkeys(figure2.LABELS, cloud)})
+    clouds, radius = shown.axes
+    assert (clouds.get_xlabel(), clouds.get_ylabel()) == (r"$\theta$", r"$r$")
+    assert radius.get_xlabel() == "step"
+    assert "rms" in radius.get_ylabel()
+    assert radius.get_title() == "radius over all trajectories"
+    assert [np.array(line.get_ydata()).tolist() for line in radius.lines[:2]] == [
+        [1.0, 2.0],
+        [1.5, 2.5],
+    ]

@@ -1,6 +1,7 @@
 """Fig. 4: what each method is asked to run, what is made of it, and the verdict both ways."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +137,7 @@ def fake_samples():
         positions=scores,
         trace=fake_scores([[0.9, 0.8, 0.1], [0.9, 0.8, 0.301]]),
         averages={"probability": probability},
-        hyper={"prior": {"0.weight": np.array([[1.0, 2.0], [3.0, 6.0]])}},
+        hyper={"prior": {"0.weight": np.array([[1.0, 9.0, 2.0], [3.0, 8.0, 6.0]])}},
         seconds=10.0,
         startup_seconds=4.0,
     ).samples
@@ -194,6 +195,21 @@ def test_without_an_accelerator_a_run_is_short_unless_asked(monkeypatch, full):
     config, note = figure4._sized(dataclasses.replace(figure4.Config(), full=full))
     assert config.length == (Length(800, 50, 16) if full else Length(30, 5, 2))
     assert note.startswith("800 epochs" if full else "no accelerator: 30 epochs and 2 seeds")
+
+
+def test_curves_are_over_seeds_and_drawn_in_percent():
+    curve = figure4._curve(np.array([[0.5, 0.3, 0.2], [0.6, 0.5, 0.4]]))
+    assert curve["mean"] == pytest.approx([0.55, 0.4, 0.3])
+    assert (curve["low"], curve["high"]) == ([0.5, 0.3, 0.2], [0.6, 0.5, 0.4])
+    curves = dict.fromkeys(figure4.LABELS, curve)
+    (axis,) = figure4.plot({"curves": curves, "first_epoch": 6, "num_seeds": 2}).axes
+    line: Any = axis.lines[0]
+    np.testing.assert_allclose(line.get_xydata(), [(6, 55), (7, 40), (8, 30)])
+    corners: Any = axis.collections[0].get_paths()[0].vertices
+    assert {(6, 50), (6, 60), (8, 20), (8, 40)} <= {tuple(c) for c in corners.round(9).tolist()}
+    assert axis.get_ylim() == pytest.approx((0.85 * 30, 2 * 30))
+    assert axis.get_title() == "Mean and range over 2 seeds"
+    assert axis.get_ylabel() == "test error (%)"
 
 
 def test_the_search_is_by_validation_error(monkeypatch):

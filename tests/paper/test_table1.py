@@ -75,7 +75,11 @@ def test_a_run_is_shown(result):
     assert fits(table1.table(result))
     shown = cells(table1.table(result))
     assert shown[3][2] == "0.8411 ± 0.0011"
-    assert len(table1.plot(result).axes) == 2
+    errors, densities = table1.plot(result).axes
+    assert errors.get_ylabel() == "test RMSE (stars)"
+    assert errors.get_title() == "Error of the prediction"
+    assert densities.get_ylabel() == "log-likelihood of a test rating"
+    assert (errors.get_xlabel(), densities.get_xlabel()) == ("steps", "steps")
 
 
 @pytest.mark.parametrize(
@@ -185,3 +189,9 @@ def test_every_method_beats_the_mean_and_ours_covers(tmp_path):
         assert row["rmse"]["mean"] < row["unclipped"]["mean"] + 1e-6
     assert 0.92 < rows["best"]["coverage"]["95%"] < 0.98
     assert rows["best"]["log_likelihood"] > -1.1
+
+
+def test_the_papers_schedule_is_that_of_its_scripts():
+    full = table1.FULL
+    assert (full.batch_size, full.num_steps, full.num_burnin) == (4_000, 2_000_000, 100_000)
+    assert (full.average_every, full.gibbs_every, full.num_quiet) == (2_000, 2_000, 4_000)

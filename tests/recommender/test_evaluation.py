@@ -110,6 +110,9 @@ def test_coverage_is_drawn_with_two_errors():
     points, _, (bars,) = container
     np.testing.assert_allclose(points.get_xydata(), [(0.5, 0.4), (0.95, 0.9)])
     np.testing.assert_allclose(bars.get_segments()[0], [(0.5, 0.2), (0.5, 0.6)])
+    assert axis.get_xlabel() == "level of the interval"
+    assert axis.get_title() == "9 held-out ratings"
+    assert (axis.get_xlim(), axis.get_ylim()) == ((0, 1), (0, 1))
 
 
 def test_nothing_is_judged_where_nothing_is_held_out(seen):

@@ -6,10 +6,13 @@ from html.parser import HTMLParser
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas
 import pytest
 
 import sghmc
 from sghmc.results import report
+from sghmc.results.health import Health
+from sghmc.results.prediction import SavedOrigin
 from sghmc.results.samples import Samples
 from sghmc.results.summaries import Info
 
@@ -151,3 +154,85 @@ def test_predictive_checks_that_are_none(pair, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         many_parameters(1).report(tmp_path, predictive={"a": pair})
     assert list(tmp_path.iterdir()) == []
+
+
+HEALTH = Health((), 1.01, 300.0, 1.02, 0.1, 0.01)
+TABLE = pandas.DataFrame(
+    {"mean": [1.25, 2.5], "ess_bulk": [400.0, 300.0]}, index=["weight[0]", "weight[9]"]
+)
+
+
+def page(num_quantities=2, notes=None, checks=()):
+    return report.run_page(
+        "A run", HEALTH, TABLE, {}, num_quantities, {"draws": "2 chains"}, {}, checks, notes
+    )
+
+
+def test_a_page_has_its_parts_and_no_others(monkeypatch):
+    monkeypatch.setattr(report, "_NUM_PICTURED", 0)
+    monkeypatch.setattr(report, "_worst_section", lambda *_: [])
+    usual = page()
+    for words in ("What to do next", "What the verdict rests on", "The run", "Every number"):
+        assert words in usual
+    assert "Nothing needs mending" in usual
+    assert "2 chains" in usual
+    for cell in ("weight[9]", "1.25", "300"):
+        assert cell in usual
+    for words in ("Tuning", "Predictive checks", "evenly spaced"):
+        assert words not in usual
+    assert "2 of 10 numbers, evenly spaced" in page(10)
+    assert "its notes" in page(notes="its notes")
+    monkeypatch.setattr(report.display, "replicates_picture", lambda *_: (b"", b""))
+    check = report.PredictiveCheck("largest", 9.0, np.arange(8.0))
+    judged = page(checks=[check])
+    assert "Predictive checks" in judged
+    assert "does not make data like those observed in largest" in judged
+
+
+def info(**parts):
+    return Info(None, np.array([[True, False, True], [True, True, True]]), **parts)
+
+
+def test_an_overview_says_what_there_is():
+    variables = {f"x{i}": np.zeros((2, 3, i)) for i in range(8)}
+    found = report.overview_parts(variables, ["mean"], info(acceptance=np.full((2, 3), 0.25)), 7, 2)
+    assert found == [
+        "2 chains × 3 draws",
+        "7 steps in 2.0 s",
+        "x0 (0,), x1 (1,), x2 (2,), x3 (3,), x4 (4,), x5 (5,), and 2 more",
+        "averages mean",
+        "acceptance 0.25",
+        "1 of 2 chains not finite",
+    ]
+    sound = Info(None, np.ones((1, 1), bool))
+    assert report.overview_parts({}, [], sound, 1, 0.5) == [
+        "1 chain × 1 draw",
+        "1 step in 0.5 s",
+        "nothing kept",
+        "all finite",
+    ]
+
+
+def test_a_table_of_variables_ends_after_fifty():
+    shown = report.overview_table("a", {f"x{i}": np.zeros((1, 1, 2)) for i in range(52)})
+    assert ">x49<" in shown
+    assert ">x50<" not in shown
+    assert "and 2 more" in shown
+    assert "more" not in report.overview_table("a", {f"x{i}": np.zeros((1, 1)) for i in range(50)})
+
+
+def test_speed_is_that_of_all_chains_after_the_first_draw():
+    found = report.overview_settings(None, info(), 600, 3.5, 0.5)
+    assert found["steps a second, all chains"] == "400"
+    assert found["seconds"] == "3.5, 0.5 of them to the first draw"
+    assert found["steps of each chain"] == "600"
+    saved = report.overview_settings(SavedOrigin({"sampler": "x"}, 1.0), info(), 1, 1, 1)
+    assert saved["sampler"] == "x"
+
+
+def test_ties_count_half_and_rare_summaries_are_told():
+    check = report.PredictiveCheck("x", 2.0, np.array([1.0, 2.0, 2.0, 3.0]))
+    assert check.share_above == 0.5
+    for share, is_expected in ((25, True), (24, False), (975, True), (976, False)):
+        replicated = np.where(np.arange(1000) < share, 1.0, -1.0)
+        assert report.PredictiveCheck("x", 0.0, replicated).is_expected == is_expected

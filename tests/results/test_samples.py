@@ -4,6 +4,8 @@ import collections
 import os
 import subprocess
 import sys
+import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import sghmc
+from sghmc.results import report, summaries
 from sghmc.results.samples import Samples
 from sghmc.results.summaries import Info
 
@@ -174,3 +177,26 @@ def test_a_home_that_cannot_be_written_to_does_not_stop_the_summary():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )
     assert found.stdout.strip() == "arviz"
+
+
+def test_a_report_has_the_statistics_that_there_are(monkeypatch, tmp_path):
+    samples, asked = handmade(np.random.default_rng(0).normal(size=(2, 50))), []
+    monkeypatch.setattr(report, "run_page", lambda *args: asked.append(args) or "a page")
+    samples.report(tmp_path / "page.html")
+    statistics = asked[0][6]
+    assert set(statistics) == {"potential"}
+    assert statistics["potential"][1] is None
+    assert asked[0][4] == 1
+
+
+def test_plots_are_those_of_arviz_by_their_names(monkeypatch):
+    asked = []
+    arviz = types.SimpleNamespace(plot_trace=lambda data, **given: asked.append(given) or "axes")
+    monkeypatch.setattr(summaries, "_import_arviz", lambda: arviz)
+    data: Any = {"posterior": types.SimpleNamespace(data_vars={"x": 0, "y": 1})}
+    assert summaries.plot(data, "trace", ["y"], compact=True) == "axes"
+    assert asked == [{"var_names": ["y"], "compact": True}]
+    with pytest.raises(ValueError, match="There is no plot 'wave': there are"):
+        summaries.plot(data, "wave", None)
+    with pytest.raises(ValueError, match="no variable 'z' among the draws"):
+        summaries.plot(data, "trace", ["z"])

@@ -150,7 +150,6 @@ def laws():
         return Moves(sghmc.Lazy(SAMPLER)).law(orders(3)), Moves(SAMPLER).law(orders(3))
 
 
-@pytest.mark.slow
 def test_every_order_of_batches_has_the_law_of_the_eager_sampler():
     """Where all parameters go at the end, and their noise, is the same for every order."""
     assert_same(*laws())

@@ -170,6 +170,9 @@ def test_independent_batches_of_equal_curvature_are_known_noise():
     expected = theory.stationary_law(sampler, 4.0, noise)
     np.testing.assert_allclose(law.state_covariance, expected.state_covariance, rtol=1e-9)
     np.testing.assert_allclose(law.autocorrelation_time, expected.autocorrelation_time, rtol=1e-9)
+    far = sghmc.Posterior(lambda x, y: -0.5 * (y - x) ** 2, lambda x: 0.0, values + 3)
+    law = theory.minibatch_law(sampler, far, sghmc.Minibatch(1), jnp.array(0.0))
+    np.testing.assert_allclose(law.mean_error, 0, atol=1e-10)  # relative to the mode, 3
 
 
 def biases(make, rule, steps=(0.01, 0.005)):

@@ -174,3 +174,20 @@ def test_an_estimate_that_leaves_no_room_is_an_error_and_nothing_moves():
     with pytest.raises(ValueError, match=r"but the law has room for 0\.1 only"):
         sampler.step()
     assert torch.equal(theta.detach(), before)
+
+
+def test_sgld_has_room_for_gradient_noise_up_to_what_it_injects():
+    """2ετP ⪰ (εP)²V̂: at εP = 0.2 and τ = 1.5 up to V̂ = 15, given or estimated."""
+    theta = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    SGLD([theta], 0.1, 2.0, 14.9, temperature=1.5, **GIVEN)
+    with pytest.raises(ValueError, match="smaller step_size, or larger batches"):
+        SGLD([theta], 0.1, 2.0, 15.1, temperature=1.5, **GIVEN)
+    sampler = SGLD([theta], 0.1, 2.0, gradient_noise="estimate", **GIVEN)
+    generator = np.random.default_rng(0)
+    backward(theta, drawn(generator, 3))
+    sampler.step()
+    before = theta.detach().clone()
+    backward(theta, drawn(generator, 3))
+    with pytest.raises(ValueError, match="smaller step_size, or larger batches"):
+        sampler.step()
+    assert torch.equal(theta.detach(), before)

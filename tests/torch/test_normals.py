@@ -90,3 +90,9 @@ def test_noise_that_no_state_had_is_new_and_said_to_be():
     assert torch.equal(
         first(other.source(torch.zeros(1))), first(Normals(0).source(torch.zeros(1)))
     )
+
+
+def test_a_state_of_fewer_generators_is_refused():
+    made = Normals(0).source(torch.zeros(1))
+    with pytest.raises(ValueError, match="shorter"):
+        made.load_state(made.state()[:-1])

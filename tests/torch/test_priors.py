@@ -8,7 +8,7 @@ from scipy import stats
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from sghmc.torch import SGLD, GaussianPrior
-from sghmc.torch.priors import gradient
+from sghmc.torch.priors import gradient, sharing
 from torch_cases import REQUIRED
 
 
@@ -67,3 +67,18 @@ def test_settings_and_text():
     assert repr(GaussianPrior(2.0)) == "GaussianPrior(2.0, shape=1.0, rate=1.0)"
     density = GaussianPrior(2.0)([torch.tensor([1.0, 2.0]), torch.ones(3, dtype=torch.bfloat16)])
     np.testing.assert_allclose(density, -8.0)
+
+
+def test_groups_that_share_a_prior_are_those_that_move():
+    shared, other = GaussianPrior(1.0), GaussianPrior(2.0)
+
+    def group(prior, moves=True):
+        return {"params": [torch.zeros(2, requires_grad=moves)], "prior": prior}
+
+    groups = [group(shared), group(other), group(shared), group(shared, False), group(sum)]
+    found = sharing(groups)
+    assert [[id(each) for each in part] for part in found] == [
+        [id(groups[0]), id(groups[2])],
+        [id(groups[1])],
+    ]
+    assert sharing([group(shared, False), group(None)]) == []
