@@ -36,6 +36,11 @@ test-pymc:
 	.venv-pymc/bin/pip install --quiet --disable-pip-version-check --editable '.[arviz,pymc]' pytest beartype
 	.venv-pymc/bin/pytest -q -m 'not browser' tests/interop/test_pymc.py
 
+# sghmc.torch in Lightning, accelerate and Hugging Face's Trainer: what CI does every night.
+test-trainers: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[torch]' lightning transformers accelerate
+	$(BIN)/pytest -m 'slow or not slow' tests/torch/test_trainer_runs.py
+
 # Reports and the site in the system's Chromium, headless. Without the gallery, which takes minutes to
 # make: after make docs, SITE=results/site looks at that.
 SITE ?= results/site-without-gallery

@@ -238,7 +238,9 @@ def _parts(batch: Any) -> tuple[Any, torch.Tensor | None]:
 
 
 def _outputs(outputs: Any) -> torch.Tensor:
-    return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    return outputs["logits"] if isinstance(outputs, Mapping) else outputs.logits
 
 
 def _scale(draw: Draw, noise: float | str) -> Any:
