@@ -82,7 +82,7 @@ def in_memory(source, num_rows: int):
     """The first rows as an array of jax, without a second copy on the way."""
     import jax
 
-    rows = source.room(num_rows)
+    rows = source.empty(num_rows)
     for start in range(0, num_rows, CHUNK):
         numbers = np.arange(start, min(start + CHUNK, num_rows))
         source.read(numbers, rows[start : start + len(numbers)])

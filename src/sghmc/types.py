@@ -1,4 +1,4 @@
-"""Shared names: what an oracle returns, what a step reports, what a user may hand in."""
+"""Types that all folders share: pytrees, schedules, and what oracles and steps return."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -8,13 +8,13 @@ import jax
 __all__ = ["Change", "Evaluation", "PyTree", "Schedule", "StepInfo"]
 
 PyTree: TypeAlias = Any
-"""Arrays in dictionaries, lists, tuples or modules, nested as one likes; parameters are one."""
+"""Arrays in dictionaries, lists, tuples or modules, nested in any way; parameters are one."""
 Schedule: TypeAlias = Callable[[jax.Array], jax.typing.ArrayLike]
 """A function of the step number, such as any optax schedule."""
 
 
 class Evaluation(NamedTuple):
-    """One look at the target: an estimate of U(θ) and of ∇U(θ)."""
+    """An estimate of U(θ) and of ∇U(θ)."""
 
     potential: jax.Array
     grad: PyTree
@@ -32,9 +32,10 @@ class Change(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What one sampler step reports; fields are absent for samplers that have no such thing.
+    """A step's report: its potential, its acceptance, and the share of data that decided it.
 
-    The potential is absent in runs that keep no information about draws.
+    Fields that a sampler does not have are None; the potential also in runs that keep no
+    information about draws.
     """
 
     potential: Any

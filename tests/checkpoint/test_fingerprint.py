@@ -192,7 +192,7 @@ def test_an_object_that_holds_itself_ends():
 
 @pytest.mark.parametrize("row", [0, 3, 1234, 4999])
 def test_every_row_of_a_file_counts(row, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_CHUNK_ROWS", 1000)  # several of them
+    monkeypatch.setattr(sources, "_MAX_CHUNK_ROWS", 1000)  # several of them
     rows = np.arange(10_000, dtype=np.float32).reshape(5000, 2)
     np.save(tmp_path / "rows.npy", rows)
     before = describe({"data": sghmc.data.MemoryMapped(tmp_path / "rows.npy")})
@@ -205,7 +205,7 @@ def test_every_row_of_a_file_counts(row, tmp_path, monkeypatch):
 
 
 def test_a_file_too_large_to_be_read_whole_is_known_by_its_time_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_MOST_HASHED", 1000)
+    monkeypatch.setattr(sources, "_MAX_HASHED_BYTES", 1000)
     path = tmp_path / "rows.npy"
     np.save(path, np.zeros((5000, 2), np.float32))
     found = sghmc.data.MemoryMapped(path).identity()

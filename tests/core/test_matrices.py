@@ -216,7 +216,7 @@ def test_every_leaf_keeps_its_dtype(kind):
 
 
 def test_a_dense_matrix_that_would_take_minutes_is_refused_at_once():
-    size = matrices._MOST_DENSE + 1
+    size = matrices._MAX_DENSE_PARAMETERS + 1
     matrix = np.broadcast_to(np.float64(1.0), (size, size))
     for parsed in (parse, lambda value, like: matrices.parse_factor(value, like, "factor")):
         with pytest.raises(ValueError, match=r"dense matrix over 2,001 parameters.*diagonal"):

@@ -37,7 +37,7 @@ def posteriors(tmp_path, arrays, monkeypatch):
     for name, array in arrays.items():
         np.save(tmp_path / f"{name}.npy", array)
     monkeypatch.setattr(prefetch, "_WINDOW_BYTES", 1_000)
-    monkeypatch.setattr(sources, "_CHUNK_ROWS", 128)
+    monkeypatch.setattr(sources, "_MAX_CHUNK_ROWS", 128)
     mapped = sghmc.data.MemoryMapped(tmp_path)
     return [sghmc.Posterior(log_likelihood, log_prior, data) for data in (arrays, mapped)]
 

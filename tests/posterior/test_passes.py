@@ -37,7 +37,7 @@ def counted(rows, are_counted):
 @pytest.mark.parametrize(("first", "num_examples"), [(0, 11), (0, 9), (5, 12)])
 def test_a_table_is_summed_up_to_the_last_row_that_counts(first, num_examples, monkeypatch):
     """Rows are number `first` and on; chunks of 4, of which the last reaches back."""
-    monkeypatch.setattr(passes, "_CHUNK", 4)
+    monkeypatch.setattr(passes, "_MIN_CHUNK_ROWS", 4)
     total, count = passes.sum_over_table(jnp.asarray(ROWS), counted, num_examples, first)
     number = min(11, num_examples - first)
     assert (float(total), int(count)) == (ROWS[:number].sum(), number)
@@ -57,7 +57,7 @@ def test_a_large_batch_is_summed_in_chunks_on_a_processor(monkeypatch):
         sizes.append(len(rows))
         return 2 * rows
 
-    monkeypatch.setattr(passes, "_BATCH_CHUNK", 5)
+    monkeypatch.setattr(passes, "_CPU_BATCH_CHUNK_ROWS", 5)
     assert float(passes.sum_over_batch(jnp.asarray(ROWS), terms)) == 2 * ROWS.sum()
     assert set(sizes) == {5}
     sizes.clear()
@@ -127,7 +127,7 @@ class Wide(Source):
 def test_a_chunk_has_at_most_sixteen_megabytes_and_65536_rows(monkeypatch):
     wide = Wide()
     assert wide.row_bytes == 121
-    monkeypatch.setattr("sghmc.posterior.sources._CHUNK_BYTES", 121 * 1000 + 5)
+    monkeypatch.setattr("sghmc.posterior.sources._MAX_CHUNK_BYTES", 121 * 1000 + 5)
     assert wide.chunk_rows == 1_000
     monkeypatch.undo()
     assert wide.chunk_rows == 65_536
@@ -145,9 +145,9 @@ def test_data_are_known_by_their_number_and_by_what_they_hold(monkeypatch):
     monkeypatch.setitem(globals(), "ROWS", np.append(ROWS[:-1], np.float32(0)))
     assert Numbers().identity()["rows"] != first["rows"]
     assert Numbers().is_all_hashed
-    monkeypatch.setattr("sghmc.posterior.sources._MOST_HASHED", 44)
+    monkeypatch.setattr("sghmc.posterior.sources._MAX_HASHED_BYTES", 44)
     assert Numbers().is_all_hashed
-    monkeypatch.setattr("sghmc.posterior.sources._MOST_HASHED", 43)
+    monkeypatch.setattr("sghmc.posterior.sources._MAX_HASHED_BYTES", 43)
     assert not Numbers().is_all_hashed
     read = []
     monkeypatch.setattr(Numbers, "chunk", lambda self, k: read.append(int(k)) or ROWS[:1])

@@ -58,7 +58,7 @@ def test_an_estimate_from_n_rows_scales_the_data_by_N_over_n_and_not_the_prior()
 def test_a_pass_in_chunks_is_a_pass_over_all(chunk, monkeypatch):
     target = regression()
     whole = target.evaluate(THETA)
-    monkeypatch.setattr(passes, "_CHUNK", chunk)
+    monkeypatch.setattr(passes, "_MIN_CHUNK_ROWS", chunk)
     anew = functools.partial(target.log_likelihood)  # another function: nothing compiled fits it
     target = sghmc.Posterior(anew, target.log_prior, target.data)
     parts = target.evaluate(THETA)
@@ -81,14 +81,14 @@ def test_an_estimate_in_chunks_is_that_of_the_whole_batch(chunk, monkeypatch):
 
     thetas = jnp.stack([THETA, 2 * THETA])
     whole = jax.vmap(seen)(thetas)
-    monkeypatch.setattr(passes, "_BATCH_CHUNK", chunk)
+    monkeypatch.setattr(passes, "_CPU_BATCH_CHUNK_ROWS", chunk)
     for one, other in zip(jax.vmap(seen)(thetas), whole, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_an_impossible_row_makes_the_potential_infinite_wherever_it_lies(monkeypatch):
     """Also where the last chunk sees it again, and does not count it."""
-    monkeypatch.setattr(passes, "_CHUNK", 4)
+    monkeypatch.setattr(passes, "_MIN_CHUNK_ROWS", 4)
     for bad in (0, 10, 12):
         data = np.zeros(13, np.float32)
         data[bad] = 2.0

@@ -80,7 +80,7 @@ def test_a_device_picks_its_own_rows_of_the_second_batch():
 
 def test_the_estimate_of_a_batch_is_that_of_one_device(monkeypatch):
     """A device looks at three of its rows at once, at the last of them with repeated ones."""
-    monkeypatch.setattr(shards, "_CACHED", 3)
+    monkeypatch.setattr(shards, "_CPU_CHUNK_ROWS", 3)
     numbers = np.array([4, 3, 0, 1, 8, 2, 4])
 
     def of_shard(shard):

@@ -20,7 +20,7 @@ def test_row_numbers_in_a_stable_order(dtype):
 
 
 def test_room_is_taken_without_a_copy_where_a_processor_computes():
-    room = Stream([{"x": np.ones((3, 5)), "y": np.ones(3, bool)}], size=3).room(7)
+    room = Stream([{"x": np.ones((3, 5)), "y": np.ones(3, bool)}], size=3).empty(7)
     assert (room["x"].shape, room["y"].dtype) == ((7, 5), bool)
     for leaf in jax.tree.leaves(room):
         assert leaf.ctypes.data % 64 == 0

@@ -1,1 +1,1 @@
-"""What knows nothing of statistics: trees, random numbers, matrices, compiler, processes."""
+"""Foundations without any statistics: pytrees, random numbers, matrices, XLA, processes, files."""

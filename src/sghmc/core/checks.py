@@ -1,10 +1,6 @@
-"""Checks of single arguments: each error names the argument, what came, and what may.
+"""Checks of single arguments: each error names the argument, what came, and what may come.
 
-Whole numbers as jax holds them, by default in 32 bits: refused where they would wrap around.
-
-Libraries that `pip install sghmc-jax` does not bring: each belongs to an extra.
-
-Codes: whole numbers 0, 1, … that name classes, users or items.
+Also checks of integers that jax would wrap around, of optional libraries, and of integer codes.
 """
 
 import importlib
@@ -19,7 +15,7 @@ import numpy as np
 def check_count(
     value: Any, name: str, lowest: int = 1, *, or_none: str | None = None, reason: str = ""
 ) -> None:
-    """Refuse what is no whole number from `lowest` on.
+    """Check that `value` is a whole number from `lowest` on.
 
     `or_none` says what None means, where that may be given; `reason`, why `lowest`.
 
@@ -38,7 +34,7 @@ def check_count(
 
 
 def check_choice(value: Any, name: str, choices: Sequence[Any]) -> None:
-    """Refuse what is none of the `choices`.
+    """Check that `value` is one of the `choices`.
 
     >>> check_choice("start", "observe", ("end", "middle"))
     Traceback (most recent call last):
@@ -51,13 +47,13 @@ def check_choice(value: Any, name: str, choices: Sequence[Any]) -> None:
     raise ValueError(f"{name} must be {', '.join(others)} or {last}, but is {value!r}.")
 
 
-# Whole numbers as jax holds them, by default in 32 bits: refused where they would wrap around.
+# Integers: jax stores them in 32 bits by default, where larger ones would wrap around.
 
 
 def check_fit(
     values: np.ndarray, dtype: np.dtype, name: str, error: type[ValueError] = ValueError
 ) -> None:
-    """Refuse whole numbers that `dtype` cannot hold.
+    """Check that `dtype` can hold whole numbers, which would otherwise wrap around.
 
     >>> check_fit(np.array([3_000_000_000]), np.dtype("int32"), "The data")
     Traceback (most recent call last):
@@ -77,22 +73,22 @@ from 0, or let jax hold 64 bits by jax.config.update("jax_enable_x64", True).
 
 
 def held(values: np.ndarray, name: str, error: type[ValueError] = ValueError) -> np.ndarray:
-    """An array with the type that jax gives it, if its whole numbers fit."""
+    """Convert an array to the dtype that jax gives it; raise if its whole numbers do not fit."""
     dtype = held_type(values.dtype)
     check_fit(values, dtype, name, error)
     return values.astype(dtype, copy=False)
 
 
 def held_type(dtype: np.dtype) -> np.dtype:
-    """The type that jax gives to arrays of this one."""
+    """Return the dtype that jax gives to arrays of this one."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
 
 
-# Libraries that `pip install sghmc-jax` does not bring: each belongs to an extra.
+# Optional libraries, each of which belongs to an extra.
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """The module, imported; where its library is missing, an error that names the extra.
+    """Import a module of an optional library; if that is missing, raise an error with its extra.
 
     >>> require("json", extra="data").loads("1")
     1
@@ -102,7 +98,7 @@ def require(module: str, *, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         library = module.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != library:
-            raise  # the library is there; what is missing is something that it imports
+            raise  # the library is installed, but something that it imports is missing
         raise ModuleNotFoundError(
             f"This needs {library}, which is not installed: pip install 'sghmc-jax[{extra}]'.",
             name=error.name,
@@ -113,7 +109,7 @@ def require(module: str, *, extra: str) -> ModuleType:
 
 
 def checked_codes(codes, num_codes: int, name: str) -> np.ndarray:
-    """A vector of codes from 0 to `num_codes` − 1, or an error that names it."""
+    """Return `codes` as a vector, checked to be integers from 0 to `num_codes` − 1."""
     codes = np.asarray(codes)
     if codes.ndim != 1 or codes.dtype.kind not in "iu":
         raise TypeError(
@@ -128,5 +124,5 @@ def checked_codes(codes, num_codes: int, name: str) -> np.ndarray:
 
 
 def take_rows(table: jax.Array, codes: jax.Array) -> jax.Array:
-    # Codes are checked where data come in: no bounds need to be looked at here.
+    # Codes were checked when the data came in, so bounds are not checked again.
     return table.at[codes].get(mode="promise_in_bounds")

@@ -1,12 +1,8 @@
-"""Files that are there whole or not at all.
+"""Atomic writes, the cache folder, and results as JSON.
 
-A draft is written beside its place, flushed to the disk, and renamed. So a reader, a full disk or a
-killed process never leaves half a file under its name, and the place may be a mount point. Drafts
-get the permissions that the umask leaves, and no link is followed.
-
-Where downloads and compiled programs are kept from one run to the next.
-
-Results on disk, as JSON.
+A draft is written beside its target, flushed to the disk, and renamed. So a full disk or a killed
+process never leaves half a file under the target's name, and the folder may be a mount point.
+Drafts get the permissions that the umask leaves, and no link is followed.
 """
 
 import contextlib
@@ -26,7 +22,7 @@ _SUFFIX = ".unfinished"
 
 
 def is_draft(name: str) -> bool:
-    """Whether a name is that of a draft, which a killed process may have left."""
+    """Return whether a name is that of a draft, which a killed process may have left."""
     return name.startswith(".") and name.endswith(_SUFFIX)
 
 
@@ -43,9 +39,9 @@ def write(path: pathlib.Path, content: bytes | str) -> None:
 
 @contextlib.contextmanager
 def draft(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """An empty file to write to, which takes the place of `path` when the block ends well.
+    """Open a context with an empty file, which replaces `path` if the block ends without error.
 
-    It is made at once: a folder that cannot be written to is an error before any work is done.
+    The file is created at once, so an unwritable folder is an error before any work is done.
     """
     with _made(path.parent):
         unfinished = _draft_in(path.parent)
@@ -60,7 +56,7 @@ def draft(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def drafts(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A scratch folder inside `folder`; its files move there together when the block ends well."""
+    """Open a context with a scratch folder, whose files move to `folder` if the block succeeds."""
     with _made(folder):
         scratch = _draft_in(folder)
         scratch.mkdir()
@@ -77,7 +73,7 @@ def drafts(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def _made(folder: pathlib.Path) -> Iterator[None]:
-    """The folder and those above it; what had to be made goes again if nothing is put there."""
+    """Create the folder and its parents, and remove those that are still empty afterwards."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file: name a folder to write to.")
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -85,7 +81,7 @@ def _made(folder: pathlib.Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # not empty: the work was done
+        with contextlib.suppress(OSError):  # a folder that is not empty stays
             for each in missing:
                 each.rmdir()
 
@@ -99,14 +95,14 @@ def _flush(file: pathlib.Path) -> None:
         os.fsync(opened.fileno())
 
 
-# Where downloads and compiled programs are kept from one run to the next.
+# The cache folder, for downloads and compiled programs.
 
-_SHORTEST = 0.2
-"""Seconds of compilation that are worth a file."""
+_MIN_CACHED_COMPILE_SECONDS = 0.2
+"""Shortest compilation whose program is stored in the cache."""
 
 
 def cache_folder() -> pathlib.Path:
-    """The folder `sghmc` where the platform keeps caches; it need not exist yet.
+    """Return the folder `sghmc` below the platform's cache folder; it need not exist yet.
 
     | platform | parent |
     | --- | --- |
@@ -115,7 +111,7 @@ def cache_folder() -> pathlib.Path:
     | Windows | `%LOCALAPPDATA%` |
     | others | `~/.cache` |
 
-    `RuntimeError` where there is no home.
+    Raises `RuntimeError` if the user has no home folder.
     """
     if chosen := os.environ.get("XDG_CACHE_HOME"):
         parent = pathlib.Path(chosen)
@@ -131,11 +127,11 @@ def cache_folder() -> pathlib.Path:
 def cache(path: str | os.PathLike[str] | None = None) -> pathlib.Path:
     """Keep compiled programs in a folder, so that the next process need not compile them again.
 
-    Programs that took 0.2 s or more are kept there, and found again by all that they depend on:
-    model, shapes, settings that are compiled in, versions and kind of device. Call it before
-    `sample`; what was compiled before stays out. Without `path`, where jax was told to keep them,
-    or in the platform's folder for caches. It returns the folder; `OSError` if nothing can be
-    written there.
+    Programs that took 0.2 s or more to compile are stored, and found again by everything that they
+    depend on: model, shapes, compiled-in settings, versions and kind of device. Call it before
+    `sample`; programs compiled before the call are not stored. Without `path`, the folder is the
+    one that jax is configured to use, or else the platform's cache folder. Returns the folder;
+    raises `OSError` if it cannot be written to.
 
     >>> import sghmc
     >>> folder = sghmc.cache("/tmp/programs")  # doctest: +SKIP
@@ -148,22 +144,23 @@ def cache(path: str | os.PathLike[str] | None = None) -> pathlib.Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"Compiled programs cannot be kept in {folder}: it is read-only.")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", _SHORTEST)
-    compilation_cache.reset_cache()  # a process that has compiled has settled for its folder
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_CACHED_COMPILE_SECONDS)
+    compilation_cache.reset_cache()  # jax fixes the folder at the first compilation
     return folder
 
 
 # Results on disk, as JSON.
 
-_MOST_BYTES = 1 << 28
-"""Of a file of results: the largest, of a figure with all its points, has a few megabytes."""
+_MAX_JSON_BYTES = 1 << 28
+"""Largest file of results that is read; that of a figure with all its points has megabytes."""
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     size = path.stat().st_size
-    if size > _MOST_BYTES:
+    if size > _MAX_JSON_BYTES:
         raise ValueError(
-            f"{path} is broken: it has {size:,} bytes, where results have at most {_MOST_BYTES:,}."
+            f"{path} is broken: it has {size:,} bytes, but results have at most "
+            f"{_MAX_JSON_BYTES:,}."
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

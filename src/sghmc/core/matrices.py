@@ -17,31 +17,31 @@ from jaxtyping import Array, Float
 from sghmc.core import tree
 from sghmc.types import PyTree
 
-_MOST_DENSE = 2_000
-"""Parameters of a dense matrix: to find its eigenvalues then takes seconds."""
-_ASYMMETRY, _NEGATIVE = 1e-5, 1e-6
-"""What a user's matrix may be off by, relative: it comes in single precision, and its eigenvalues
-carry errors of that size."""
+_MAX_DENSE_PARAMETERS = 2_000
+"""Largest number of parameters of a dense matrix, whose eigenvalues then take seconds."""
+_ASYMMETRY_TOLERANCE, _NEGATIVE_TOLERANCE = 1e-5, 1e-6
+"""Relative asymmetry and negative eigenvalue that a user's matrix may have: those of rounding to
+single precision."""
 
 
 class Diagonal(eqx.Module):
-    """One array for each leaf of the parameters, raveled; a single number stays a scalar.
+    """A diagonal matrix: a raveled array for each leaf of the parameters; numbers stay scalars.
 
-    A number that many leaves have is held once: a network of a hundred arrays would else bring as
-    many arguments to the compiled loop, and to its compiler.
+    A number that many leaves share is stored once: a network of a hundred arrays would otherwise
+    bring as many arguments to the compiled loop, and to its compiler.
     """
 
     given: tuple[Float[Any, " n"] | Float[Any, ""], ...]
     num_leaves: int = eqx.field(static=True)
 
     def __init__(self, values: Sequence[Any], num_leaves: int | None = None):
-        """`values` has one for each leaf, or a number for `num_leaves`."""
+        """Store one value for each leaf, or one number for all `num_leaves`."""
         self.given = tuple(values)
         self.num_leaves = len(values) if num_leaves is None else num_leaves
 
     @property
     def values(self) -> tuple[Float[Any, " n"] | Float[Any, ""], ...]:
-        """Of each leaf."""
+        """The entries of each leaf."""
         return self.given * self.num_leaves if len(self.given) == 1 else self.given
 
     def __matmul__(self, vector: PyTree) -> PyTree:
@@ -56,7 +56,7 @@ class Diagonal(eqx.Module):
         return by_entries(lambda value: 1 / value, self)
 
     def vector(self, sizes: list[int]) -> Float[np.ndarray, " d"]:
-        """The entries of all parameters, raveled."""
+        """Return the entries of all parameters, raveled."""
         pairs = zip(self.values, sizes, strict=True)
         return np.concatenate([np.broadcast_to(value, (size,)) for value, size in pairs])
 
@@ -93,12 +93,12 @@ Matrix = Diagonal | Dense
 
 
 def fit(value: jax.Array, leaf: jax.Array) -> jax.Array:
-    """A diagonal's entries for a leaf, in its shape; a number for all stays a number."""
+    """Reshape a diagonal's entries to those of a leaf; a number for all stays a number."""
     return value if jnp.ndim(value) == 0 else value.reshape(leaf.shape)
 
 
 def check(value: PyTree, name: str) -> PyTree:
-    """Refuse, on construction, what cannot be a positive matrix."""
+    """Check, on construction, that `value` may be a positive matrix."""
     if value is None or callable(value):
         raise TypeError(
             f"{name} must be a number, a pytree like the parameters or a dense (d, d) matrix, "
@@ -116,7 +116,7 @@ def check(value: PyTree, name: str) -> PyTree:
 
 
 def parse(value: PyTree, like: PyTree, name: str, *, definite: bool) -> Matrix:
-    """The matrix that `value` means for parameters `like`, in double precision and checked."""
+    """Convert a user's `value` to a checked matrix over the parameters, in double precision."""
     leaves, treedef = jax.tree.flatten(like)
     total = tree.size(like)
     given = jax.tree.leaves(value)
@@ -152,7 +152,7 @@ def parse(value: PyTree, like: PyTree, name: str, *, definite: bool) -> Matrix:
 
 
 def parse_factor(value: PyTree, like: PyTree, name: str) -> Matrix:
-    """The same for an invertible matrix, which need not be symmetric."""
+    """Convert a user's `value` to an invertible matrix, which need not be symmetric."""
     total = tree.size(like)
     is_array = jax.tree.structure(value) == jax.tree.structure(0.0)
     if not is_array or np.shape(value) != (total, total) or total == 1:
@@ -177,16 +177,16 @@ def transpose(matrix: Matrix) -> Matrix:
 
 
 def _check_size(total: int, name: str) -> None:
-    if total > _MOST_DENSE:
+    if total > _MAX_DENSE_PARAMETERS:
         raise ValueError(
             f"{name} is a dense matrix over {total:,} parameters: to factor one of more than "
-            f"{_MOST_DENSE:,} takes minutes, and every step as many products as it has entries. "
-            f"Give a number, or a diagonal as a pytree like the parameters."
+            f"{_MAX_DENSE_PARAMETERS:,} takes minutes, and every step as many products as it has "
+            f"entries. Give a number, or a diagonal as a pytree like the parameters."
         )
 
 
 def number_for_all(number: np.ndarray, leaves: Sequence) -> Diagonal:
-    """The same number for each leaf."""
+    """Return a diagonal with the same number for each leaf."""
     return Diagonal([number] if tree.are_many(leaves) else [number] * len(leaves), len(leaves))
 
 
@@ -201,35 +201,35 @@ def _checked(diagonal: Diagonal, name: str, definite: bool) -> Diagonal:
 def _checked_dense(array: Float[np.ndarray, "d d"], name: str, definite: bool) -> Dense:
     scale = float(np.max(np.abs(array))) or 1.0
     asymmetry = float(np.max(np.abs(array - array.T)))
-    if asymmetry > _ASYMMETRY * scale:
+    if asymmetry > _ASYMMETRY_TOLERANCE * scale:
         raise ValueError(
             f"{name} must be symmetric, but its entries differ from their mirror images by up to "
             f"{asymmetry:g}: use (A + A.T) / 2 if that is what you mean."
         )
     array = (array + array.T) / 2
     lowest = float(np.linalg.eigvalsh(array)[0])
-    if lowest < -_NEGATIVE * scale or (definite and lowest <= 0):
+    if lowest < -_NEGATIVE_TOLERANCE * scale or (definite and lowest <= 0):
         wanted = "positive definite" if definite else "positive semi-definite"
         raise ValueError(f"{name} must be {wanted}, but its smallest eigenvalue is {lowest:g}.")
     return Dense(array)
 
 
 def as_array(matrix: Matrix) -> Float[Array, "d d"]:
-    """A (d, d) array inside a compiled program; a diagonal's entries must be vectors."""
+    """Return a (d, d) array inside a compiled program; a diagonal's entries must be vectors."""
     if isinstance(matrix, Dense):
         return matrix.array
     return jnp.diag(jnp.concatenate(matrix.values))
 
 
 def from_entries(entries: Float[Array, " d"] | Float[Array, "d d"], sizes: list[int]) -> Matrix:
-    """The matrix of a vector (a diagonal over the raveled parameters) or of a (d, d) array."""
+    """Return the matrix of a vector (a diagonal over the raveled parameters) or a (d, d) array."""
     if entries.ndim == 2:
         return Dense(entries)
     return Diagonal(jnp.split(entries, np.cumsum(sizes)[:-1]))
 
 
 def entries(diagonal: Diagonal, like: PyTree) -> PyTree:
-    """The entry of every parameter, in the parameters' shapes."""
+    """Return the entry of every parameter, in the parameters' shapes."""
     leaves, treedef = jax.tree.flatten(like)
     pairs = zip(diagonal.values, leaves, strict=True)
     return jax.tree.unflatten(
@@ -238,7 +238,7 @@ def entries(diagonal: Diagonal, like: PyTree) -> PyTree:
 
 
 def raveled(entries: PyTree) -> Diagonal:
-    """The inverse of `entries`."""
+    """Invert `entries`: return a diagonal with the entries of a pytree."""
     return Diagonal([jnp.ravel(leaf) for leaf in jax.tree.leaves(entries)])
 
 
@@ -247,7 +247,7 @@ def times(left: Diagonal, right: Diagonal) -> Diagonal:
 
 
 def by_entries(function: Callable, *diagonals: Diagonal) -> Diagonal:
-    """A function of the entries of diagonals; of numbers that all leaves have, such a number."""
+    """Apply a function to the entries of diagonals; numbers for all leaves give such a number."""
     if all(len(each.given) == 1 for each in diagonals):
         given = function(*(each.given[0] for each in diagonals))
         return Diagonal([given], diagonals[0].num_leaves)
@@ -256,7 +256,7 @@ def by_entries(function: Callable, *diagonals: Diagonal) -> Diagonal:
 
 
 def between(outer: Matrix, inner: Matrix) -> Matrix:
-    """outer · inner · outer inside a compiled program; a dense `inner` needs a dense `outer`."""
+    """Return outer · inner · outer in a compiled program; a dense `inner` needs a dense `outer`."""
     if isinstance(outer, Diagonal) and isinstance(inner, Diagonal):
         return times(times(outer, inner), outer)
     return Dense(as_array(outer) @ as_array(inner) @ as_array(outer))
@@ -269,7 +269,7 @@ def product(left: Matrix, right: Matrix, sizes: list[int]) -> Matrix:
 
 
 def congruent(factor: Matrix, matrix: Matrix, sizes: list[int]) -> Matrix:
-    """LᵀAL: a curvature or a gradient's covariance A over θ, in the coordinates z of θ = Lz."""
+    """Return LᵀAL: a Hessian or a gradient's covariance A over θ in the coordinates z of θ = Lz."""
     return product(product(transpose(factor), matrix, sizes), factor, sizes)
 
 
@@ -278,14 +278,14 @@ def scaled(matrix: Matrix, factor: float) -> Matrix:
 
 
 def finish(matrix, dtype):
-    """A matrix or pencil as jax arrays of the parameters' dtype, ready for the loop."""
+    """Convert a matrix or pencil to jax arrays of the parameters' dtype, ready for the loop."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), matrix)
 
 
 def combine(arrays: PyTree, module: PyTree) -> PyTree:
-    """What has these arrays, and the rest of `module`.
+    """Combine arrays with the other parts of `module`, like `equinox.combine`.
 
-    `equinox.combine`, but that a number which all leaves had may now be an entry of each.
+    Unlike there, a number that all leaves shared may have become an entry of each.
     """
     return jax.tree.map(
         lambda own, fixed: fixed if own is None else own,

@@ -30,20 +30,20 @@ from sghmc.types import PyTree
 
 
 def _root(value: jax.Array) -> jax.Array:
-    # Samplers check before the loop that aA − bB is positive semi-definite: what is negative here
-    # is rounding, at the edge where all the noise comes from the gradient.
+    # Samplers check before the loop that aA − bB is positive semi-definite. Negative values here
+    # are rounding errors, in the limit where all noise comes from the gradient.
     return jnp.sqrt(jnp.maximum(value, 0))
 
 
 class DiagonalPencil(eqx.Module):
-    """Two diagonals A and B. What its members mean stands in `DensePencil`."""
+    """Two diagonal matrices A and B, with the members of `DensePencil`."""
 
     first: Diagonal
     second: Diagonal
     outer: Diagonal
 
     def _combined(self, a, b) -> Diagonal:
-        """aA − bB."""
+        """Return aA − bB."""
         return by_entries(lambda x, y: a * x - b * y, self.first, self.second)
 
     def sqrt(self, a, b, normals: PyTree) -> PyTree:
@@ -69,7 +69,7 @@ class DiagonalPencil(eqx.Module):
         return scales @ normals
 
     def _rates(self) -> Diagonal:
-        """A⁻¹B."""
+        """Return A⁻¹B."""
         return by_entries(lambda x, y: y / x, self.first, self.second)
 
     def quadratic(self, a, b, vector: PyTree) -> Float[Array, ""]:
@@ -78,7 +78,7 @@ class DiagonalPencil(eqx.Module):
         return tree.total([fit(c, leaf) * leaf**2 for c, leaf in pairs])
 
     def with_second(self, second: Matrix) -> "DiagonalPencil":
-        """The pencil of A and another B."""
+        """Return the pencil of A and another B."""
         assert isinstance(second, Diagonal)
         return dataclasses.replace(self, second=second)
 
@@ -88,7 +88,7 @@ class DiagonalPencil(eqx.Module):
         return dataclasses.replace(self, first=first)
 
     def outer_first(self) -> Diagonal:
-        """`outer` times A."""
+        """Return `outer` times A."""
         return times(self.outer, self.first)
 
     def largest_now(self) -> Float[Array, ""]:
@@ -98,7 +98,7 @@ class DiagonalPencil(eqx.Module):
 
     @property
     def largest(self) -> float:
-        """The largest λ with Bx = λAx."""
+        """The largest eigenvalue λ of Bx = λAx."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = [
                 np.where(b == 0, 0.0, b / a)
@@ -127,12 +127,12 @@ class DensePencil(eqx.Module):
         return tree.unravel(self.inverse_root.T @ scaled, normals)
 
     def apply(self, function: Callable, vector: PyTree) -> PyTree:
-        """f(A⁻¹B) times a vector, A positive definite."""
+        """Return f(A⁻¹B) times a vector, A positive definite."""
         scaled = function(self.eigenvalues) * (self.root.T @ tree.ravel(vector))
         return tree.unravel(self.inverse_root.T @ scaled, vector)
 
     def spread(self, function: Callable, normals: PyTree) -> PyTree:
-        """N(0, f(A⁻¹B)² A⁻¹), A positive definite."""
+        """Draw from N(0, f(A⁻¹B)² A⁻¹), A positive definite."""
         scaled = function(self.eigenvalues) * tree.ravel(normals)
         return tree.unravel(self.inverse_root.T @ scaled, normals)
 
@@ -141,16 +141,16 @@ class DensePencil(eqx.Module):
 
     @property
     def first(self) -> Dense:
-        """A, where it is positive definite."""
+        """The matrix A, which must be positive definite."""
         root = jnp.linalg.inv(self.inverse_root)
         return Dense(root @ root.T)
 
     def outer_first(self) -> Dense:
-        """`outer` times A, where A is positive definite."""
+        """Return `outer` times A, which must be positive definite."""
         return Dense(self.root @ jnp.linalg.inv(self.inverse_root).T)
 
     def with_second(self, second: Matrix) -> "DensePencil":
-        """The pencil of A, where it is positive definite, and another B."""
+        """Return the pencil of A, which must be positive definite, and another B."""
         scaled = self.inverse_root @ as_array(second) @ self.inverse_root.T
         eigenvalues, rotation = jnp.linalg.eigh((scaled + scaled.T) / 2)
         return DensePencil(self.root @ rotation, rotation.T @ self.inverse_root, eigenvalues)
@@ -180,7 +180,7 @@ Pencil = DiagonalPencil | DensePencil
 def pencil(
     first: Matrix, second: Matrix, sizes: list[int], name: str, outer: Matrix | None = None
 ) -> Pencil:
-    """The pencil of A (`first`) and B (`second`); its `sqrt` has `outer` to the left."""
+    """Return the pencil of A (`first`) and B (`second`); its `sqrt` has `outer` to the left."""
     outer = number_for_all(np.ones(()), sizes) if outer is None else outer
     if are_diagonal(first, second, outer):
         return DiagonalPencil(first, second, outer)  # pyright: ignore[reportArgumentType]

@@ -5,15 +5,14 @@ The bits are those of jax's threefry-2x32 with the counter (step, slot), that is
 on how many steps are drawn at once. The rounds are written out because XLA:CPU compiles jax's own
 rolled loop to something several times slower.
 
-Every function takes a key as two 32-bit words (`words`), or with their `parity` as a third, which
-an accelerator need not compute in every step then; the arrays it returns are 1-D, step after step,
-the layout that XLA vectorizes best and that a step cuts its part out of. Words with a second axis
-are the keys of several chains: all arrays then have that axis, last (`*chain` in the shapes below).
+Every function takes a key as two 32-bit words (`words`), or with their `parity` as a third word,
+which saves an accelerator its computation in every step. The arrays returned are 1-D, step after
+step: XLA vectorizes this layout best, and a step slices its part out of it. Words with a second
+axis are the keys of several chains: all arrays then have that axis, last (`*chain` in the shapes
+below).
 
-They are jitted, though they run inside of compiled programs, so that Python goes through their
-hundreds of operations once for a shape, not wherever they are used.
-
-Gamma variates, by rejection.
+The functions are jitted although they run inside compiled programs, so that their hundreds of
+operations are traced once for a shape, and not at every use.
 """
 
 import functools
@@ -46,9 +45,9 @@ __all__ = [
 ]
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-"""Of threefry-2x32, by rounds."""
+"""Rotation distances of threefry-2x32, for even and odd groups of rounds."""
 _SHUFFLE_ROUNDS = 24
-"""Of swap-or-not: tests then see all permutations of a few entries equally often."""
+"""Rounds of the swap-or-not shuffle; with 24, tests find all permutations equally often."""
 Key: TypeAlias = UInt32[Array, " word *chain"]
 """The words of a key, or of a key for each chain."""
 
@@ -56,7 +55,7 @@ _sized = functools.partial(jax.jit, static_argnames=("num_steps", "width", "slot
 
 
 def words(key: jax.Array) -> UInt32[Array, "*keys 2"]:
-    """The two words of a typed jax key (of each key in an array of keys)."""
+    """Return the two words of a typed jax key (of each key in an array of keys)."""
     data = jax.random.key_data(key)
     if data.shape[-1] == 2:
         return data
@@ -66,12 +65,12 @@ def words(key: jax.Array) -> UInt32[Array, "*keys 2"]:
 
 
 def fold(key: UInt32[Array, " word"], number) -> UInt32[Array, " 2"]:
-    """A new key from a key and a number: the words of `jax.random.fold_in`."""
+    """Make a new key from a key and a number, with the words of `jax.random.fold_in`."""
     return jnp.stack(_threefry(key, jnp.uint32(0), jnp.asarray(number).astype(jnp.uint32)))
 
 
 def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
-    """Threefry-2x32 with 20 rounds of the counter (high, low), elementwise; NumPy's arrays too."""
+    """Apply threefry-2x32, 20 rounds, to the counter (high, low), elementwise; also in NumPy."""
     schedule = (key[0], key[1], key[2] if len(key) == 3 else parity(key[0], key[1]))
     x, y = high + schedule[0], low + schedule[1]
     for group in range(5):
@@ -84,7 +83,7 @@ def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
 
 
 def parity(x: Any, y: Any) -> Any:
-    """The third word of threefry's schedule, from the two of a key."""
+    """Return the third word of threefry's schedule, from the two of a key."""
     return x ^ y ^ np.uint32(0x1BD11BDA)
 
 
@@ -94,30 +93,31 @@ _threefry = jax.jit(threefry)
 def _bits(
     key: Key, first_step, num_steps: int, width: int, slot: int = 0
 ) -> tuple[UInt32[Array, " variate *chain"], UInt32[Array, " variate *chain"]]:
-    """Two words for each of `num_steps` rows of `width` variates, raveled."""
+    """Return two words for each of `num_steps` rows of `width` variates, raveled."""
     step, slots = _counters(first_step, num_steps, width, slot)
     return _threefry(_beside(key, 1), _under(key, step), _under(key, slots))
 
 
 def _beside(key: Key, num_axes: int) -> UInt32[Array, "word ..."]:
-    """Keys of several chains, made to broadcast against variates with `num_axes` axes."""
+    """Reshape keys of several chains to broadcast against variates with `num_axes` axes."""
     return key if key.ndim == 1 else jnp.expand_dims(key, tuple(range(1, 1 + num_axes)))
 
 
 def _under(key: Key, numbers: jax.Array) -> jax.Array:
-    """Numbers that all chains have in common, made to broadcast against theirs."""
+    """Reshape numbers that all chains share to broadcast against those of each chain."""
     return numbers if key.ndim == 1 or numbers.ndim == 0 else numbers[..., None]
 
 
 def _counters(
     first_step, num_steps: int, width: int, slot: int
 ) -> tuple[UInt32[Array, "*variate"], UInt32[Array, " variate"]]:
-    """(step, slot) of `num_steps` rows of `width` variates, raveled."""
+    """Return (step, slot) of `num_steps` rows of `width` variates, raveled."""
     first = jnp.asarray(first_step).astype(jnp.uint32)
     number = lax.iota(jnp.uint32, num_steps * width)
-    if num_steps == 1:  # what the general case says, without a division for every variate
-        # A zero that it takes for the step's: else what the step does not change of the rounds
-        # would be made before the loop, and held throughout, two words for every variate.
+    if num_steps == 1:  # equal to the general case, without a division for every variate
+        # Adding a zero that seems to depend on the step: otherwise XLA would compute the part of
+        # the rounds that is the same for all steps before the loop, and store it throughout, two
+        # words for every variate.
         return first, number + (np.uint32(slot) + runtime.never(first).astype(jnp.uint32))
     return first + number // np.uint32(width), number % np.uint32(width) + np.uint32(slot)
 
@@ -126,12 +126,12 @@ def _counters(
 def uniforms(
     key: Key, first_step, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
 ) -> Float[Array, " variate *chain"]:
-    """Uniform variates on [0, 1)."""
+    """Return uniform variates on [0, 1)."""
     return _unit(*_bits(key, first_step, num_steps, width, slot), dtype)
 
 
 def uniforms_at(key: UInt32[Array, " word"], slots: jax.Array) -> Float[Array, "*slots"]:
-    """Uniform variates on [0, 1) of step 0, of any slots."""
+    """Return the uniform variates on [0, 1) of step 0 at any slots."""
     x, y = _threefry(key, jnp.uint32(0), slots.astype(jnp.uint32))
     return _unit(x, y, jnp.float32)
 
@@ -139,12 +139,12 @@ def uniforms_at(key: UInt32[Array, " word"], slots: jax.Array) -> Float[Array, "
 def bits(
     key: Key, first_step, num_steps: int, width: int, *, slot: int = 0
 ) -> UInt32[Array, " variate *chain"]:
-    """Random 32-bit words; two of them make a key."""
+    """Return random 32-bit words; two of them make a key."""
     return _bits(key, first_step, num_steps, width, slot)[0]
 
 
 def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
-    """Floats on [0, 1) from two words, as `jax.random.uniform` makes them."""
+    """Convert two words to a float on [0, 1), as `jax.random.uniform` does."""
     if _is_double(dtype):
         mantissa = (x.astype(jnp.uint64) << np.uint64(32) | y.astype(jnp.uint64)) >> np.uint64(12)
         one = np.float64(1.0).view(np.uint64)
@@ -158,7 +158,7 @@ def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
 def normals(
     key: Key, first_step, num_steps: int, width: int, *, slot: int = 0, dtype=jnp.float32
 ) -> Float[Array, " variate *chain"]:
-    """Standard normal variates by inversion."""
+    """Return standard normal variates, by inversion."""
     x, y = _bits(key, first_step, num_steps, width, slot)
     return _normal(x, y, dtype)
 
@@ -167,7 +167,7 @@ def normals(
 def normals_at(
     key: UInt32[Array, " word"], step, slots: UInt32[Array, "*slots"], *, dtype=jnp.float32
 ) -> Float[Array, "*slots"]:
-    """The standard normals of one step at some of its slots: those of `normals` there."""
+    """Return the standard normals of one step at some of its slots, equal to those of `normals`."""
     x, y = _threefry(key, jnp.asarray(step).astype(jnp.uint32), slots)
     return _normal(x, y, dtype)
 
@@ -185,9 +185,10 @@ def _wide(dtype):
 
 
 def _erf_inv(x: jax.Array) -> jax.Array:
-    """Giles' single-precision inverse error function (GPU Computing Gems, 2011, ch. 10).
+    """Return erf⁻¹ in single precision, by Giles (GPU Computing Gems, 2011, ch. 10).
 
-    With log((1 − x)(1 + x)), both factors exact, in place of XLA's log1p(−x²): as accurate, faster.
+    It uses log((1 − x)(1 + x)), where both factors are exact, in place of XLA's log1p(−x²): equally
+    accurate, and faster.
     """
     w = -jnp.log((1 - x) * (1 + x))
     center, tail = w - np.float32(2.5), jnp.sqrt(w) - np.float32(3.0)
@@ -204,11 +205,11 @@ def _erf_inv(x: jax.Array) -> jax.Array:
 def normals_like(
     key: Key, first_step, num_steps: int, like: PyTree, *, copies: int = 1
 ) -> list[Float[Array, " variate *chain"] | Float[Array, "copy ..."]]:
-    """Standard normals, `copies` for every parameter: an array for each leaf of `like`.
+    """Return standard normals, `copies` for every parameter: an array for each leaf of `like`.
 
-    A parameter's slots follow from its number among the raveled parameters. Of a leaf that is known
-    to lie on several devices, by a sharding in `like`, those of a single step have its own shape
-    after the axis of copies, so that every device makes those of the parameters that it has.
+    A parameter's slots follow from its number among the raveled parameters. If `like` has a
+    sharding for a leaf, the normals of a single step have the leaf's own shape after the axis of
+    copies, so that every device makes the normals of the parameters that it stores.
     """
     leaves = jax.tree.leaves(like)
     widths, dtypes = [copies * size for size in tree.sizes(like)], [leaf.dtype for leaf in leaves]
@@ -233,7 +234,7 @@ def _is_spread(leaf: Any) -> bool:
 
 
 def _in_place(key: Key, first_step, slot: int, leaf: Any, copies: int) -> jax.Array:
-    """The normals of one step, with axes (copy, …); a compiler can cut them along any of these."""
+    """Return the normals of one step, with axes (copy, …), each of which XLA can shard."""
     shape = (copies, *leaf.shape)
     number = jnp.full(shape, slot, jnp.uint32)
     for axis in range(len(shape)):
@@ -246,25 +247,25 @@ def _in_place(key: Key, first_step, slot: int, leaf: Any, copies: int) -> jax.Ar
 def _cut(
     key: Key, counter: jax.Array, num_steps: int, widths: tuple[int, ...], dtypes: tuple
 ) -> list[Float[Array, " variate *chain"]]:
-    """The same normals, for all leaves at once: one generator to compile, not one for each.
+    """Return the normals of all leaves from one call, so that one generator is compiled.
 
-    XLA for CPUs compiles equal kernels once. So the places where leaves begin are numbers that it
-    does not know, and these and the normals come out of a branch, through which it does not fuse.
+    XLA for CPUs compiles equal kernels once. For the slices to be equal, the offsets of leaves must
+    not be constants: they come out of a branch with the normals, through which it does not fuse.
     """
     total, wide = sum(widths), _wide(dtypes[0])
     *starts, _ = itertools.accumulate(widths, initial=0)
 
     def draw():
-        places = [jnp.asarray(start, jnp.uint32) for start in starts]
-        return normals(key, counter, num_steps, total, dtype=wide), places
+        offsets = [jnp.asarray(start, jnp.uint32) for start in starts]
+        return normals(key, counter, num_steps, total, dtype=wide), offsets
 
-    whole, places = runtime.unfused(counter, draw)
+    whole, offsets = runtime.unfused(counter, draw)
     rows = whole.reshape(num_steps, total, *key.shape[1:])
     return [
-        lax.dynamic_slice_in_dim(rows, place, width, axis=1)
+        lax.dynamic_slice_in_dim(rows, offset, width, axis=1)
         .reshape(num_steps * width, *key.shape[1:])
         .astype(dtype)
-        for place, width, dtype in zip(places, widths, dtypes, strict=True)
+        for offset, width, dtype in zip(offsets, widths, dtypes, strict=True)
     ]
 
 
@@ -273,7 +274,7 @@ def _is_double(dtype) -> bool:
 
 
 def copy_of(noise: list[jax.Array], i, like: PyTree) -> PyTree:
-    """The i-th copy of one step's `normals_like`, as a pytree like the parameters."""
+    """Return the i-th copy of one step's `normals_like`, as a pytree like the parameters."""
     leaves, treedef = jax.tree.flatten(like)
 
     def part(drawn, leaf):
@@ -287,23 +288,23 @@ def copy_of(noise: list[jax.Array], i, like: PyTree) -> PyTree:
 def integers(
     key: Key, first_step, num_steps: int, width: int, bound
 ) -> Int32[Array, " variate *chain"]:
-    """Uniform integers below `bound`: the high half of a 64-bit word times the bound.
+    """Return uniform integers below `bound`: the high half of a 64-bit word times the bound.
 
-    The bias, at most bound / 2⁶⁴ relative, cannot be seen; with 32-bit words it could.
+    The relative bias, at most bound / 2⁶⁴, cannot be detected; with 32-bit words it could.
     """
     return _scale(*_bits(key, first_step, num_steps, width), bound)
 
 
 @jax.jit
 def _scale(x: jax.Array, y: jax.Array, bound) -> jax.Array:
-    """⌊(2³² x + y) · bound / 2⁶⁴⌋ in 32-bit arithmetic."""
+    """Return ⌊(2³² x + y) · bound / 2⁶⁴⌋, in 32-bit arithmetic."""
     high, low = _multiply(x, bound)
     carry_in, _ = _multiply(y, bound)
     return (high + (low + carry_in < low).astype(jnp.uint32)).astype(jnp.int32)
 
 
 def _multiply(x: jax.Array, bound) -> tuple[jax.Array, jax.Array]:
-    """Both halves of the 64-bit product of two 32-bit numbers."""
+    """Return both halves of the 64-bit product of two 32-bit numbers."""
     bound = jnp.asarray(bound).astype(jnp.uint32)
     low16, high16 = bound & np.uint32(0xFFFF), bound >> np.uint32(16)
     x_low, x_high = x & np.uint32(0xFFFF), x >> np.uint32(16)
@@ -317,11 +318,11 @@ def _multiply(x: jax.Array, bound) -> tuple[jax.Array, jax.Array]:
 def permuted(
     key: Key, number: Int32[Array, " row"], index: Int32[Array, "row column"], bound
 ) -> Int32[Array, " row column *chain"]:
-    """The image of `index` under the `number`-th random permutation of 0, …, bound − 1.
+    """Return the image of `index` under the `number`-th random permutation of 0, …, bound − 1.
 
-    A keyed bijection, computed for the asked entries only: the swap-or-not shuffle (Hoang, Morris &
-    Rogaway, 2012), which works for every bound in straight-line code, then a uniform rotation, so
-    that each image is exactly uniform. `number` has one entry for each row of `index`.
+    It is a keyed bijection, computed for the given entries only: the swap-or-not shuffle (Hoang,
+    Morris & Rogaway, 2012), which works for every bound in straight-line code, then a uniform
+    rotation, so that each image is exactly uniform. `number` has one entry for each row of `index`.
     """
     row = jnp.asarray(number).astype(jnp.uint32)[:, None]
     counter = lax.iota(jnp.uint32, _SHUFFLE_ROUNDS + 1)[None]
@@ -337,8 +338,8 @@ def permuted(
         coin = _mix(jnp.maximum(image, partner).astype(jnp.uint32) ^ salted)
         return jnp.where(coin >> np.uint32(31) == 1, partner, image)
 
-    # Round by round on CPUs, where that is faster, and quicker to compile; elsewhere each round
-    # would be a launch.
+    # A loop on CPUs, where it is faster and quicker to compile; on accelerators each round of a
+    # loop would be a launch.
     image = lax.fori_loop(0, _SHUFFLE_ROUNDS, swapped, image, unroll=runtime.has_accelerator())
     rotation = _scale(x[:, -1:], salt[:, -1:], bound)
     image = image - (bound - rotation)
@@ -347,7 +348,7 @@ def permuted(
 
 @jax.jit
 def _mix(x: jax.Array) -> jax.Array:
-    """An avalanche of 32 bits (the finalizer of MurmurHash3)."""
+    """Mix 32 bits so that each affects all others (the finalizer of MurmurHash3)."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
@@ -357,10 +358,10 @@ def _mix(x: jax.Array) -> jax.Array:
 
 
 def gammas(key: UInt32[Array, " word"], shape: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Gamma variates with rate 1, by Marsaglia & Tsang's rejection (2000).
+    """Return gamma variates with rate 1, by Marsaglia & Tsang's rejection (2000).
 
-    Attempt i takes row i of the key's variates; below 1, a variate of shape + 1 is scaled down. In
-    place of `jax.random.gamma`, which takes XLA for CPUs several times as long to compile.
+    Attempt i takes row i of the key's variates; for shapes below 1, a variate of shape + 1 is
+    scaled down. XLA for CPUs compiles it several times as fast as `jax.random.gamma`.
     """
     flat = shape.reshape(-1)
     d = jnp.where(flat < 1, flat + 1, flat) - 1 / 3
@@ -372,13 +373,13 @@ def gammas(key: UInt32[Array, " word"], shape: Float[Array, "*shape"]) -> Float[
         u = uniforms(key, i, 1, width, slot=width, dtype=dtype)
         is_inside = r > -1
         r = jnp.where(is_inside, r, 0)
-        # x²/2 + d − dv + d log v with v = (1 + r)³, put so that large shapes lose no digits.
+        # x²/2 + d − dv + d log v with v = (1 + r)³, written so that large shapes lose no digits.
         log_ratio = 3 * d * (jnp.log1p(r) - r * (1 - r * (1 / 2 - r / 3)))
         is_good = is_inside & (jnp.log(u) < log_ratio)
         return i + 1, jnp.where(is_done, accepted, (1 + r) ** 3), is_done | is_good
 
     first = jnp.int32(1), jnp.ones_like(d), jnp.zeros(width, bool)
     v = lax.while_loop(lambda state: ~jnp.all(state[2]), attempt, first)[1]
-    # 1 − u is never 0, and so no variate is.
+    # 1 − u is never 0, so no variate is 0.
     below = (1 - uniforms(key, 0, 1, width, dtype=dtype)) ** (1 / flat)
     return (d * v * jnp.where(flat < 1, below, 1)).reshape(shape.shape)

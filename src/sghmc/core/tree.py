@@ -1,4 +1,4 @@
-"""Parameters are any pytree of float arrays: here they are seen leaf by leaf, or raveled."""
+"""Operations on parameters, which are any pytree of float arrays: leaf by leaf, or raveled."""
 
 import functools
 import math
@@ -27,33 +27,33 @@ __all__ = [
     "unravel",
 ]
 
-_FEW_LEAVES = 16
-"""Arrays of a model that is not deep."""
+_MAX_UNROLLED_LEAVES = 16
+"""Number of arrays up to which code for each leaf costs little compile time (see `are_many`)."""
 
 
 def sizes(tree: PyTree) -> list[int]:
-    """Number of entries of each leaf."""
+    """Return the number of entries of each leaf."""
     return [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
 def size(tree: PyTree) -> int:
-    """Number of entries of all leaves."""
+    """Return the number of entries of all leaves."""
     return sum(sizes(tree))
 
 
 def float_type(tree: PyTree):
-    """The dtype that settings and matrices are computed in: at least single precision."""
+    """Return the dtype of settings and matrices for these parameters: at least single precision."""
     with jax.numpy_dtype_promotion("standard"):  # a user may have asked for "strict"
         return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
 
 def ravel(tree: PyTree) -> Shaped[Array, " d"]:
-    """All entries in one vector, leaf after leaf; mixed dtypes are promoted."""
+    """Concatenate all entries to one vector, leaf after leaf; mixed dtypes are promoted."""
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def unravel(vector: Shaped[Array, " d"], like: PyTree) -> PyTree:
-    """The inverse of `ravel`, with the shapes and dtypes of `like`."""
+    """Invert `ravel`: cut a vector into the shapes and dtypes of `like`."""
     leaves, treedef = jax.tree.flatten(like)
     parts, start = [], 0
     for leaf in leaves:
@@ -64,59 +64,59 @@ def unravel(vector: Shaped[Array, " d"], like: PyTree) -> PyTree:
 
 
 def flatten_leaves(tree: PyTree) -> PyTree:
-    """Every leaf as a vector. The loop works on 1-D leaves: they vectorize best."""
+    """Flatten every leaf to a vector; the loop works on 1-D leaves, which vectorize best."""
     return jax.tree.map(jnp.ravel, tree)
 
 
 def shape_leaves(flat: PyTree, like: PyTree) -> PyTree:
-    """The inverse of `flatten_leaves`."""
+    """Invert `flatten_leaves`."""
     return jax.tree.map(lambda leaf, model: leaf.reshape(model.shape), flat, like)
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Whether no entry is infinite or NaN."""
-    # A number less itself is 0, unless it is infinite or NaN. A sum is a library's on CPUs; a
-    # reduction by "and" would be compiled, in three parts.
+    """Return whether no entry is infinite or NaN."""
+    # x − x is 0 unless x is infinite or NaN. On CPUs a sum calls a library, while a reduction by
+    # "and" would be compiled, in three parts.
     zeros = [jnp.sum(term) for term in _gathered([leaf - leaf for leaf in jax.tree.leaves(tree)])]
     return jnp.all(jnp.stack(zeros) == 0) if zeros else jnp.asarray(True)
 
 
 def total(terms: Sequence[Array]) -> Shaped[Array, ""]:
-    """The sum of all entries of all arrays."""
+    """Return the sum of all entries of all arrays."""
     return sum((jnp.sum(term) for term in _gathered(terms)), start=jnp.zeros(()))
 
 
 def are_many(leaves: Sequence) -> bool:
-    """Whether so many that what is made for each of them is most of a compiler's work."""
-    return len(leaves) > _FEW_LEAVES
+    """Return whether there are so many leaves that code for each would dominate compilation."""
+    return len(leaves) > _MAX_UNROLLED_LEAVES
 
 
 def _gathered(terms: Sequence[Array]) -> Sequence[Array]:
-    """Where they are many, those of equal shape added up, some at a time: fewer to reduce."""
+    """Add up arrays of equal shape if there are many, so that fewer reductions are compiled."""
     if not are_many(terms):
         return terms
     alike: dict[Any, list[Array]] = {}
     for term in terms:
         alike.setdefault((term.shape, term.dtype), []).append(term)
     return [
-        functools.reduce(jnp.add, group[first : first + _FEW_LEAVES])
+        functools.reduce(jnp.add, group[first : first + _MAX_UNROLLED_LEAVES])
         for group in alike.values()
-        for first in range(0, len(group), _FEW_LEAVES)
+        for first in range(0, len(group), _MAX_UNROLLED_LEAVES)
     ]
 
 
 def add_scaled(tree: PyTree, factor, direction: PyTree) -> PyTree:
-    """tree + factor · direction, in the dtypes of `tree`."""
+    """Return tree + factor · direction, in the dtypes of `tree`."""
     return jax.tree.map(lambda x, y: (x + factor * y).astype(x.dtype), tree, direction)
 
 
 def entry_name(like: PyTree, index: int) -> str:
-    """How a user would write entry `index` of the raveled parameters: `['weights'][3]`."""
+    """Return the name of entry `index` of the raveled parameters, such as params['weights'][3]."""
     for path, leaf in jax.tree.leaves_with_path(like):
         count = math.prod(leaf.shape)
         if index < count:
-            place = np.unravel_index(index, leaf.shape) if leaf.shape else ()
-            return f"params{jax.tree_util.keystr(path)}" + "".join(f"[{i}]" for i in place)
+            axes = np.unravel_index(index, leaf.shape) if leaf.shape else ()
+            return f"params{jax.tree_util.keystr(path)}" + "".join(f"[{i}]" for i in axes)
         index -= count
     raise IndexError(f"The parameters have no entry {index}.")
 
@@ -142,7 +142,7 @@ class RunningSum(NamedTuple):
             lambda total, lost, term: term.astype(total.dtype) - lost, self.total, self.lost, value
         )
         new = jax.tree.map(jnp.add, self.total, terms)
-        # What the addition rounded off, with the opposite sign: taken off the next term.
+        # The rounding error of this addition, which is subtracted from the next term.
         lost = jax.tree.map(lambda n, old, term: (n - old) - term, new, self.total, terms)
 
         def counted(new: jax.Array, old: jax.Array) -> jax.Array:

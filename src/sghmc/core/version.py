@@ -1,3 +1,3 @@
-"""The version: here, and nowhere else. The build reads this file."""
+"""The package's version, which the build reads from this file."""
 
 __version__ = "0.1.0"

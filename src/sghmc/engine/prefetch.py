@@ -60,7 +60,7 @@ class Reader:
         most_rows = min(most_rows, self.source.read_ahead or most_rows)
         self.window_draws = max(1, min(num_draws, most_rows // (one.size * program.thinning)))
         num_rows = one.size * (self.window_draws * program.thinning + 1)
-        self.rooms = [self.source.room(num_rows) for _ in range(2)]
+        self.rooms = [self.source.empty(num_rows) for _ in range(2)]
         """A window is read to where the last but one was, of which the loop has no more need."""
         self.thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-reader")
         self.now: Window | None = None

@@ -1,6 +1,6 @@
-"""Target → oracle: estimates of the gradient, and of their noise.
+"""Gradient estimators, which turn a target into an oracle, and estimates of their noise.
 
-Gradient estimators: target → oracle. Samplers see the oracle, never data, batches or N.
+Samplers see the oracle, never data, batches or N.
 """
 
 import abc
@@ -15,14 +15,12 @@ from sghmc.posterior.parameter_rows import Touched
 from sghmc.posterior.target import Target
 from sghmc.types import Change, Evaluation, PyTree
 
-# Gradient estimators: target → oracle. Samplers see the oracle, never data, batches or N.
-
 
 class RowView(NamedTuple):
-    """What an oracle knows of single rows of the parameters.
+    """Access to single rows of the parameters, for samplers that move only some of them.
 
-    `touched(i)` are those that the i-th batch sees; `prior(rows, like)` gives the prior's means and
-    precisions of rows, in the shapes of `like`.
+    `touched(i)` are the rows that the i-th batch uses; `prior(rows, like)` gives the prior's means
+    and precisions of rows, in the shapes of `like`.
     """
 
     touched: Callable[..., Touched]
@@ -30,12 +28,12 @@ class RowView(NamedTuple):
 
 
 class Oracle:
-    """What a sampler may ask about the target in one step.
+    """The view of the target that a sampler has in one step.
 
     `oracle(i, position)` uses the step's i-th batch or gradient noise; `oracle.potential(position)`
-    is the exact potential, where there is one: data that only stream by have none. `is_exact` says
-    that both agree. `oracle.change(old, new)` is a difference of exact potentials as a sum, for
-    accept steps that look at a part of the data. `oracle.rows` is for parameters that are tables.
+    is the exact potential, which streamed data do not have. `is_exact` says that both agree.
+    `oracle.change(old, new)` is a difference of exact potentials as a sum over rows, for accept
+    steps that use a part of the data. `oracle.rows` is for parameters that are tables.
     """
 
     def __init__(
@@ -66,8 +64,8 @@ class Oracle:
     def change(self, old: PyTree, new: PyTree) -> Change:
         if self._change is None:
             raise ValueError(
-                "The accept step asks for single rows of the data, but this source of data gives "
-                "none: use metropolis=False, or SGHMC without replicas."
+                "The accept step needs single rows of the data, but this source of data has no "
+                "random access: use metropolis=False, or SGHMC without replicas."
             )
         return self._change(old, new)
 
@@ -75,15 +73,15 @@ class Oracle:
     def rows(self) -> RowView:
         if self._rows is None:
             raise TypeError(
-                "Lazy moves the rows that a batch sees, but here nothing says which they are: give "
-                "Posterior(RowLikelihood(…), RowPrior(…), data) in its own coordinates, all of its "
-                "parameters moving, and gradient=Minibatch(…). Other gradients touch every row in "
+                "Lazy moves the rows that a batch uses, but it is not known which they are: give "
+                "Posterior(RowLikelihood(…), RowPrior(…), data) in its own coordinates, with all "
+                "parameters trainable, and gradient=Minibatch(…). Other gradients use every row in "
                 "every step, where SGHMC itself is as quick."
             )
         return self._rows
 
     def from_batch(self, first) -> "Oracle":
-        """The same oracle from the step's batch number `first` on: one of several replicas'."""
+        """Return this oracle with batches counted from `first` on, for one of several replicas."""
         return Oracle(
             lambda i, position: self(first + i, position),
             self.potential,
@@ -94,10 +92,10 @@ class Oracle:
     def through(
         self, to_position: Callable, pull_back: Callable, *, keeps_rows: bool = False
     ) -> "Oracle":
-        """The same oracle for other coordinates z.
+        """Return this oracle as a function of other coordinates z.
 
-        `to_position` takes z to the position, `pull_back` a gradient there to that in z. It keeps
-        rows where z has the same numbers as the position, in other shapes.
+        `to_position` maps z to the position, `pull_back` a gradient there to one in z. It keeps
+        `rows` if z has the same numbers as the position, in other shapes (`keeps_rows`).
         """
 
         def evaluate(i, z):
@@ -114,7 +112,7 @@ class Oracle:
 
 
 class Gradient(eqx.Module):
-    """A way to estimate gradients, as given; `prepare` makes the estimator that runs.
+    """The settings of a gradient estimator; `prepare` makes the estimator that runs.
 
     A subclass has its settings as fields and implements `prepare`.
     """
@@ -124,73 +122,73 @@ class Gradient(eqx.Module):
 
     @property
     def batch_rows(self) -> int | None:
-        """Rows of a batch; None where gradients are not made of batches."""
+        """The number of rows of a batch; None if gradients are not made of batches."""
         return None
 
     @property
     def is_independent(self) -> bool:
-        """Whether the errors of different steps are independent, as a correction by V̂ assumes."""
+        """Whether errors of different steps are independent, as subtracting V̂ assumes."""
         return True
 
     @abc.abstractmethod
     def prepare(self, target: Target, position: PyTree) -> "GradientEstimator":
         """Check against the target and do all one-time work, for a chain that starts at `position`.
 
-        Where nothing but shapes and dtypes matters, `position` may have those alone.
+        `position` may have shapes and dtypes only, if the estimator needs nothing else of it.
         """
 
 
 class GradientEstimator(eqx.Module):
-    """A gradient estimator made ready: raw variates in, an oracle out.
+    """A prepared gradient estimator, which turns raw variates into an oracle.
 
-    Its `anchor` is what it has computed from all data: a part of the run's state, since it depends
-    on the hyperparameters and may follow the chain. A subclass implements `oracle` and, where that
-    takes randomness, `draw`.
+    Its `anchor` holds results of passes over all data. It is a part of the run's state, since it
+    depends on the hyperparameters and may follow the chain. A subclass implements `oracle` and, if
+    that takes randomness, `draw`.
     """
 
     @property
     def renew_every(self) -> int | None:
-        """After how many steps `follow` is due; None: never."""
+        """The number of steps after which `move_anchor` is due; None: never."""
         return None
 
     @property
     def is_shared(self) -> bool:
-        """Whether all chains take the variates of the first."""
+        """Whether all chains use the variates of the first."""
         return False
 
     @property
     def takes_rows(self) -> bool:
-        """Whether the variates are row numbers, for which the host of a source puts the rows."""
+        """Whether the variates are row numbers, which the host replaces by the rows of a source."""
         return False
 
     def draw(self, key, first_step, num_steps: int, num_gradients: int, like: PyTree) -> PyTree:
-        """Raw variates for the gradients of some steps: 1-D arrays, step by step."""
+        """Return raw variates for the gradients of some steps: 1-D arrays, step by step."""
         return []
 
     def init_anchor(self, target: Target) -> PyTree:
-        """The anchor before step 0."""
+        """Return the anchor before step 0."""
         return ()
 
     def renew_anchor(self, target: Target, anchor: PyTree) -> PyTree:
-        """The anchor after a change of the hyperparameters."""
+        """Return the anchor after a change of the hyperparameters."""
         return anchor
 
     def move_anchor(self, target: Target, anchor: PyTree, position: PyTree) -> PyTree:
-        """The anchor once the chain has come to `position`."""
+        """Return the anchor once the chain has come to `position`."""
         return anchor
 
     @abc.abstractmethod
     def oracle(self, target: Target, noise: PyTree, anchor: PyTree = ()) -> Oracle:
-        """The oracle of one step, from that step's variates."""
+        """Return the oracle of one step, from that step's variates."""
 
     def examples(self, target: Target, noise: PyTree) -> PyTree:
-        """The rows of a step's first batch, from that step's variates."""
+        """Return the rows of a step's first batch, from that step's variates."""
         raise TypeError(f"{type(self).__name__} takes no batches.")
 
     def example_gradients(
         self, target: Target, position: PyTree, examples: PyTree, anchor: PyTree
     ) -> PyTree:
-        """What each example adds to a batch's sum: its scatter is the gradient's noise."""
+        """Return each example's term of a batch's sum; their covariance is the gradient's noise."""
         raise TypeError(f"{type(self).__name__} takes no batches: its noise has no such estimate.")
 
     @property

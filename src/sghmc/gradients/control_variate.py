@@ -1,4 +1,4 @@
-"""Minibatch gradients with a control variate: small noise near a center, whatever N is."""
+"""Minibatch gradients with a control variate, whose noise near a center does not grow with N."""
 
 import warnings
 from typing import Literal, NamedTuple
@@ -18,7 +18,7 @@ from sghmc.types import Evaluation, PyTree
 
 
 class ControlVariate(Gradient):
-    """The gradient over random rows, corrected by what the same rows say at a fixed center θ̂.
+    """The gradient over random rows, corrected by the gradient of the same rows at a center θ̂.
 
         ∇Ũ(θ) = −∇log p(θ) − Σᵢ∇ℓᵢ(θ̂) − (N/n) Σ_batch [∇ℓᵢ(θ) − ∇ℓᵢ(θ̂)],  ℓᵢ = log p(xᵢ | θ)
 
@@ -28,14 +28,14 @@ class ControlVariate(Gradient):
     | `center` | θ̂ | a pytree like the parameters; None: the mode, searched from a chain's start |
     | `replacement` | | as in `Minibatch` |
     | `renew_every` | | after so many steps the center moves to where the chain is (SVRG) |
-    | `shared` | | as in `Minibatch`; around a fixed center chains hardly move alike for it |
+    | `shared` | | as in `Minibatch`; a fixed center correlates the chains hardly at all |
 
     Unbiased for any center. A plain minibatch has gradient noise N/n in units where the posterior
-    has spread 1; here the differences shrink with the posterior, and the noise is about d/n for
-    every N, times 1 + c² for a center c standard deviations off. The sum over all data is computed
-    once, and again after each Gibbs update, since it depends on the hyperparameters.
+    has standard deviation 1; here the differences shrink with the posterior, and the noise is about
+    d/n for every N, times 1 + c² for a center c standard deviations off. The sum over all data is
+    computed once, and again after each Gibbs update, since it depends on the hyperparameters.
 
-    `renew_every` is for posteriors that wander far from any center, networks above all; each
+    `renew_every` is for chains that move far from any center, above all those of networks; each
     renewal is a pass over the data.
 
     Baker, Fearnhead, Fox & Nemeth, 2019; Johnson & Zhang, 2013.
@@ -76,8 +76,8 @@ class ControlVariate(Gradient):
             mode = find_mode(target, position)
             if mode.hessian is not None and not mode.is_found:
                 warnings.warn(
-                    "No mode was found to center the control variate at: gradients are unbiased "
-                    "around any center, but noisier the farther it is. Give center=…",
+                    "No mode was found for the center of the control variate: gradients are "
+                    "unbiased around any center, but noisier the farther it is away. Give center=…",
                     stacklevel=2,
                 )
             return mode.position

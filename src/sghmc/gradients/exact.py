@@ -1,7 +1,4 @@
-"""Gradients over all data: exact, or with noise of a known law added.
-
-Gradients of a potential that makes its own random numbers: a key for each of them.
-"""
+"""Gradients over all data: exact, with added noise of a known law, or of a stochastic potential."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +10,7 @@ from sghmc.types import Evaluation, PyTree
 
 
 class FullBatch(Gradient):
-    """The exact gradient, over all data; of a stochastic `Potential`, with a fresh key each time.
+    """The exact gradient over all data; for a stochastic `Potential`, one with a fresh key.
 
     >>> import sghmc
     >>> sghmc.FullBatch()
@@ -68,17 +65,18 @@ class _NoisyEstimator(GradientEstimator):
         return Oracle(evaluate, target.potential, False, target.change)
 
 
-# Gradients of a potential that makes its own random numbers: a key for each of them.
+# Gradients of a stochastic potential, each with a key of its own.
 
-_NUM_REPEATS = 16
-"""Keys from which the noise is estimated at a time: it averages over estimates, too."""
+_NUM_NOISE_KEYS = 16
+"""Number of keys for one estimate of the noise; estimates are averaged over the run, too."""
 
-_APART = 0x7FFFFFFF
-"""What is folded into a step's key for them: no number that a user's function would take."""
+_NOISE_KEY_CONSTANT = 0x7FFFFFFF
+"""Constant folded into the step's key to get the keys of the noise estimate; chosen so that user
+code is unlikely to fold in the same number."""
 
 
 class KeyedEstimator(GradientEstimator):
-    """Draws two words for each gradient of each step: the key of U(params, key)."""
+    """Draw two words for each gradient of each step, which are the key of U(params, key)."""
 
     def draw(self, key, first_step, num_steps, num_gradients, like):
         return random.bits(key, first_step, num_steps, 2 * num_gradients)
@@ -92,8 +90,9 @@ class KeyedEstimator(GradientEstimator):
         return Oracle(evaluate, target.potential, False, target.change)
 
     def examples(self, target, noise):
-        """Keys of their own: neither the step's, nor those that U may split off it."""
-        return jax.random.split(jax.random.fold_in(_key(noise, 0), _APART), _NUM_REPEATS)
+        """Return keys other than the step's own and those that U may split off it."""
+        apart = jax.random.fold_in(_key(noise, 0), _NOISE_KEY_CONSTANT)
+        return jax.random.split(apart, _NUM_NOISE_KEYS)
 
     def example_gradients(self, target, position, examples, anchor):
         assert isinstance(target, Potential)
@@ -101,7 +100,7 @@ class KeyedEstimator(GradientEstimator):
 
     @property
     def noise_scale(self):
-        """One key's gradient is what a step takes."""
+        """The factor 1: a step's gradient is that of one key."""
         return 1.0
 
 

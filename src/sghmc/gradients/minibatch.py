@@ -1,4 +1,4 @@
-"""Gradients over batches of rows."""
+"""Gradients over minibatches of rows."""
 
 from typing import Literal
 
@@ -35,10 +35,10 @@ class Minibatch(Gradient):
     Leimkuhler, 2024). In shuffled epochs it has ε², ε³, …, with independent batches ε; that of
     `SGLD`, without momentum, ε in each. `sghmc.theory.minibatch_law` has the exact law of all four.
 
-    With `shared` all chains see the same batches: rows are fetched once for all, which is most of
-    the cost where data do not fit into a cache. Each chain has the same law as before, but the
-    errors of their gradients are common to them: chains that gradient noise drives move alike, and
-    averages over them gain less than their number says.
+    With `shared` all chains use the same batches: rows are fetched once for all chains, which is
+    most of the cost if the data do not fit into a cache. Each chain has the same law as before, but
+    their gradients have common errors: chains that gradient noise dominates are correlated, and
+    averaging over them helps less than their number suggests.
 
     >>> import sghmc
     >>> sghmc.Minibatch(500)
@@ -73,7 +73,7 @@ class Minibatch(Gradient):
 
 
 def with_data(target: Target, gradient: Gradient) -> AbstractPosterior:
-    """The target, if it has data to draw batches from."""
+    """Return the target, checked to have data to draw batches from."""
     if isinstance(target, AbstractPosterior):
         return target
     raise TypeError(
@@ -99,27 +99,27 @@ class BatchEstimator(GradientEstimator):
         return True
 
     def draw(self, key, first_step, num_steps, num_gradients, like):
-        """Row numbers, a batch for each gradient of each step."""
+        """Return row numbers, a batch for each gradient of each step."""
         if self.replacement is True:
             width = num_gradients * self.batch_size
             return random.integers(key, first_step, num_steps, width, self.num_examples)
         first = jnp.asarray(first_step).astype(jnp.uint32) * np.uint32(num_gradients)
         permutation = first + lax.iota(jnp.uint32, num_steps * num_gradients)
-        place = lax.iota(jnp.int32, self.batch_size)[None]
+        index = lax.iota(jnp.int32, self.batch_size)[None]
         if self.replacement is not False:
             permutation, batch = self._in_passes(permutation)
-            place = place + self.batch_size * batch[:, None]
-        rows = random.permuted(key, permutation, place, self.num_examples)
+            index = index + self.batch_size * batch[:, None]
+        rows = random.permuted(key, permutation, index, self.num_examples)
         return rows.reshape(-1, *key.shape[1:])
 
     def _in_passes(self, evaluation: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The permutation that an evaluation belongs to, and its batch among those of that one."""
+        """Return the pass that an evaluation belongs to, and its batch in that pass."""
         per_epoch = jnp.asarray(self.num_examples // self.batch_size).astype(jnp.uint32)
         if self.replacement == "epochs":
             permutation, batch = evaluation // per_epoch, evaluation % per_epoch
         else:
-            permutation, place = evaluation // (2 * per_epoch), evaluation % (2 * per_epoch)
-            batch = jnp.minimum(place, 2 * per_epoch - 1 - place)
+            permutation, turn = evaluation // (2 * per_epoch), evaluation % (2 * per_epoch)
+            batch = jnp.minimum(turn, 2 * per_epoch - 1 - turn)
         return permutation, batch.astype(jnp.int32)
 
     def oracle(self, target, noise, anchor=()):
@@ -150,10 +150,10 @@ class BatchEstimator(GradientEstimator):
 
     @property
     def noise_scale(self):
-        """N²/n for independent rows, less the share of the data that a batch has seen for others.
+        """N²/n for independent rows, times 1 − n/N for distinct ones.
 
-        For shuffled epochs and palindromes this is the error of one step; they cancel over a pass.
+        For shuffled epochs and palindromes this is the error of one step; errors of a pass cancel.
         """
         scale = self.num_examples / self.batch_size * self.num_examples  # N² may overflow
-        seen = 0.0 if self.replacement is True else self.batch_size / self.num_examples
-        return scale * (1 - seen)
+        share = 0.0 if self.replacement is True else self.batch_size / self.num_examples
+        return scale * (1 - share)

@@ -1,4 +1,4 @@
-"""The noise of a gradient estimator, from the gradients of single examples."""
+"""Estimate the noise of a gradient estimator from the gradients of single examples."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,8 +15,8 @@ from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.posterior.target import Target
 from sghmc.types import PyTree
 
-_ROUNDING = 1e-5
-"""Of V̂ and of what is allowed, relative, in single precision."""
+_NOISE_TOLERANCE = 1e-5
+"""Relative tolerance of the check of an estimated V̂: its rounding error in single precision."""
 
 
 class EmpiricalFisher(eqx.Module):
@@ -27,17 +27,17 @@ class EmpiricalFisher(eqx.Module):
 
         V̂ = (N²/n) s²,  times 1 − n/N without replacement,  s² centered and with divisor n − 1:
 
-    unbiased. B̂ = ½εV̂ of a running average is what the sampler takes off its injected noise.
+    unbiased. The sampler subtracts B̂ = ½εV̂, with V̂ a running average, from its injected noise.
 
     | field | meaning |
     | --- | --- |
     | `diagonal` | variances alone, O(nd); False: the whole matrix, O(nd²), and O(d³) to factor it |
-    | `every` | steps from one estimate to the next: per-example gradients are dear |
-    | `window` | the average is a mean of the first so many estimates, then forgets at that rate |
+    | `every` | steps from one estimate to the next: per-example gradients are expensive |
+    | `window` | number of estimates after which the mean becomes a running average of that length |
     | `raise_friction` | where V̂ is too large: raise the friction, as far as needed; else an error |
 
-    V̂ may be too large for a friction, τC ⋡ ½εV̂: that is known only while the chain runs, and raises
-    `GradientNoiseError` then. A diagonal V̂ of correlated noise leaves its correlations in the law.
+    If V̂ turns out too large for the friction, τC ⋡ ½εV̂, the run raises `GradientNoiseError`. With a
+    diagonal V̂, correlations of the noise remain and bias the law.
 
     Ahn, Korattikara & Welling, 2012; Chen, Fox & Guestrin, 2014, §3.3.
 
@@ -59,9 +59,9 @@ class EmpiricalFisher(eqx.Module):
 
 
 class RunningNoise(NamedTuple):
-    """A running average of V̂, and when it first was too large: at step `failed_at`, both numbers.
+    """A running average of V̂, and the step `failed_at` where it first was too large.
 
-    `needed` and `allowed` are what a kernel says of V̂; see `Kernel.with_gradient_noise`.
+    `needed` and `allowed` are the two numbers of that step; see `Kernel.with_gradient_noise`.
     """
 
     mean: jax.Array
@@ -76,14 +76,14 @@ class RunningNoise(NamedTuple):
         return self._replace(mean=self.mean + weight * (estimate - self.mean), num_estimates=count)
 
     def judged(self, t, needed: jax.Array, allowed: jax.Array) -> "RunningNoise":
-        # Equality is a setting of its own: all noise comes from the gradient. So rounding may pass.
-        is_first = (needed > allowed * (1 + _ROUNDING)) & (self.failed_at > t)
+        # Equality is allowed (all noise then comes from the gradient), so rounding errors must be.
+        is_first = (needed > allowed * (1 + _NOISE_TOLERANCE)) & (self.failed_at > t)
         new = self._replace(failed_at=jnp.asarray(t, jnp.int32), needed=needed, allowed=allowed)
         return jax.tree.map(lambda x, y: jnp.where(is_first, x, y), new, self)
 
 
 def no_noise(size: int, fisher: EmpiricalFisher, dtype, never: int) -> RunningNoise:
-    """The average before the first estimate."""
+    """Return the average before the first estimate."""
     shape = (size,) if fisher.diagonal else (size, size)
     zero = jnp.zeros((), dtype)
     return RunningNoise(
@@ -92,7 +92,7 @@ def no_noise(size: int, fisher: EmpiricalFisher, dtype, never: int) -> RunningNo
 
 
 def scatter(terms: PyTree, *, diagonal: bool) -> jax.Array:
-    """The sample covariance (divisor n − 1) of the rows of `terms`, over the raveled parameters.
+    """Return the sample covariance (divisor n − 1) of the rows of `terms`, raveled.
 
     `diagonal` gives the variances alone: O(nd) instead of O(nd²).
     """
@@ -114,10 +114,10 @@ def gradient_noise(
     diagonal: bool,
     pull_back: Callable[[PyTree], PyTree] = lambda grad: grad,
 ) -> jax.Array:
-    """V̂, the covariance of the estimator's error at `position`, from some examples: unbiased.
+    """Return an unbiased estimate of V̂, the covariance of the gradient's error at `position`.
 
-    The examples need not be a batch: any number of independent rows will do. `pull_back` takes
-    gradients to the coordinates that V̂ is wanted in.
+    The examples need not be a batch: any number of independent rows will do. `pull_back` maps
+    gradients to the coordinates of V̂.
     """
     terms = estimator.example_gradients(target, position, examples, anchor)
     return estimator.noise_scale * scatter(jax.vmap(pull_back)(terms), diagonal=diagonal)
@@ -132,7 +132,7 @@ def mean_gradient_noise(
     *,
     diagonal: bool,
 ) -> jax.Array:
-    """V̂ averaged over positions with a leading axis, each with row numbers of its own."""
+    """Return V̂ averaged over positions on a leading axis, each with row numbers of its own."""
     assert isinstance(target, AbstractPosterior)
     anchor = estimator.init_anchor(target)
 

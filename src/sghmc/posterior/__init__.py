@@ -1,1 +1,1 @@
-"""U(θ): the only home of the sign and of N/n."""
+"""Targets U(θ), with the only place where the sign and N/n appear."""

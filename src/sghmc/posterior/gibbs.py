@@ -1,7 +1,4 @@
-"""Exact updates of hyperparameters between sampler steps.
-
-Gaussian priors whose precisions are learned: the prior and its Gibbs update.
-"""
+"""Gibbs updates of hyperparameters between steps, and Gaussian priors with learned precisions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +17,9 @@ class Gibbs(eqx.Module):
     """Draw the hyperparameters from their conditional after every `every`-th step from `start` on.
 
     `update(key, params, posterior)` returns new hyperparameters with the structure, shapes and
-    dtypes of `posterior.hyper`; it runs inside the compiled loop, once a chain. For SGHMC the
-    parameters it sees are those half a drift back, which keeps the bias at order ε²: at the end of
-    a step position and momentum are correlated, and an update there would bias θ at order ε.
+    dtypes of `posterior.hyper`; it runs inside the compiled loop, once a chain. For SGHMC it gets
+    the parameters half a drift back, which keeps the bias at order ε²: at the end of a step
+    position and momentum are correlated, and an update there would bias θ at order ε.
 
     >>> import sghmc
     >>> sghmc.Gibbs(lambda key, params, posterior: posterior.hyper, every=100).every
@@ -40,9 +37,6 @@ class Gibbs(eqx.Module):
             )
         check_count(self.every, "every")
         check_count(self.start, "start", 0)
-
-
-# Gaussian priors whose precisions are learned: the prior and its Gibbs update.
 
 
 class GaussianPrior(eqx.Module):
@@ -76,7 +70,7 @@ class GaussianPrior(eqx.Module):
                 raise ValueError(f"{name} must be positive, but is {getattr(self, name)}.")
 
     def start(self, params: PyTree) -> dict[str, jax.Array]:
-        """A precision of 1 for every group."""
+        """Return a precision of 1 for every group."""
         sums = jax.eval_shape(self._sums, params)
         return {name: jnp.ones((), total.dtype) for name, (_, total) in sums.items()}
 
@@ -88,7 +82,7 @@ class GaussianPrior(eqx.Module):
         return jnp.sum(jnp.stack(terms))
 
     def update(self, key: jax.Array, params: PyTree) -> dict[str, jax.Array]:
-        """Fresh precisions from their conditional."""
+        """Draw new precisions from their conditional."""
         sums = self._sums(params)
         counts, totals = (
             jnp.stack([jnp.asarray(x) for x in column])
@@ -100,11 +94,11 @@ class GaussianPrior(eqx.Module):
         return dict(zip(sums, drawn, strict=True))
 
     def gibbs(self, every: int) -> Gibbs:
-        """For posteriors whose hyperparameters are just these precisions."""
+        """Return the Gibbs update of posteriors whose hyperparameters are just these precisions."""
         return Gibbs(lambda key, params, posterior: self.update(key, params), every)
 
     def _sums(self, params: PyTree) -> dict[str, tuple[int, jax.Array]]:
-        """Number of entries and sum of squares of each group."""
+        """Return the number of entries and the sum of squares of each group."""
         sums: dict[str, tuple[int, jax.Array]] = {}
         for path, leaf in jax.tree.leaves_with_path(params):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -115,7 +109,7 @@ class GaussianPrior(eqx.Module):
 
 
 def scaled_log_density(params: PyTree, precisions: PyTree) -> jax.Array:
-    """−½ Σ λ‖θ‖²: normal priors of known precisions, a number for each leaf; up to a constant."""
+    """Return −½ Σ λ‖θ‖², the log-density of normal priors with a known precision for each leaf."""
     squares = jax.tree.map(
         lambda leaf, precision: precision * jnp.sum(jnp.square(leaf)), params, precisions
     )
@@ -123,7 +117,7 @@ def scaled_log_density(params: PyTree, precisions: PyTree) -> jax.Array:
 
 
 def draw_precision(key, shape, rate, count, sum_of_squares, *, temperature=1.0) -> jax.Array:
-    """The precision of `count` centered normal numbers from its (tempered) conditional."""
+    """Draw the precision of `count` centered normal numbers from its (tempered) conditional."""
     a = 1 + (shape - 1 + count / 2) / temperature
     b = (rate + sum_of_squares / 2) / temperature
     a = jnp.broadcast_to(a, jnp.shape(b)).astype(jnp.result_type(sum_of_squares))

@@ -1,7 +1,7 @@
-"""U as a function of raveled parameters, in double precision: what searches and tuning look at.
+"""U and its derivatives over raveled parameters, in float64 on the host, for searches and tuning.
 
-Whatever the precision of the parameters and of the data: a sum over a million rows in single
-precision would move the mode of a badly scaled target by standard deviations.
+Always in double precision, whatever the parameters and the data have: a sum over a million rows in
+single precision would move the mode of a badly scaled target by standard deviations.
 """
 
 import functools
@@ -23,24 +23,23 @@ from sghmc.posterior.target import Target
 from sghmc.types import PyTree
 
 MAX_QUICK_ROWS = 20_000
-"""Up to so many rows compilation is what counts, not passes over them."""
-_NUM_LBFGS_STEPS, _LBFGS_AT_ONCE = 300, 20
-"""Steps of L-BFGS at the most, each a pass over the data or two; and steps between two checks."""
-_LEAST_LBFGS_STEPS = 10
-"""Steps that it makes in any case: the first are short, whatever the scale."""
-_LBFGS_FALL = 0.01
-"""A fall of the potential below which it ends: that is a tenth of a standard deviation."""
-_TANGENTS = 32
-"""Directions in which a pass over the data differentiates at once: bounds its memory."""
-_TOGETHER = 8
-"""Points that a pass over the data looks at at once: one compiled program serves all that is asked
-about a potential."""
+"""Number of rows up to which compilation takes longer than passes over the data."""
+_MAX_LBFGS_STEPS, _LBFGS_BLOCK_STEPS = 300, 20
+"""Largest number of steps of L-BFGS, each one or two passes over the data; steps of one block."""
+_MIN_LBFGS_STEPS = 10
+"""Steps of a block that are made in any case: the first are short, whatever the scale."""
+_MIN_LBFGS_DECREASE = 0.01
+"""Decrease of U in a step below which L-BFGS ends: about a tenth of a standard deviation."""
+_TANGENT_BATCH = 32
+"""Number of directions that one pass over the data differentiates in; it bounds the memory."""
+_POINT_BATCH = 8
+"""Number of points that one pass over the data evaluates; always the same, to compile once."""
 
 
 class HostPotential:
     """U over all data, or estimated from `num_rows` rows; `like` has the parameters' shapes.
 
-    `check(count)` is called before so many gradients are evaluated, and may raise.
+    `check(count)` is called before `count` gradients are evaluated, and may raise.
     """
 
     def __init__(
@@ -61,18 +60,18 @@ class HostPotential:
             self.is_short = min(num_rows or count, count) <= MAX_QUICK_ROWS
 
     def subsampled(self, num_rows: int) -> "HostPotential":
-        """U estimated from so many rows; this surface itself, where there are not twice as many."""
+        """Return U estimated from `num_rows` rows; itself, if there are not twice as many."""
         target = self.target
         is_long = isinstance(target, AbstractPosterior) and target.num_examples > 2 * num_rows
         return HostPotential(target, self.like, num_rows, self.check) if is_long else self
 
     def evaluate(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """U and ∇U at each row of `points`."""
+        """Return U and ∇U at each row of `points`."""
         values, slopes = [], []
-        for first in range(0, len(points), _TOGETHER):
-            some = points[first : first + _TOGETHER]
+        for first in range(0, len(points), _POINT_BATCH):
+            some = points[first : first + _POINT_BATCH]
             self.check(len(some))
-            padded = np.concatenate([some, np.repeat(some[:1], _TOGETHER - len(some), 0)])
+            padded = np.concatenate([some, np.repeat(some[:1], _POINT_BATCH - len(some), 0)])
             value, slope = self._call(_evaluate_points, padded)
             values.append(value[: len(some)])
             slopes.append(slope[: len(some)])
@@ -90,12 +89,12 @@ class HostPotential:
     def descend(
         self, x: np.ndarray, goes_on: Callable[[], bool] = lambda: True
     ) -> tuple[np.ndarray, float]:
-        """The end of L-BFGS from x, while `goes_on()`, and the potential there."""
+        """Run L-BFGS from x while `goes_on()`; return its end and the potential there."""
         state, value = None, np.nan
-        for _ in range(_NUM_LBFGS_STEPS // _LBFGS_AT_ONCE):
-            self.check(_LBFGS_AT_ONCE)
-            x, value, fall, state = self._call(_lbfgs, x, state)
-            if not (fall > _LBFGS_FALL and goes_on()):
+        for _ in range(_MAX_LBFGS_STEPS // _LBFGS_BLOCK_STEPS):
+            self.check(_LBFGS_BLOCK_STEPS)
+            x, value, decrease, state = self._call(_lbfgs, x, state)
+            if not (decrease > _MIN_LBFGS_DECREASE and goes_on()):
                 break
         return x, float(value)
 
@@ -107,13 +106,13 @@ class HostPotential:
 
 
 def as_vector(params: PyTree) -> np.ndarray:
-    """The raveled parameters in double precision, on the host."""
+    """Return the raveled parameters in double precision, on the host."""
     leaves = jax.tree.leaves(params)
     return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
 
 
 def as_params(vector: np.ndarray, like: PyTree) -> PyTree:
-    """Raveled parameters in the shapes and dtypes of `like`; any leading axes stay."""
+    """Reshape raveled parameters to the shapes and dtypes of `like`; leading axes stay."""
     leaves, treedef = jax.tree.flatten(like)
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
     parts = np.split(vector, ends[:-1], axis=-1)
@@ -146,13 +145,13 @@ def _hessian(target, like, rows, x):
     def column(direction):
         return jax.jvp(lambda x: _evaluate(target, like, rows, x)[1], (x,), (direction,))[1]
 
-    if x.size <= _TANGENTS:
+    if x.size <= _TANGENT_BATCH:
         return jax.vmap(column)(jnp.eye(x.size))
-    return lax.map(column, jnp.eye(x.size), batch_size=_TANGENTS)
+    return lax.map(column, jnp.eye(x.size), batch_size=_TANGENT_BATCH)
 
 
 def _lbfgs(target, like, rows, x, state):
-    """Some steps of L-BFGS, until the potential hardly falls."""
+    """Make a block of steps of L-BFGS, fewer if the potential hardly decreases."""
     solver = optax.lbfgs()
 
     def value_of(x):
@@ -168,14 +167,14 @@ def _lbfgs(target, like, rows, x, state):
         return optax.apply_updates(x, updates), state, count + 1, value, before - value
 
     def goes_on(carry):
-        count, fall = carry[2], carry[4]
-        return (count < _LBFGS_AT_ONCE) & ((count < _LEAST_LBFGS_STEPS) | (fall > _LBFGS_FALL))
+        count, is_falling = carry[2], carry[4] > _MIN_LBFGS_DECREASE
+        return (count < _LBFGS_BLOCK_STEPS) & ((count < _MIN_LBFGS_STEPS) | is_falling)
 
     infinity = jnp.asarray(jnp.inf, x.dtype)
     state = solver.init(x) if state is None else state
     start = (x, state, 0, infinity, infinity)
-    x, state, _, value, fall = lax.while_loop(goes_on, body, start)
-    return x, value, fall, state
+    x, state, _, value, decrease = lax.while_loop(goes_on, body, start)
+    return x, value, decrease, state
 
 
 def _some_rows(target: AbstractPosterior, count: int) -> PyTree:

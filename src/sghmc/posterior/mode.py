@@ -1,7 +1,4 @@
-"""Newton's method for a function of a vector, in double precision: the one that all modes use.
-
-The mode of a target and its curvature there, in double precision.
-"""
+"""Find the mode of a target with its Hessian, by a damped Newton method on the host in float64."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -15,36 +12,36 @@ from sghmc.posterior.target import Target
 from sghmc.types import PyTree
 
 CLOSE = 1e-3
-"""How near the minimum a search ends: √(gᵀH⁻¹g), for a potential in standard deviations."""
-_NUM_STEPS = 100
-"""A search far from its minimum takes some tens of steps: one that takes more does not converge."""
+"""Distance √(gᵀH⁻¹g) at which a search ends; for a potential, in standard deviations."""
+_MAX_NEWTON_STEPS = 100
+"""Largest number of steps: a search far from its minimum takes some tens, if it converges."""
 _DAMPINGS = np.geomspace(1e-3, 1e39, 43)
-"""Of a Hessian scaled to a unit diagonal: to where a step is nothing in double precision."""
-_TOGETHER = 8
-"""Dampings that are tried at once."""
-_LEAST_DAMPING = 1e-6
-"""Below this, none."""
-_LITTLE, _MOST_IDLE = 0.01, 3
-"""Where nothing looks like a minimum, a search ends after so many steps that gain so little, or a
-thousandth for each parameter."""
-_MOST_BENT = 10
-"""Hessians with a direction that bends down: a search that meets so many finds no minimum soon."""
-_QUICKLY = 4
-"""A Hessian is kept while a step brings the minimum so many times nearer."""
-_LEAST_FALL = 1e-4
-"""Of the fall that the slope promises (Armijo)."""
-_ROUNDING = 1e-12
-"""A fall, relative to the function, that sums over many rows cannot tell from 0."""
-_FLAT, _FLAT_DIAGONAL = 1e-14, 1e-30
-"""Curvature, relative to the largest, that is but rounding: scaled, and of the diagonal."""
+"""Dampings of a Hessian scaled to a unit diagonal, up to steps of 0 in double precision."""
+_DAMPING_BATCH = 8
+"""Number of dampings that are tried in one evaluation."""
+_MIN_DAMPING = 1e-6
+"""Smallest damping; the next smaller one is 0."""
+_MIN_DECREASE, _MAX_IDLE_STEPS = 0.01, 3
+"""Without positive curvature, a search stops after 3 consecutive steps that each lower U by less
+than 0.01, or a thousandth for each parameter."""
+_MAX_INDEFINITE_HESSIANS = 10
+"""A search that has met this many Hessians with a negative eigenvalue stops."""
+_MIN_SPEEDUP = 4
+"""A Hessian is reused while a step divides the distance to the minimum by at least this factor."""
+_ARMIJO_SHARE = 1e-4
+"""Armijo constant: smallest share of the predicted decrease that a step must reach."""
+_RELATIVE_ROUNDING = 1e-12
+"""Relative change of the function that is below the rounding error of sums over many rows."""
+_MIN_CURVATURE, _MIN_DIAGONAL = 1e-14, 1e-30
+"""Smallest curvature above rounding, relative to the largest: when scaled, and on the diagonal."""
 
 
 @runtime_checkable
 class Objective(Protocol):
-    """A function of a vector."""
+    """A function of a vector with its derivatives."""
 
     def evaluate(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Its value and its gradient at each row of `points`."""
+        """Return the value and the gradient at each row of `points`."""
         ...
 
     def hessian(self, x: np.ndarray) -> np.ndarray:
@@ -53,7 +50,7 @@ class Objective(Protocol):
 
 
 class Minimum(NamedTuple):
-    """Where a search ended; `distance` is what is left, by the last Hessian used."""
+    """The end of a search; `distance` is √(gᵀH⁻¹g) there, by the last Hessian used."""
 
     x: np.ndarray
     value: float
@@ -67,10 +64,10 @@ def minimize(
     rough: Objective | None = None,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Minimum:
-    """Newton's method, damped where the function would not fall.
+    """Minimise by Newton's method, damped if a full step would not lower the function.
 
-    A Hessian serves as long as it brings the minimum quickly nearer: near it a single one does. The
-    first is that of `rough`, where that is given: a cheaper function much like this one.
+    A Hessian is reused as long as it converges quickly; near the minimum a single one is enough.
+    The first is that of `rough`, if given, a cheaper function much like this one.
 
     >>> class Quartic:
     ...     def evaluate(self, points):
@@ -81,53 +78,53 @@ def minimize(
     [2.0]
     """
     (value,), (slope,) = objective.evaluate(x[None])
-    bowl, damping, before = _Bowl((rough or objective).hessian(x), slope), 0.0, np.inf
-    is_fresh, num_idle, num_bent = True, 0, 0
-    for _ in range(_NUM_STEPS):
-        distance = bowl.distance(slope)
+    model, damping, before = _QuadraticModel((rough or objective).hessian(x), slope), 0.0, np.inf
+    is_fresh, num_idle, num_indefinite = True, 0, 0
+    for _ in range(_MAX_NEWTON_STEPS):
+        distance = model.distance(slope)
         if not np.isfinite(value) or distance < CLOSE or not goes_on():
             break
-        if not (is_fresh or distance < before / _QUICKLY):
-            bowl = _Bowl(objective.hessian(x), slope)
-            distance = bowl.distance(slope)
-            num_bent += np.isinf(distance)
-        step = _downhill(objective, bowl, x, value, slope, damping)
+        if not (is_fresh or distance < before / _MIN_SPEEDUP):
+            model = _QuadraticModel(objective.hessian(x), slope)
+            distance = model.distance(slope)
+            num_indefinite += np.isinf(distance)
+        step = _downhill(objective, model, x, value, slope, damping)
         if step is None:
             break
-        is_idle = np.isinf(distance) and value - step[1] < max(_LITTLE, 1e-3 * x.size)
+        is_idle = np.isinf(distance) and value - step[1] < max(_MIN_DECREASE, 1e-3 * x.size)
         num_idle = num_idle + 1 if is_idle else 0
         x, value, slope, damping = step
         before, is_fresh = distance, False
-        if num_idle == _MOST_IDLE or num_bent == _MOST_BENT:
+        if num_idle == _MAX_IDLE_STEPS or num_indefinite == _MAX_INDEFINITE_HESSIANS:
             break
-    return Minimum(x, float(value), bowl.matrix, bowl.distance(slope))
+    return Minimum(x, float(value), model.matrix, model.distance(slope))
 
 
-def _downhill(objective: Objective, bowl: "_Bowl", x, value, slope, damping):
-    """A step that lowers the function, with as little damping as that takes; None: there is none.
+def _downhill(objective: Objective, model: "_QuadraticModel", x, value, slope, damping):
+    """Return the step that lowers the function with the least damping, or None.
 
-    A step that would lower it by less than rounding is taken as it is.
+    A step whose predicted decrease is below rounding is accepted without a test.
     """
     ladder = np.append(damping, _DAMPINGS[1.001 * damping < _DAMPINGS])
-    for first in range(0, len(ladder), _TOGETHER):
-        some = ladder[first : first + _TOGETHER]
-        steps = np.stack([bowl.step(slope, each) for each in some])
+    for first in range(0, len(ladder), _DAMPING_BATCH):
+        some = ladder[first : first + _DAMPING_BATCH]
+        steps = np.stack([model.step(slope, each) for each in some])
         expected = -steps @ slope
         new, slopes = objective.evaluate(x + steps)
-        is_nothing = np.abs(expected) < _ROUNDING * abs(value)
-        is_good = (new <= value - _LEAST_FALL * expected) | is_nothing
+        is_negligible = np.abs(expected) < _RELATIVE_ROUNDING * abs(value)
+        is_good = (new <= value - _ARMIJO_SHARE * expected) | is_negligible
         if is_good.any():
             i = int(np.argmax(is_good))
-            damping = some[i] / 10 if some[i] > _LEAST_DAMPING else 0.0
+            damping = some[i] / 10 if some[i] > _MIN_DAMPING else 0.0
             return x + steps[i], new[i], slopes[i], damping
     return None
 
 
-class _Bowl:
+class _QuadraticModel:
     """A Hessian scaled to a unit diagonal, so that units of parameters do not matter.
 
-    Where no parameter has any curvature, as on both sides of a kink, one length of each is that on
-    which its slope makes a difference of 1.
+    If no parameter has any curvature, as on both sides of a kink, each is scaled so that its slope
+    changes the function by 1 over one unit.
     """
 
     def __init__(self, matrix: np.ndarray, slope: np.ndarray):
@@ -137,17 +134,17 @@ class _Bowl:
         if self.is_flat:
             diagonal = np.where(slope == 0, 1.0, slope**2)
             matrix = np.diag(diagonal)
-        smallest = np.finfo(float).tiny + _FLAT_DIAGONAL * diagonal.max(initial=0.0)
+        smallest = np.finfo(float).tiny + _MIN_DIAGONAL * diagonal.max(initial=0.0)
         self.scale = np.sqrt(np.maximum(diagonal, smallest))
         is_finite = bool(np.all(np.isfinite(matrix)))
         scaled = matrix / np.outer(self.scale, self.scale) if is_finite else np.eye(len(matrix))
         self.values, self.vectors = np.linalg.eigh(scaled)
 
     def step(self, slope: np.ndarray, damping: float) -> np.ndarray:
-        """−(H + μD)⁻¹g; directions that bend down are taken as if they bent up."""
+        """Return −(H + μD)⁻¹g, with negative eigenvalues replaced by their absolute values."""
         along = self.vectors.T @ (slope / self.scale)
-        bend = np.maximum(np.abs(self.values), _FLAT) + damping
-        return -(self.vectors @ (along / bend)) / self.scale
+        curvature = np.maximum(np.abs(self.values), _MIN_CURVATURE) + damping
+        return -(self.vectors @ (along / curvature)) / self.scale
 
     def distance(self, slope: np.ndarray) -> float:
         if self.is_flat or self.values[0] <= 0 or not np.all(np.isfinite(slope)):
@@ -156,21 +153,21 @@ class _Bowl:
         return float(np.sqrt(np.sum(along**2 / self.values)))
 
 
-# The mode of a target and its curvature there, in double precision.
+# The mode of a target.
 
 DENSE_LIMIT = 500
-"""Up to so many parameters the whole Hessian is computed, and Newton's method used."""
+"""Largest number of parameters for which the whole Hessian is computed, for Newton's method."""
 _SUBSAMPLE_ROWS = MAX_QUICK_ROWS
-"""Rows of the first search: with more data, all of them only finish it."""
+"""Number of rows of the first search; of larger data, a search over all rows finishes it."""
 MAX_MODE_DISTANCE = 30 * CLOSE
-"""Standard deviations from a mode: a search that ends farther away has found none."""
+"""Largest distance in standard deviations at which a search counts as having found a mode."""
 
 
 class Mode(NamedTuple):
-    """Where a search ended.
+    """The end of a search for a mode.
 
-    `hessian` is that of U over the raveled parameters, or None where they are too many; `distance`
-    is √(gᵀH⁻¹g), how many standard deviations the mode is still away, by the last Hessian used.
+    `hessian` is that of U over the raveled parameters, or None if they are too many; `distance` is
+    √(gᵀH⁻¹g), the remaining distance in standard deviations, by the last Hessian used.
     """
 
     position: PyTree
@@ -188,7 +185,7 @@ class ModeError(ValueError):
 
 
 def find_mode(target: Target, start: PyTree) -> Mode:
-    """The mode near `start`: Newton's method, or L-BFGS where parameters are many.
+    """Find the mode near `start` by Newton's method, or by L-BFGS if there are many parameters.
 
     >>> import jax.numpy as jnp, sghmc
     >>> from sghmc.posterior.mode import find_mode
@@ -219,7 +216,7 @@ def mode_of(
 
 
 def hessian(target: Target, position: PyTree, num_rows: int | None = None) -> np.ndarray:
-    """∇²U over the raveled parameters, from all data or estimated from some rows."""
+    """Return ∇²U over the raveled parameters, from all data or estimated from some rows."""
     return HostPotential(target, position, num_rows).hessian(as_vector(position))
 
 

@@ -1,4 +1,4 @@
-"""Posteriors over tables of parameters, of which an example sees a few rows."""
+"""Posteriors over tables of parameters, of which an example uses a few rows."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from sghmc.types import Evaluation, PyTree
 
 
 class RowLikelihood(eqx.Module):
-    """The log-likelihood of an example that sees a few rows of large tables of parameters.
+    """The log-likelihood of an example that uses a few rows of large tables of parameters.
 
         log p(x | θ) = f(θ[rows(x)], x)
 
@@ -22,13 +22,13 @@ class RowLikelihood(eqx.Module):
     | `rows` | function of an example: a pytree like the parameters, see below |
 
     Tables are arrays whose first axis counts rows: of users, items, words. `rows(example)` has for
-    each the number of the row that the example sees, or an array of numbers; None for an array of
-    parameters that it sees as a whole. f is given what they name, in the same structure: rows of a
-    table, stacked where there are several, and whole arrays.
+    each table the number of the row that the example uses, or an array of numbers; None for an
+    array of parameters that it uses as a whole. f gets these rows in the same structure: rows of a
+    table, stacked if there are several, and whole arrays.
 
     It is the `log_likelihood` of a `Posterior` like any other. With a `RowPrior` the posterior can
-    be drawn from by `Lazy`, whose steps cost what the rows of a batch cost, not what all do. A
-    number beyond a table's end makes the potential NaN.
+    be sampled by `Lazy`, whose steps cost as much as the rows of a batch, not as all rows. A number
+    beyond a table's end makes the potential NaN.
 
     >>> import jax.numpy as jnp
     >>> likelihood = RowLikelihood(
@@ -65,8 +65,8 @@ class RowPrior(eqx.Module):
     the means and the precisions are those of these rows. Each is a number for all parameters, or a
     pytree like the parameters of numbers and of arrays that broadcast against the rows.
 
-    It is the `log_prior` of a `Posterior` like any other, and what `Lazy` moves rows by that no
-    example of a batch sees.
+    It is the `log_prior` of a `Posterior` like any other. `Lazy` moves the rows that no example of
+    a batch uses by it.
 
     >>> import jax.numpy as jnp
     >>> prior = RowPrior(lambda rows, hyper: (0.0, hyper))
@@ -92,9 +92,9 @@ class RowPrior(eqx.Module):
         return 0.5 * jnp.sum(jnp.stack(jax.tree.leaves(terms)))
 
     def moments(self, rows: PyTree, like: PyTree, *hyper: PyTree) -> tuple[PyTree, PyTree]:
-        """μ and λ of rows whose entries have the shapes and dtypes of `like`.
+        """Return μ and λ of rows whose entries have the shapes and dtypes of `like`.
 
-        They have as many axes, of length 1 where all entries along an axis have the same.
+        They have the axes of `like`, of length 1 where all entries along an axis are equal.
         """
         found = self.law(rows, *hyper)
         if not isinstance(found, tuple) or len(found) != 2:
@@ -108,10 +108,10 @@ class RowPrior(eqx.Module):
 
 
 class Touched(NamedTuple):
-    """The rows that a batch sees, and the data's part of Ũ as a function of these alone.
+    """The rows that a batch uses, and the data's part of Ũ as a function of these alone.
 
     `rows` has a vector of numbers for each array of parameters, one number for each time that a
-    row is seen; None for an array that is seen as a whole. `evaluate` takes what they name, and its
+    row is used; None for an array that is used as a whole. `evaluate` takes these rows, and its
     gradient has an entry for each time, too.
     """
 
@@ -120,7 +120,7 @@ class Touched(NamedTuple):
 
 
 class RowTerms(NamedTuple):
-    """What a posterior says of single rows of its parameters."""
+    """The likelihood and the prior of single rows of a posterior's parameters."""
 
     posterior: RowPosterior
     likelihood: RowLikelihood
@@ -128,7 +128,7 @@ class RowTerms(NamedTuple):
 
     @classmethod
     def of(cls, posterior: AbstractPosterior) -> "RowTerms | None":
-        """None for a posterior that is not made of rows, or whose data are spread over devices."""
+        """Return the terms of a posterior over rows; None for others and for sharded data."""
         likelihood, prior = posterior.log_likelihood, posterior.log_prior
         if (
             isinstance(posterior, RowPosterior)
@@ -158,7 +158,7 @@ class RowTerms(NamedTuple):
         return Touched(flat, lambda taken: Evaluation(*jax.value_and_grad(potential)(taken)))
 
     def moments(self, rows: PyTree, like: PyTree) -> tuple[PyTree, PyTree]:
-        """The prior's means and precisions of these rows."""
+        """Return the prior's means and precisions of these rows."""
         return self.prior.moments(rows, like, *self._hyper)
 
     @property
@@ -167,7 +167,7 @@ class RowTerms(NamedTuple):
 
 
 def _each(function: Callable[[Any, Any], Any], rows: PyTree, params: PyTree) -> PyTree:
-    """A function of the row numbers (or None) and of the array of each leaf."""
+    """Apply a function to the row numbers (or None) and the array of each leaf."""
     leaves, treedef = jax.tree.flatten(params)
     numbers, of_rows = jax.tree.flatten(rows, is_leaf=lambda leaf: leaf is None)
     if of_rows != treedef:

@@ -1,4 +1,4 @@
-"""Passes over all rows, of arrays or of a source, a bounded number of them at a time."""
+"""Sums over all rows, of arrays or of a source, a bounded number of them at a time."""
 
 import math
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from sghmc.core import runtime
 from sghmc.posterior.sources import DataError, Source, TracedSource
 from sghmc.types import PyTree
 
-_CHUNK = 65_536
-"""Rows that a full pass over the data looks at at once: bounds its memory."""
-_CHUNK_BYTES = 1 << 28
-"""On an accelerator, where a loop over chunks costs more than their memory, at least so many."""
+_MIN_CHUNK_ROWS = 65_536
+"""Rows of a chunk of a full pass over arrays; they bound its memory."""
+_ACCELERATOR_CHUNK_BYTES = 1 << 28
+"""Bytes of a chunk on an accelerator, where a longer loop would cost more than the memory."""
 
-_BATCH_CHUNK = 131_072
-"""Rows of a batch that a processor looks at at once: what is made of them stays in its cache."""
+_CPU_BATCH_CHUNK_ROWS = 131_072
+"""Rows of a batch that a CPU handles at a time, so that intermediate results stay in its cache."""
 
 OfRows: TypeAlias = Callable[[PyTree, jax.Array], PyTree]
-"""A function of rows and of which of them count.
+"""A function of rows and of a mask of those that count.
 
 Rows that do not count must be left out, not multiplied by 0: terms may be infinite.
 """
@@ -35,7 +35,7 @@ def sum_over_table(
     num_examples: int | jax.Array,
     first: int | jax.Array = 0,
 ) -> PyTree:
-    """The sum of `of_rows` over chunks of arrays, whose rows are number `first` and on."""
+    """Return the sum of `of_rows` over chunks of arrays; their first row has number `first`."""
     num_rows = jax.tree.leaves(table)[0].shape[0]
     size = min(_chunk_rows(table), num_rows)
 
@@ -51,31 +51,31 @@ def sum_over_table(
 
 
 def sum_over_batch(batch: PyTree, terms: Callable[[PyTree], jax.Array]) -> jax.Array:
-    """The sum of what `terms` gives for each row; a processor takes a large batch in chunks.
+    """Return the sum of `terms` over the rows of a batch; a CPU handles a large one in chunks.
 
-    Nothing that is made of a chunk is kept for the gradient: it is made again.
+    The intermediate results of a chunk are not stored for the gradient but computed again.
     """
     num_rows = jax.tree.leaves(batch)[0].shape[0]
-    if num_rows <= 2 * _BATCH_CHUNK or runtime.has_accelerator():
+    if num_rows <= 2 * _CPU_BATCH_CHUNK_ROWS or runtime.has_accelerator():
         return jnp.sum(terms(batch))
 
     @jax.checkpoint
     def of_chunk(i):
-        rows, _, is_new = _chunk(batch, i, _BATCH_CHUNK)
+        rows, _, is_new = _chunk(batch, i, _CPU_BATCH_CHUNK_ROWS)
         return jnp.sum(jnp.where(is_new, terms(rows), 0))
 
     def add(total, i):
         return total + of_chunk(i), None
 
     nothing = jnp.zeros((), jax.eval_shape(of_chunk, 0).dtype)
-    return lax.scan(add, nothing, jnp.arange(-(-num_rows // _BATCH_CHUNK)))[0]
+    return lax.scan(add, nothing, jnp.arange(-(-num_rows // _CPU_BATCH_CHUNK_ROWS)))[0]
 
 
 def _chunk(table: PyTree, i, size: int) -> tuple[PyTree, jax.Array, jax.Array]:
-    """The rows of the i-th chunk, their numbers, and which were in no chunk before."""
+    """Return the rows of the i-th chunk, their numbers, and which were in no chunk before."""
     num_rows = jax.tree.leaves(table)[0].shape[0]
-    # By number: chunks of a reshaped array would be a copy of the data. The last reaches back
-    # into the one before, whose rows do not count again: so all are compiled as one.
+    # Sliced, since reshaping the array to chunks would copy the data. The last chunk overlaps the
+    # one before, whose rows do not count again, so that all have one shape and compile once.
     start = jnp.minimum(i * size, num_rows - size)
     rows = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size), table)
     numbers = start + lax.iota(jnp.int32, size)
@@ -90,9 +90,9 @@ def sum_over_source(
     reader: int | jax.Array = 0,
     num_readers: int = 1,
 ) -> PyTree:
-    """The same where the host reads each chunk: no more than one is in memory.
+    """Return the sum of `of_rows` over chunks that the host reads one at a time.
 
-    Of several readers that share the pass, `reader` takes every `num_readers`-th chunk.
+    If several readers share the pass, `reader` takes every `num_readers`-th chunk.
     """
     check_random_access(source)
     count = source.chunk_rows
@@ -112,7 +112,7 @@ def sum_over_source(
 
 
 def rows_of_source(source: Source, indices: jax.Array) -> PyTree:
-    """The rows of these numbers, read by the host."""
+    """Return the rows of these numbers, read by the host."""
     check_random_access(source)
     return _read(source, "take", source.like(len(indices)), indices)
 
@@ -120,24 +120,24 @@ def rows_of_source(source: Source, indices: jax.Array) -> PyTree:
 def check_random_access(source: Source) -> None:
     if source.is_sequential:
         raise DataError(
-            "Rows of a stream come by once: a pass over all data, or a look at chosen rows, needs "
-            "arrays or a source such as MemoryMapped. Exact potentials and gradients, accept "
-            "steps, ControlVariate and tune do; Minibatch with SGHMC or SGLD does not."
+            "Rows of a stream come only once: a pass over all data, or access to chosen rows, "
+            "needs arrays or a source such as MemoryMapped. Exact potentials and gradients, accept "
+            "steps, ControlVariate and tune need it; Minibatch with SGHMC or SGLD does not."
         )
 
 
-def _read(source: Source, question: str, like: PyTree, argument) -> PyTree:
-    """What the host's source answers: at once, or from within a compiled program."""
+def _read(source: Source, method: str, like: PyTree, argument) -> PyTree:
+    """Call a method of the host's source: directly, or from within a compiled program."""
     if isinstance(source, TracedSource):
-        return source.ask(question, like, jnp.asarray(argument))
-    answer = getattr(source, question)
+        return source.call(method, like, jnp.asarray(argument))
+    on_host = getattr(source, method)
     if isinstance(argument, Tracer):
-        return jax.pure_callback(answer, like, argument, vmap_method="sequential")
-    return jax.tree.map(jnp.asarray, answer(np.asarray(argument)))
+        return jax.pure_callback(on_host, like, argument, vmap_method="sequential")
+    return jax.tree.map(jnp.asarray, on_host(np.asarray(argument)))
 
 
 def _chunk_rows(table: PyTree) -> int:
     if not runtime.has_accelerator():
-        return _CHUNK
+        return _MIN_CHUNK_ROWS
     row = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(table))
-    return max(_CHUNK, _CHUNK_BYTES // max(1, row))
+    return max(_MIN_CHUNK_ROWS, _ACCELERATOR_CHUNK_BYTES // max(1, row))

@@ -1,10 +1,7 @@
-"""What all posteriors over data have in common: U from log-likelihoods, with the sign and N/n.
+"""Posteriors: U from the log-likelihoods of data and a log-prior, with the sign and N/n.
 
-Posteriors whose rows lie in arrays or in a source.
-
-Posteriors of one model on different data, a chain each.
-
-A target given by data, the log-likelihood of one example, and a log-prior.
+`AbstractPosterior` has the sums, `RowPosterior` stores rows in arrays or a source, `Posterior` is
+what users construct, and `StackedPosterior` has one posterior for each chain.
 """
 
 import abc
@@ -26,9 +23,9 @@ from sghmc.types import Change, Evaluation, PyTree
 
 
 class AbstractPosterior(Target):
-    """U(θ) = −Σᵢ log p(xᵢ | θ) − log p(θ), wherever the rows xᵢ are.
+    """U(θ) = −Σᵢ log p(xᵢ | θ) − log p(θ), independent of where the rows xᵢ are stored.
 
-    `num_real` says how many rows count, where the data were padded to stack posteriors, or grow.
+    `num_real` is the number of rows that count, if the data were padded for a stack, or grow.
     """
 
     log_likelihood: eqx.AbstractVar[Callable[..., jax.Array]]
@@ -36,7 +33,7 @@ class AbstractPosterior(Target):
     data: eqx.AbstractVar[PyTree]
     num_real: eqx.AbstractVar[jax.Array | None]
 
-    # By identity, so that jax.jit takes `posterior.gradient`: arrays have no hash.
+    # Hashed by identity, so that jax.jit accepts `posterior.gradient`: arrays have no hash.
     def __hash__(self) -> int:
         return object.__hash__(self)
 
@@ -52,11 +49,11 @@ class AbstractPosterior(Target):
     @property
     @abc.abstractmethod
     def _table(self) -> PyTree:
-        """The arrays of the rows that are here, where the data are arrays."""
+        """The arrays of the rows stored here; only if the data are arrays."""
 
     @property
     def example(self) -> PyTree:
-        """One example by shapes and dtypes alone."""
+        """The shapes and dtypes of one example."""
         if self.source is not None:
             return self.source.example
         return jax.tree.map(
@@ -65,7 +62,7 @@ class AbstractPosterior(Target):
 
     @property
     def num_rows(self) -> int:
-        """Rows that are here, padding included."""
+        """The number of rows stored here, padding included."""
         if self.source is not None:
             return self.source.num_rows
         return jax.tree.leaves(self._table)[0].shape[0]
@@ -73,27 +70,27 @@ class AbstractPosterior(Target):
     @property
     @abc.abstractmethod
     def num_examples(self) -> int | jax.Array:
-        """N."""
+        """The number N of examples."""
 
     @abc.abstractmethod
     def rows(self, indices: jax.Array) -> PyTree:
-        """Rows by their numbers among all."""
+        """Return rows by their numbers among all."""
 
     @abc.abstractmethod
     def examples(self, variates: PyTree, i, size: int) -> PyTree:
-        """Rows of a step's i-th batch of `size`: by their numbers, or as the host took them."""
+        """Return the rows of a step's i-th batch; the variates are row numbers, or the rows."""
 
     @abc.abstractmethod
     def batch(self, variates: PyTree, i, size: int) -> PyTree:
-        """The same in the form that `log_likelihood_sum` takes."""
+        """Return a step's i-th batch in the form that `log_likelihood_sum` takes."""
 
     @abc.abstractmethod
     def batch_size(self, batch: PyTree) -> int:
-        """How many rows a batch has."""
+        """Return the number of rows of a batch."""
 
     @abc.abstractmethod
     def _over_rows(self, of_rows: OfRows) -> PyTree:
-        """The sum of a function of rows over chunks of all data."""
+        """Return the sum of a function of rows over chunks of all data."""
 
     def with_hyper(self, hyper: PyTree) -> Self:
         return eqx.tree_at(lambda p: p.hyper, self, hyper, is_leaf=lambda leaf: leaf is None)
@@ -101,20 +98,20 @@ class AbstractPosterior(Target):
     # Log-likelihoods
 
     def log_prior_at(self, params: PyTree) -> jax.Array:
-        """log p(θ), given the hyperparameters where there are any."""
+        """Return log p(θ), given the hyperparameters if there are any."""
         return self.log_prior(params) if self.hyper is None else self.log_prior(params, self.hyper)
 
     def log_likelihoods(self, params: PyTree, examples: PyTree) -> jax.Array:
-        """log p(x | θ) of each of some examples."""
+        """Return log p(x | θ) of each example."""
         hyper = () if self.hyper is None else (self.hyper,)
         return jax.vmap(lambda example: self.log_likelihood(params, example, *hyper))(examples)
 
     @abc.abstractmethod
     def log_likelihood_sum(self, params: PyTree, batch: PyTree) -> jax.Array:
-        """Σ log p(x | θ) over a batch."""
+        """Return Σ log p(x | θ) over a batch."""
 
     def log_likelihood_total(self, params: PyTree) -> Evaluation:
-        """Σᵢ log p(xᵢ | θ) over all data, and its gradient."""
+        """Return Σᵢ log p(xᵢ | θ) over all data, and its gradient."""
 
         def of_rows(rows, are_counted):
             def total(params):
@@ -125,9 +122,9 @@ class AbstractPosterior(Target):
         return Evaluation(*self._over_rows(of_rows))
 
     def sum_over_data(self, function: Callable[[PyTree], PyTree]) -> PyTree:
-        """The sum over all examples of what `function` gives for some: arrays with a row for each.
+        """Sum a function of examples over all data, a bounded number of rows at a time.
 
-        Looks at a bounded number of rows at a time.
+        `function` takes some examples and returns arrays with a row for each.
         """
 
         def of_rows(rows, are_counted):
@@ -142,33 +139,33 @@ class AbstractPosterior(Target):
     # Potentials
 
     def estimate(self, params: PyTree, batch: PyTree) -> jax.Array:
-        """Ũ(θ) = −(N/n) Σ log p(x | θ) − log p(θ), the sum over the n examples of a batch."""
+        """Return Ũ(θ) = −(N/n) Σ log p(x | θ) − log p(θ), summed over the n rows of a batch."""
         total = self.log_likelihood_sum(params, batch)
         return self.scaled(total, batch) - self.log_prior_at(params)
 
     def scaled(self, total: jax.Array, batch: PyTree) -> jax.Array:
-        """−(N/n) Σ log p(x | θ), the data's part of Ũ, from the sum over a batch."""
+        """Return −(N/n) Σ log p(x | θ), the data's part of Ũ, from the sum over a batch."""
         return -(self.num_examples / self.batch_size(batch)) * total
 
     def potential(self, params: PyTree) -> jax.Array:
-        """U(θ) over all data."""
+        """Return U(θ) over all data."""
         return _potential(self, params)
 
     def gradient(self, params: PyTree) -> PyTree:
-        """∇U(θ) over all data."""
+        """Return ∇U(θ) over all data."""
         return _gradient(self, params)
 
     def evaluate(self, params: PyTree) -> Evaluation:
-        """U and ∇U over all data."""
+        """Return U and ∇U over all data."""
         of_prior = Evaluation(*jax.value_and_grad(self.log_prior_at)(params))
         return jax.tree.map(lambda x, y: -x - y, self.log_likelihood_total(params), of_prior)
 
     def change(self, old: PyTree, new: PyTree) -> Change:
-        """U(new) − U(old), of which any rows may be asked for."""
+        """Return U(new) − U(old) with a term for each row."""
         if self.source is not None and self.source.is_sequential:
             raise ValueError(
-                "The accept step asks for rows by their numbers, but this source of data gives "
-                "them in an order of its own: use a source with random access, or no accept step."
+                "The accept step needs rows by their numbers, but this source of data yields them "
+                "in its own order: use a source with random access, or no accept step."
             )
 
         def terms(rows):
@@ -179,7 +176,7 @@ class AbstractPosterior(Target):
         return Change(known, terms, self.num_examples)
 
 
-# Compiled, so that a pass over data that nobody compiled is not traced anew in every call.
+# Compiled, so that a call outside of compiled programs is traced once.
 @eqx.filter_jit
 def _potential(posterior: AbstractPosterior, params: PyTree) -> jax.Array:
     total = posterior.sum_over_data(lambda rows: posterior.log_likelihoods(params, rows))
@@ -192,15 +189,12 @@ def _gradient(posterior: AbstractPosterior, params: PyTree) -> PyTree:
 
 
 def part_of(variates: PyTree, i, size: int) -> PyTree:
-    """The i-th of several equal parts of a step's row numbers, or rows."""
+    """Return the i-th of several equal parts of a step's row numbers, or rows."""
     return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, i * size, size), variates)
 
 
-# Posteriors whose rows lie in arrays or in a source.
-
-
 class RowPosterior(AbstractPosterior):
-    """`data` are a pytree of arrays with a shared leading axis, one row an example, or a source."""
+    """A posterior whose data are a source, or arrays whose leading axes count examples."""
 
     def __check_init__(self):
         for name, function in (
@@ -261,12 +255,12 @@ class RowPosterior(AbstractPosterior):
 
 
 def as_arrays(data: PyTree) -> PyTree:
-    """Arrays of numbers as they will be held; a data frame's columns go by name."""
+    """Convert data to arrays with the dtypes of jax; a data frame becomes a dict of columns."""
     return jax.tree.map(_as_array, _columns(data))
 
 
 def _columns(data: PyTree) -> PyTree:
-    """A data frame's columns by name, as sources give them; other data as they are."""
+    """Return a data frame's columns by name, and other data unchanged."""
     is_frame = hasattr(data, "columns") and hasattr(data, "to_numpy")
     return {str(name): np.asarray(data[name]) for name in data.columns} if is_frame else data
 
@@ -298,12 +292,12 @@ class StackedPosterior(eqx.Module):
 
     @property
     def source(self) -> None:
-        """Stacked data are arrays."""
+        """None: stacked data are arrays."""
         return None
 
     @property
     def hyper(self) -> PyTree:
-        """The hyperparameters of all chains; None where there are none."""
+        """The hyperparameters of all chains, or None."""
         return self.chains.hyper
 
 
@@ -335,7 +329,7 @@ def stacked(posteriors: Sequence[AbstractPosterior]) -> StackedPosterior:
 
 
 def pad_rows(posterior: AbstractPosterior, num_rows: int) -> AbstractPosterior:
-    """The same posterior with rows, copies of the first that do not count, to `num_rows`."""
+    """Pad a posterior to `num_rows` rows with copies of the first, which do not count."""
     missing = num_rows - posterior.num_rows
 
     def pad(leaf):
@@ -351,18 +345,15 @@ def _shapes(arrays: PyTree) -> tuple:
     return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-# A target given by data, the log-likelihood of one example, and a log-prior.
-
-
 class Posterior(RowPosterior):
     """A target given by the log-likelihood of one example, a log-prior, and the data.
 
         U(θ) = −Σᵢ log p(xᵢ | θ) − log p(θ)
 
     `data` is a pytree of arrays with a shared leading axis, one row an example, or a data frame,
-    whose columns go by name; `log_likelihood` sees one example, a pytree of rows. Data larger than
-    memory are a source (`sghmc.data`): rows are read as they are needed, and a pass over all of
-    them streams. With `hyper`, a pytree of hyperparameters, the functions are
+    whose columns become a dict; `log_likelihood` gets one example, a pytree of rows. For data
+    larger than memory give a source (`sghmc.data`): rows are read as they are needed, and a pass
+    over all of them streams. With `hyper`, a pytree of hyperparameters, the functions are
     `log_likelihood(params, example, hyper)` and `log_prior(params, hyper)`.
 
     >>> import jax.numpy as jnp, sghmc
@@ -386,13 +377,13 @@ class Posterior(RowPosterior):
         is_source = isinstance(data, Source)
         self.data = SourceRef(data) if is_source else as_arrays(data)
         self.hyper = None if hyper is None else jax.tree.map(jnp.asarray, hyper)
-        # An array, so that a run can follow it without compiling anew.
+        # An array, so that a new number of rows does not recompile the run.
         is_growing = is_source and data.is_growing
         self.num_real = jnp.asarray(data.num_rows, jnp.int32) if is_growing else None
 
     @staticmethod
     def stack(posteriors: Sequence["Posterior"]) -> StackedPosterior:
-        """One posterior for each chain of a run: cross-validation folds, say.
+        """Stack posteriors, one for each chain of a run: cross-validation folds, for example.
 
         They share functions and shapes but for the number of rows. `sample(…, posterior_axis=0)`
         runs one chain on each.

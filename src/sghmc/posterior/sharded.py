@@ -1,9 +1,9 @@
-"""A posterior whose rows are spread over devices: each sums over its own, and the sums are added.
+"""Posteriors whose rows or batches are sharded over the devices of a mesh.
 
-No row moves. Batches are numbers of rows, the same on every device, of which each picks those that
-it has; batches of a source are read where they are needed, a part on each device.
-
-A posterior whose batches the compiler spreads over an axis of a mesh.
+In a `ManuallyShardedPosterior` each device sums over its own rows, and the sums are added; no row
+moves. A batch is a list of row numbers, the same on every device, of which each picks those that it
+has; of a source, each device reads a part of the batch. In a `CompilerShardedPosterior` XLA shards
+the batches along an axis of the mesh.
 """
 
 import math
@@ -21,14 +21,15 @@ from sghmc.posterior import passes
 from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, part_of
 from sghmc.types import PyTree
 
-_SPARE = 5.0
-"""Room for a device's rows of a batch: their expected number, and as many standard deviations."""
-_CACHED = 1024
-"""Rows that a CPU looks at at once, so that they are still in its cache when they are needed."""
+_MARGIN_DEVIATIONS = 5.0
+"""A device handles the expected number of its rows of a batch at a time, plus this many standard
+deviations."""
+_CPU_CHUNK_ROWS = 1024
+"""Rows of a batch that a CPU handles at a time, so that they stay in its cache."""
 
 
-class Apart(eqx.Module):
-    """The rows that a device has, kept from being mistaken for all of the data."""
+class OwnRows(eqx.Module):
+    """The rows of one device; any access raises, so that they are not mistaken for all data."""
 
     rows: PyTree
 
@@ -44,28 +45,28 @@ class Apart(eqx.Module):
 
 def _not_here(what: str) -> AttributeError:
     return AttributeError(
-        f"posterior.data ({what}) cannot be looked at where a mesh spreads its rows over devices: "
+        f"posterior.data ({what}) cannot be accessed where a mesh shards its rows over devices: "
         f"take sums over all of them by posterior.sum_over_data, or a mesh without a data axis."
     )
 
 
-class Picked(NamedTuple):
-    """Of a batch of `size` rows those that a device has, by its own numbers, first of all."""
+class PickedRows(NamedTuple):
+    """The device's rows of a batch of `size`: their local numbers, followed by others."""
 
     numbers: jax.Array
     num_picked: jax.Array
     size: int
 
 
-class Read(NamedTuple):
-    """Of a batch of `size` rows those that were read for a device."""
+class ReadRows(NamedTuple):
+    """The rows of a batch of `size` that were read for this device."""
 
     rows: PyTree
     size: int
 
 
 class ManuallyShardedPosterior(AbstractPosterior):
-    """The posterior as one device of a mesh axis sees it, inside `jax.shard_map`.
+    """The posterior on one device of a mesh axis, inside `jax.shard_map`.
 
     `data` has the device's rows, or is the whole source. Everything that this posterior returns is
     the same on all devices of the axis.
@@ -80,15 +81,15 @@ class ManuallyShardedPosterior(AbstractPosterior):
     hyper: PyTree = None
 
     def __init__(self, posterior: AbstractPosterior, axis: str, num_shards: int):
-        """From a posterior with a device's rows, padded to equally many on all devices."""
+        """Wrap a posterior with the device's rows, padded to equal numbers on all devices."""
         self.log_likelihood, self.log_prior = posterior.log_likelihood, posterior.log_prior
-        self.data = posterior.data if posterior.source is not None else Apart(posterior.data)
+        self.data = posterior.data if posterior.source is not None else OwnRows(posterior.data)
         self.hyper, self.num_real = posterior.hyper, posterior.num_real
         self.axis, self.num_shards = axis, num_shards
 
     @property
     def _table(self):
-        return cast(Apart, self.data).rows
+        return cast(OwnRows, self.data).rows
 
     @property
     def num_examples(self):
@@ -98,25 +99,25 @@ class ManuallyShardedPosterior(AbstractPosterior):
 
     @property
     def _first(self) -> jax.Array:
-        """The number of the first of the device's rows, among all."""
+        """The number of the device's first row among all rows."""
         return lax.axis_index(self.axis) * self.num_rows
 
-    def _placed(self, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Where rows are here, by their numbers among all, and whether they are."""
-        place = indices - self._first
-        return place, (place >= 0) & (place < self.num_rows)
+    def _local(self, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Convert global row numbers to local ones, with a mask of those that are here."""
+        number = indices - self._first
+        return number, (number >= 0) & (number < self.num_rows)
 
     def rows(self, indices):
-        """What the owner of each row has, and nothing from others."""
+        """Return rows by global numbers: each comes from its owner, added to zeros."""
         if self.source is not None:
             return passes.rows_of_source(self.source, indices)
-        place, is_here = self._placed(indices)
-        place = jnp.where(is_here, place, 0)
+        number, is_here = self._local(indices)
+        number = jnp.where(is_here, number, 0)
 
         def of_owner(leaf):
-            found = leaf[place]
-            is_shown = is_here.reshape(-1, *[1] * (found.ndim - 1))
-            return lax.psum(jnp.where(is_shown, found, jnp.zeros_like(found)), self.axis)
+            found = leaf[number]
+            is_own = is_here.reshape(-1, *[1] * (found.ndim - 1))
+            return lax.psum(jnp.where(is_own, found, jnp.zeros_like(found)), self.axis)
 
         return jax.tree.map(of_owner, self._table)
 
@@ -130,22 +131,22 @@ class ManuallyShardedPosterior(AbstractPosterior):
 
     def batch(self, variates, i, size):
         if self.source is not None:
-            return Read(part_of(variates, i, size // self.num_shards), size)
-        place, is_here = self._placed(part_of(variates, i, size))
-        return Picked(_chosen_first(place, is_here), jnp.sum(is_here), size)
+            return ReadRows(part_of(variates, i, size // self.num_shards), size)
+        number, is_here = self._local(part_of(variates, i, size))
+        return PickedRows(_chosen_first(number, is_here), jnp.sum(is_here), size)
 
     def batch_size(self, batch):
-        is_apart = isinstance(batch, Picked | Read)
-        return batch.size if is_apart else jax.tree.leaves(batch)[0].shape[0]
+        is_sharded = isinstance(batch, PickedRows | ReadRows)
+        return batch.size if is_sharded else jax.tree.leaves(batch)[0].shape[0]
 
     def log_likelihood_sum(self, params, batch):
-        if not isinstance(batch, Picked | Read):
+        if not isinstance(batch, PickedRows | ReadRows):
             return jnp.sum(self.log_likelihoods(params, batch))
         here = (self, batch._replace(size=0))
         arrays, rest = eqx.partition(here, eqx.is_array)
 
-        # The gradient is added up together with the sum itself. Written out, since the transpose of
-        # psum does not know that the parameters are the same on all devices.
+        # One psum for the sum and its gradient. Written out, since the transpose of psum does not
+        # know that the parameters are the same on all devices.
         @jax.custom_vjp
         def total(params, arrays):
             return forward(params, arrays)[0]
@@ -161,11 +162,11 @@ class ManuallyShardedPosterior(AbstractPosterior):
         total.defvjp(forward, backward)
         return total(params, arrays)
 
-    def _own_sum(self, params: PyTree, batch: Picked | Read) -> tuple[jax.Array, PyTree]:
-        """The sum over this device's part of a batch, and its gradient."""
-        if isinstance(batch, Read):
+    def _own_sum(self, params: PyTree, batch: PickedRows | ReadRows) -> tuple[jax.Array, PyTree]:
+        """Return the sum over this device's part of a batch, and its gradient."""
+        if isinstance(batch, ReadRows):
             return self._weighted_sum(params, batch.rows, None)
-        width = _room(batch.size, self.num_shards)
+        width = _chunk_size(batch.size, self.num_shards)
         numbers = jnp.pad(batch.numbers, (0, -batch.size % width))
 
         def is_left(loop):
@@ -173,12 +174,12 @@ class ManuallyShardedPosterior(AbstractPosterior):
 
         def add_some(loop):
             first, total = loop
-            place = lax.dynamic_slice_in_dim(numbers, first, width)
+            number = lax.dynamic_slice_in_dim(numbers, first, width)
             is_real = first + lax.iota(jnp.int32, width) < batch.num_picked
-            # Others repeat a real row: of any other row the log-likelihood might not be finite.
-            place = jnp.where(is_real, place, place[0])
+            # The others repeat a picked row: another row's log-likelihood might not be finite.
+            number = jnp.where(is_real, number, number[0])
             rows = jax.tree.map(
-                lambda leaf: leaf.at[place].get(mode="promise_in_bounds"), self._table
+                lambda leaf: leaf.at[number].get(mode="promise_in_bounds"), self._table
             )
             some = self._weighted_sum(params, rows, is_real)
             return first + width, jax.tree.map(jnp.add, total, some)
@@ -209,7 +210,7 @@ class ManuallyShardedPosterior(AbstractPosterior):
 
 
 def _chosen_first(numbers: jax.Array, are_chosen: jax.Array) -> jax.Array:
-    """The chosen ones of some numbers, and after them anything."""
+    """Return the chosen numbers, followed by arbitrary ones."""
     if runtime.has_accelerator():
         return lax.sort(jnp.where(are_chosen, numbers, jnp.iinfo(numbers.dtype).max))
     return _gathered(numbers, are_chosen)
@@ -217,10 +218,10 @@ def _chosen_first(numbers: jax.Array, are_chosen: jax.Array) -> jax.Array:
 
 @jax.custom_batching.sequential_vmap
 def _gathered(numbers: jax.Array, are_chosen: jax.Array) -> jax.Array:
-    """`_chosen_first` one by one: a loop that XLA for CPUs runs several times as fast as a sort."""
+    """Return the chosen numbers first, by a loop, several times as fast on CPUs as XLA's sort."""
 
     def put(loop, pair):
-        """A number that is not chosen stands only until the next one."""
+        """Write a number; one that is not chosen is overwritten by the next."""
         chosen, count = loop
         number, is_chosen = pair
         return (chosen.at[count].set(number), count + is_chosen), None
@@ -229,22 +230,19 @@ def _gathered(numbers: jax.Array, are_chosen: jax.Array) -> jax.Array:
     return lax.scan(put, nothing, (numbers, are_chosen))[0][0]
 
 
-def _room(size: int, num_shards: int) -> int:
-    """Rows of a batch that a device looks at at once.
+def _chunk_size(size: int, num_shards: int) -> int:
+    """Return the number of rows of a batch that a device handles at a time.
 
-    An accelerator looks again only if chance gave it far more rows than the others.
+    On an accelerator it is large enough that a second turn is needed only by rare chance.
     """
     if not runtime.has_accelerator():
-        return min(size, _CACHED)
+        return min(size, _CPU_CHUNK_ROWS)
     expected = size / num_shards
-    return min(size, math.ceil(expected + _SPARE * math.sqrt(expected)))
-
-
-# A posterior whose batches the compiler spreads over an axis of a mesh.
+    return min(size, math.ceil(expected + _MARGIN_DEVIATIONS * math.sqrt(expected)))
 
 
 class CompilerShardedPosterior(RowPosterior):
-    """The same posterior, each batch of which is cut over the devices of an axis.
+    """A posterior whose batches are sharded along a mesh axis with `with_sharding_constraint`.
 
     All devices run one program. Unlike with `ManuallyShardedPosterior`, parameters may be sharded
     along that axis, too.

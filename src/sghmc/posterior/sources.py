@@ -1,10 +1,8 @@
-"""Data that stay on the host: what a posterior and a run ask of rows larger than memory.
+"""Data that stay on the host: the interface of sources, and how compiled programs refer to them.
 
-A source of data as a posterior carries it through compiled programs.
-
-A compiled program that held the source itself would keep it, its threads and its open files alive,
-and would be compiled anew for every other one. So a program knows the shapes of rows and takes a
-number as an argument, by which the host finds the source when rows are asked for.
+A compiled program that stored the source itself would keep it, its threads and its open files
+alive, and would be compiled again for every other source. So a program has the shapes of rows and
+takes a number as an argument, by which the host looks the source up when rows are needed.
 """
 
 import abc
@@ -22,97 +20,97 @@ from jax.core import Tracer
 
 from sghmc.types import PyTree
 
-_CHUNK_ROWS = 65_536
-_CHUNK_BYTES = 1 << 24
-"""A chunk of a full pass has at most so many rows and bytes: two of them are in memory."""
-_MOST_HASHED = 1 << 32
-"""Bytes of rows by which a run that resumes knows its data, all of them up to so many: 3 seconds.
-Of more, chunks that are evenly spaced."""
-_ALIGNMENT = 64
-"""Bytes to which jax asks a host array to be aligned, to take it without a copy."""
-_MOST_ROWS = np.iinfo(np.int32).max
-"""Rows are numbered by 32 bits, with a sign."""
+_MAX_CHUNK_ROWS = 65_536
+_MAX_CHUNK_BYTES = 1 << 24
+"""Largest chunk of a full pass, in rows and in bytes; two chunks are in memory at a time."""
+_MAX_HASHED_BYTES = 1 << 32
+"""Bytes up to which all rows are hashed to identify the data of a resumed run, in 3 seconds; of
+larger data, evenly spaced chunks are."""
+_ALIGNMENT_BYTES = 64
+"""Alignment of a host array that jax takes without a copy."""
+_MAX_ROWS = np.iinfo(np.int32).max
+"""Largest number of rows: they are numbered by signed integers of 32 bits."""
 
 
 class DataError(ValueError):
-    """A source of data failed; after a run, `samples` has the draws made until then."""
+    """A source of data failed; in a run, `samples` has the draws made before."""
 
     samples: Any = None
 
 
 class Source(abc.ABC):
-    """Rows outside the compiled program, given to `Posterior` in place of arrays.
+    """Rows on the host, given to `Posterior` in place of arrays.
 
-    `example` is one row by shapes and dtypes alone. Row numbers come from the run, as for arrays: a
-    source with random access answers with those rows, a stream with the next ones.
+    `example` has the shapes and dtypes of one row. Row numbers come from the run, as for arrays: a
+    source with random access returns those rows, a stream the next ones.
     """
 
     example: PyTree
     is_growing: bool = False
-    """Whether `num_rows` may change while a run is on."""
+    """Whether `num_rows` may change during a run."""
     is_sequential: bool = False
-    """Whether rows come in an order of their own: there is no pass over all of them."""
+    """Whether rows come in the source's own order, so that no pass over all of them is possible."""
     is_independent: bool = True
-    """Whether rows are drawn independently, where the source and not the run draws them."""
+    """Whether rows are independent, if the source and not the run draws them."""
     fault: DataError | None = None
-    """What went wrong in a pass over all rows: a compiled program says it in its own words."""
+    """The error of a pass over all rows, since a compiled program raises it as one of its own."""
     read_ahead: int | None = None
-    """How many rows a run may read ahead; None: as many as its memory allows."""
+    """Number of rows that a run may read ahead; None: as many as its memory allows."""
 
     @property
     @abc.abstractmethod
     def num_rows(self) -> int:
-        """N."""
+        """The number N of rows."""
 
     @abc.abstractmethod
     def read(self, numbers: np.ndarray, rows: PyTree) -> None:
-        """Put the rows of these numbers, 1-D and in the order of `order`, into arrays of rows.
+        """Write the rows of these numbers, 1-D and in the order of `order`, into arrays of rows.
 
-        A sequential source puts its next rows there, whatever the numbers, in any order.
+        A sequential source writes its next rows, whatever the numbers are, in any order.
         """
 
     def order(self, numbers: np.ndarray) -> np.ndarray:
-        """In which order `read` must be asked for the rows of these numbers."""
+        """Return the order of these numbers in which `read` takes them."""
         return increasing(numbers)
 
     def take(self, numbers: np.ndarray) -> PyTree:
-        """The rows of these numbers, 1-D: a pytree of host arrays with a leading axis."""
-        order, rows = self.order(numbers), self.room(len(numbers))
+        """Return the rows of these numbers, 1-D: a pytree of host arrays with a leading axis."""
+        order, rows = self.order(numbers), self.empty(len(numbers))
         self.read(numbers[order], rows)
-        places = inverse(order)
-        return jax.tree.map(lambda leaf: leaf[places], rows)
+        back = inverse(order)
+        return jax.tree.map(lambda leaf: leaf[back], rows)
 
-    def room(self, num_rows: int) -> PyTree:
-        """Arrays for so many rows, with any content."""
+    def empty(self, num_rows: int) -> PyTree:
+        """Return uninitialised arrays for so many rows."""
         return jax.tree.map(lambda leaf: _aligned(leaf.shape, leaf.dtype), self.like(num_rows))
 
     @property
     def num_choices(self) -> int:
-        """How many numbers there are to choose from: N, where they are those of rows."""
+        """The exclusive upper bound of the numbers that a run draws; N, if they number rows."""
         return self.num_rows
 
     def start(self) -> None:  # noqa: B027 - most sources have nothing to start
-        """A run begins: from the first row again, where that is possible."""
+        """Begin a run: restart from the first row, if that is possible."""
 
     @property
     def is_at_start(self) -> bool:
-        """Whether no row was taken, of a source that is sequential."""
+        """Whether no row has been taken yet; always True for random access."""
         return True
 
     def identity(self) -> dict[str, PyTree]:
-        """By what a run that resumes knows its data: their number, and what the rows hold."""
+        """Return what identifies the data of a resumed run: number of rows, and their hash."""
         num_chunks = -(-self.num_rows // self.chunk_rows)
-        most = max(1, _MOST_HASHED // max(1, self.row_bytes * self.chunk_rows))
-        found = hashlib.sha256()
+        most = max(1, _MAX_HASHED_BYTES // max(1, self.row_bytes * self.chunk_rows))
+        digest = hashlib.sha256()
         for k in np.linspace(0, num_chunks - 1, min(num_chunks, most)).astype(int):
             for leaf in jax.tree.leaves(self.chunk(k)):
-                found.update(np.ascontiguousarray(leaf).view(np.uint8).data)
-        return {"number of rows": self.num_rows, "rows": found.hexdigest()[:16]}
+                digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+        return {"number of rows": self.num_rows, "rows": digest.hexdigest()[:16]}
 
     @property
     def is_all_hashed(self) -> bool:
-        """Whether `identity` looks at every row."""
-        return self.row_bytes * self.num_rows <= _MOST_HASHED
+        """Whether `identity` hashes every row."""
+        return self.row_bytes * self.num_rows <= _MAX_HASHED_BYTES
 
     @property
     def row_bytes(self) -> int:
@@ -121,15 +119,15 @@ class Source(abc.ABC):
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of a chunk of a full pass."""
-        most = max(1, _CHUNK_BYTES // max(1, self.row_bytes))
-        return min(most, _CHUNK_ROWS, self.num_rows)
+        """Number of rows of a chunk of a full pass."""
+        most = max(1, _MAX_CHUNK_BYTES // max(1, self.row_bytes))
+        return min(most, _MAX_CHUNK_ROWS, self.num_rows)
 
     def chunk(self, k) -> PyTree:
-        """The k-th chunk of a full pass; the last is filled up with its last row."""
+        """Return the k-th chunk of a full pass; the last one is padded with its last row."""
         first = int(k) * self.chunk_rows
         numbers = np.arange(first, first + self.chunk_rows)
-        rows, self.fault = self.room(self.chunk_rows), None
+        rows, self.fault = self.empty(self.chunk_rows), None
         try:
             self.read(np.minimum(numbers, self.num_rows - 1), rows)
             return rows
@@ -138,52 +136,51 @@ class Source(abc.ABC):
             raise
 
     def like(self, *leading: int) -> PyTree:
-        """Rows by shapes and dtypes alone, under these leading axes."""
+        """Return the shapes and dtypes of rows with these leading axes."""
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype), self.example
         )
 
 
 def increasing(numbers: np.ndarray) -> np.ndarray:
-    """The stable order of row numbers.
+    """Return the stable order of row numbers.
 
-    By their halves: numpy sorts 16 bits by counting, several times faster than 32 by comparing.
+    They are sorted by their halves: numpy sorts 16 bits by counting, several times faster than 32
+    bits by comparing.
     """
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
     return order[np.argsort((numbers >> 16).astype(np.uint16)[order], kind="stable")]
 
 
 def inverse(order: np.ndarray) -> np.ndarray:
-    """Where each entry went."""
-    places = np.empty(len(order), np.int32)
-    places[order] = np.arange(len(order), dtype=np.int32)
-    return places
+    """Return the inverse permutation: `inverse(order)[order[i]] == i`."""
+    result = np.empty(len(order), np.int32)
+    result[order] = np.arange(len(order), dtype=np.int32)
+    return result
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array where a processor's own jax takes it as it is, without a copy."""
+    """Allocate an array that jax takes without a copy, if it computes on the CPU."""
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    memory = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT_BYTES
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def check_num_rows(num_rows: int, name: str) -> None:
     if num_rows < 1:
         raise DataError(f"{name} has no rows: give at least one.")
-    if num_rows > _MOST_ROWS:
-        raise DataError(
-            f"{name} has {num_rows:,} rows, but at most {_MOST_ROWS:,} can be numbered."
-        )
+    if num_rows > _MAX_ROWS:
+        raise DataError(f"{name} has {num_rows:,} rows, but at most {_MAX_ROWS:,} can be numbered.")
 
 
 def check_finite(rows: PyTree, name: str) -> None:
-    """Refuse rows that hold NaN or infinity, naming field and row of the batch."""
+    """Check that rows hold no NaN or infinity; the error names field and row of the batch."""
     for path, leaf in jax.tree.leaves_with_path(rows):
         if leaf.dtype.kind != "f":
             continue
         with np.errstate(over="ignore", invalid="ignore"):
-            total = leaf.sum()  # one pass without a temporary; wrong only by overflow
+            total = leaf.sum()  # one pass without a temporary; overflow is checked below
         if np.isfinite(total) or np.isfinite(leaf).all():
             continue
         bad = np.argwhere(~np.isfinite(leaf))[0]
@@ -192,22 +189,22 @@ def check_finite(rows: PyTree, name: str) -> None:
 
 
 class NotFinite(Exception):
-    """Found by `check_finite`: the field, which of the rows, and the number there."""
+    """An entry that is not finite: its field, its row in the batch, and the number there."""
 
     def __init__(self, field: str, row: int, number):
         super().__init__(field, row, number)
         self.field, self.row, self.number = field, row, number
 
 
-# A source of data as a posterior carries it through compiled programs.
+# References to a source inside compiled programs.
 
-_NUMBERS = itertools.count()
-_LIVE: dict[int, Source] = {}
-"""The sources of all posteriors that there are."""
+_SOURCE_IDS = itertools.count()
+_LIVE_SOURCES: dict[int, Source] = {}
+"""The sources of all posteriors that exist, by number."""
 
 
-class Shapes(NamedTuple):
-    """What a compiled program depends on: sources that agree in it share their programs."""
+class SourceShapes(NamedTuple):
+    """The properties of a source that a compiled program depends on; equal ones share programs."""
 
     kind: type
     example: tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]
@@ -219,7 +216,7 @@ class Shapes(NamedTuple):
     read_ahead: int | None
 
     @classmethod
-    def of(cls, source: Source) -> "Shapes":
+    def of(cls, source: Source) -> "SourceShapes":
         leaves, treedef = jax.tree.flatten(source.example)
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
         num_rows = None if source.is_growing else source.num_rows
@@ -237,9 +234,9 @@ class Shapes(NamedTuple):
 
 
 class TracedSource(Source):
-    """A source inside a compiled program: shapes, and a number that only the host can follow."""
+    """A data source as seen inside jit: static shapes, and a number that the host looks up."""
 
-    def __init__(self, shapes: Shapes, number: jax.Array):
+    def __init__(self, shapes: SourceShapes, number: jax.Array):
         treedef, leaves = shapes.example
         self.shapes, self.number = shapes, number
         self.example = jax.tree.unflatten(treedef, leaves)
@@ -258,32 +255,32 @@ class TracedSource(Source):
     def read(self, numbers, rows):
         raise AssertionError("only the host reads rows")
 
-    def ask(self, question: str, like: Any, argument: jax.Array) -> Any:
-        """What the host's source answers to `question`, one of its methods."""
+    def call(self, method: str, like: Any, argument: jax.Array) -> Any:
+        """Call a method of the host's source, whose result has the shapes of `like`."""
 
-        def answer(number, argument):
-            return getattr(_LIVE[int(number)], question)(argument)
+        def on_host(number, argument):
+            return getattr(_LIVE_SOURCES[int(number)], method)(argument)
 
-        return jax.pure_callback(answer, like, self.number, argument, vmap_method="sequential")
+        return jax.pure_callback(on_host, like, self.number, argument, vmap_method="sequential")
 
 
 class SourceRef(eqx.Module):
-    """In a posterior, in place of its source, which lives as long as the number does."""
+    """A posterior's reference to its source, which lives as long as the number does."""
 
     number: jax.Array
-    shapes: Shapes = eqx.field(static=True)
+    shapes: SourceShapes = eqx.field(static=True)
 
     def __init__(self, source: Source):
-        number = next(_NUMBERS)
+        number = next(_SOURCE_IDS)
         with jax.ensure_compile_time_eval():
             self.number = jnp.asarray(number, jnp.int32)
-        self.shapes = Shapes.of(source)
-        _LIVE[number] = source
-        weakref.finalize(self.number, _LIVE.pop, number, None)
+        self.shapes = SourceShapes.of(source)
+        _LIVE_SOURCES[number] = source
+        weakref.finalize(self.number, _LIVE_SOURCES.pop, number, None)
 
     @property
     def source(self) -> Source:
-        """The source itself; inside a compiled program, what there is of it."""
+        """The source itself; inside a compiled program, a `TracedSource`."""
         if isinstance(self.number, jax.Array) and not isinstance(self.number, Tracer):
-            return _LIVE[int(self.number)]
+            return _LIVE_SOURCES[int(self.number)]
         return TracedSource(self.shapes, self.number)

@@ -1,7 +1,4 @@
-"""What a target is: U(θ) and ∇U(θ). The only home of the sign and of N/n is below it.
-
-A target given by its potential.
-"""
+"""The interface of targets, U(θ) and ∇U(θ), and `Potential`, a target given by a function."""
 
 import abc
 from collections.abc import Callable
@@ -18,48 +15,45 @@ from sghmc.types import Change, Evaluation, PyTree
 
 
 class Target(eqx.Module):
-    """A potential U(θ) = −log p(θ), up to a constant, to draw from."""
+    """A potential U(θ) = −log p(θ), up to a constant, whose distribution is sampled."""
 
     def _repr_html_(self) -> str:
         return display.notebook_settings(self)
 
     @abc.abstractmethod
     def potential(self, params: PyTree) -> jax.Array:
-        """U(θ), exact."""
+        """Return the exact U(θ)."""
 
     @abc.abstractmethod
     def evaluate(self, params: PyTree) -> Evaluation:
-        """U and ∇U, exact."""
+        """Return the exact U and ∇U."""
 
     @abc.abstractmethod
     def change(self, old: PyTree, new: PyTree) -> Change:
-        """U(new) − U(old), of which terms may be asked for one by one."""
+        """Return U(new) − U(old) as a sum whose terms can be evaluated for single rows."""
 
     def gradient(self, params: PyTree) -> PyTree:
-        """∇U(θ), exact."""
+        """Return the exact ∇U(θ)."""
         return self.evaluate(params).grad
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether U is known by estimates alone, each with a key of its own."""
+        """Whether U can only be estimated, each time with a random key."""
         return False
 
     @property
     def source(self) -> Source | None:
-        """The data, where they are not arrays."""
+        """The source of the data; None for arrays."""
         return None
 
     @property
     def hyper(self) -> PyTree:
-        """The hyperparameters; None where there are none."""
+        """The hyperparameters, or None."""
         return None
 
     def with_hyper(self, hyper: PyTree) -> Self:
-        """The same target under other hyperparameters, where it has such."""
+        """Return this target with other hyperparameters, if it has any."""
         return self
-
-
-# A target given by its potential.
 
 
 class Potential(Target):
@@ -70,15 +64,15 @@ class Potential(Target):
     >>> float(target.potential(jnp.ones(3)))
     1.5
 
-    With `stochastic=True` it is a function U(params, key) that estimates the potential with random
-    numbers of its own: a particle filter, dropout, random features. Every gradient that a sampler
-    asks for has a fresh key, a function of the run's key, the chain and the step, and is the
-    gradient of U in the params with that key held. Draws have the law of the mean of these
-    gradients, with their covariance as gradient noise: that of `NoisyGradient`, where they are
-    normal. (An estimate whose exp(−U) is unbiased, a particle filter's, has a mean gradient that is
-    off by half the gradient of its variance: take enough particles.) `EmpiricalFisher` estimates
-    the noise from repeated keys. What needs exact values of U is refused: accept steps, swaps of
-    replicas, `tune` and "auto", `kernel_stein_discrepancy`.
+    With `stochastic=True` the function is U(params, key), which estimates the potential with its
+    own random numbers: a particle filter, dropout, random features. Every gradient evaluation has a
+    fresh key, a function of the run's key, the chain and the step, and is the gradient of U in the
+    params with that key fixed. The chain then samples the law of the mean of these gradients, with
+    their covariance as gradient noise, as `NoisyGradient` does if they are normal. (If exp(−U) is
+    an unbiased estimate, as a particle filter's is, the mean gradient is off by half the gradient
+    of its variance: take enough particles.) `EmpiricalFisher` estimates the noise from repeated
+    keys. Methods that need exact values of U raise an error: accept steps, swaps of replicas,
+    `tune` and "auto", `kernel_stein_discrepancy`.
 
     >>> def potential(theta, key):
     ...     kept = jax.random.bernoulli(key, 0.5, theta.shape)
@@ -101,7 +95,7 @@ class Potential(Target):
         return self.stochastic
 
     def estimate(self, params: PyTree, key: jax.Array) -> jax.Array:
-        """U(params, key) of a stochastic potential."""
+        """Return U(params, key) of a stochastic potential."""
         return self.function(params, key)
 
     def potential(self, params: PyTree) -> jax.Array:
@@ -121,5 +115,5 @@ class Potential(Target):
         return jax.grad(self.potential)(params)
 
     def change(self, old: PyTree, new: PyTree) -> Change:
-        """U(new) − U(old), without terms."""
+        """Return U(new) − U(old), without terms for rows."""
         return Change(self.potential(new) - self.potential(old), lambda rows: jnp.zeros(0), 0)
