@@ -1,7 +1,7 @@
-"""Parameters with constraints, sampled without them: maps from real numbers, and their Jacobians.
+"""Constrained parameters as maps of unconstrained ones, with the logarithms of their Jacobians.
 
-A density of y = f(x) is one of x with log |∂f/∂x| added. `Space` does that to the functions of a
-posterior, so that they can be written in the parameters' own terms.
+A log density of y = f(x) becomes one of x if log |∂f/∂x| is added. `Space` does that for the
+functions of a posterior, so that they can be written in terms of the constrained values.
 """
 
 import abc
@@ -43,26 +43,26 @@ class Transform(eqx.Module):
 
     @abc.abstractmethod
     def forward(self, x: jax.Array) -> jax.Array:
-        """The constrained value."""
+        """Map unconstrained numbers to the constrained value."""
 
     @abc.abstractmethod
     def inverse(self, y: ArrayLike) -> jax.Array:
-        """The real numbers of a value; an error where the value is outside."""
+        """Map a constrained value to unconstrained numbers; raise if it violates the constraint."""
 
     @abc.abstractmethod
     def log_jacobian(self, x: jax.Array) -> jax.Array:
-        """log |∂y/∂x|, summed over all of x; of the entries of y that are free."""
+        """Return log |∂y/∂x|, summed over all of x, for the entries of y that are free."""
 
 
 def checked(y: ArrayLike, is_inside: Callable[[np.ndarray], Any], words: str) -> jax.Array:
-    """The value as an array; an error that says `words` where it is not inside."""
+    """Convert a value to an array; raise an error with `words` unless it `is_inside`."""
     array = jnp.asarray(y, jnp.result_type(float))
     if not isinstance(array, Tracer) and not np.all(is_inside(np.asarray(array))):
         raise ValueError(f"The value must be {words}, but is {y}.")
     return array
 
 
-# Numbers above, between or one after another.
+# Positive, bounded and ordered numbers.
 
 
 class Positive(Transform):
@@ -174,7 +174,7 @@ class CholeskyCovariance(Transform):
 class CholeskyCorrelation(Transform):
     """Lower triangular L with rows of length 1, so that L Lᵀ is a correlation matrix.
 
-        Lᵢⱼ = tanh(xᵢⱼ) √(1 − Lᵢ₁² − … − Lᵢ,ⱼ₋₁²)  for j < i,  and Lᵢᵢ is what a length of 1 leaves
+        Lᵢⱼ = tanh(xᵢⱼ) √(1 − Lᵢ₁² − … − Lᵢ,ⱼ₋₁²)  for j < i,  and Lᵢᵢ > 0 by the length of 1
 
     x has the k(k − 1)/2 entries below the diagonal, row by row. The Jacobian is that of these
     entries of L: the measure in which LKJ priors of L are written.
@@ -185,11 +185,11 @@ class CholeskyCorrelation(Transform):
     """
 
     def _parts(self, x):
-        """tanh(x) as a strictly lower matrix, and log of 1 − Σ L² left of and at each entry."""
+        """Return tanh(x) as a strictly lower matrix, and logarithms for the rests of rows."""
         size = _triangle_size(x.shape[-1], 0)
         rows, columns = np.tril_indices(size, -1)
         empty = jnp.zeros((*x.shape[:-1], size, size), x.dtype)
-        # log(1 − tanh²), without rounding where tanh is nearly 1.
+        # log(1 − tanh²), computed without cancellation if tanh is nearly 1.
         shrink = empty.at[..., rows, columns].set(_log_sech_squared(x))
         left = jnp.cumsum(shrink, axis=-1) - shrink
         return empty.at[..., rows, columns].set(jnp.tanh(x)), left, shrink
@@ -207,11 +207,10 @@ class CholeskyCorrelation(Transform):
             return is_lower & is_positive & np.all(np.abs(lengths - 1) < 1e-4, axis=-1)
 
         y = checked(y, is_factor, "lower triangular with a positive diagonal and rows of length 1")
-        # What the entries right of one, up to the diagonal, leave for it.
+        # Sums of squares of each entry and those right of it: 1 minus those left of it.
         right = jnp.flip(jnp.cumsum(jnp.flip(y**2, -1), axis=-1), -1)
         rows, columns = np.tril_indices(y.shape[-1], -1)
-        entries, room = y[..., rows, columns], right[..., rows, columns]
-        return jnp.arctanh(entries / jnp.sqrt(room))
+        return jnp.arctanh(y[..., rows, columns] / jnp.sqrt(right[..., rows, columns]))
 
     def log_jacobian(self, x):
         _, left, shrink = self._parts(x)
@@ -219,20 +218,21 @@ class CholeskyCorrelation(Transform):
 
 
 def _triangle_size(count: int, offset: int) -> int:
-    """The size of a matrix of whose lower triangle there are `count` entries; without a diagonal
-    where `offset` is 0.
+    """Return the size of a matrix whose lower triangle has `count` entries.
+
+    The triangle includes the diagonal if `offset` is 1, and does not if it is 0.
     """
     size = round((2 * count + 1 / 4) ** 0.5 + (1 - 2 * offset) / 2)
     if size * (size - 1 + 2 * offset) // 2 != count:
         example = [i * (i - 1 + 2 * offset) // 2 for i in range(2, 5)]
         raise ValueError(
-            f"{count} numbers are no triangle of a matrix: there are {example} for sizes 2, 3, 4."
+            f"{count} numbers do not fill a triangle of a matrix: sizes 2, 3, 4 have {example}."
         )
     return size
 
 
 def _log_sech_squared(x: jax.Array) -> jax.Array:
-    """log(1 − tanh² x)."""
+    """Return log(1 − tanh² x)."""
     return 2 * (np.log(2) - x - jax.nn.softplus(-2 * x))
 
 
@@ -240,11 +240,11 @@ def _log_sech_squared(x: jax.Array) -> jax.Array:
 
 
 class Simplex(Transform):
-    """k positive shares of sum 1, along the last axis, from k − 1 numbers, by breaking a stick.
+    """k positive shares of sum 1, along the last axis, from k − 1 numbers by stick-breaking.
 
         yᵢ = zᵢ (1 − y₁ − … − yᵢ₋₁),  zᵢ = 1/(1 + (k − i) e^{−xᵢ}),  and y_k is the rest
 
-    x = 0 is where all shares are equal.
+    At x = 0 all shares are equal.
 
     >>> from sghmc import transforms
     >>> transforms.Simplex().forward(jax.numpy.zeros(3)).round(2).tolist()
@@ -252,14 +252,14 @@ class Simplex(Transform):
     """
 
     def _log_parts(self, x):
-        """log of how many parts are still to come after each cut, k − 1, …, 1."""
+        """Return the logarithms of the numbers of parts after each cut, k − 1, …, 1."""
         return jnp.broadcast_to(jnp.log(jnp.arange(x.shape[-1], 0, -1, dtype=x.dtype)), x.shape)
 
     def _logits(self, x):
         return x - self._log_parts(x)
 
     def _log_rest(self, logits):
-        """log of what is left before each cut."""
+        """Return the logarithm of the rest of the stick before each cut."""
         left = jnp.cumsum(jax.nn.log_sigmoid(-logits), axis=-1)
         return jnp.concatenate([jnp.zeros_like(left[..., :1]), left], axis=-1)
 
@@ -284,14 +284,14 @@ class Simplex(Transform):
         return jnp.sum(slopes + self._log_rest(logits)[..., :-1])
 
 
-# Parameters of which some are constrained, and posteriors of them.
+# Parameter spaces, and posteriors over them.
 
 
 class Space(eqx.Module):
-    """Parameters of which some are constrained.
+    """A parameter space in which some parameters are constrained.
 
-    `transforms` is a pytree like the parameters, or a prefix of one, with a `Transform` where there
-    is a constraint and None where there is none; a dict may leave parameters without one out.
+    `transforms` is a pytree like the parameters, or a prefix of one, with a `Transform` for each
+    constrained part and None for the others; a dict may omit unconstrained parameters.
 
     >>> import jax, jax.numpy as jnp, sghmc
     >>> from jax.scipy.stats import expon, norm
@@ -317,21 +317,21 @@ class Space(eqx.Module):
         for leaf in jax.tree.leaves(self.transforms, is_leaf=_is_transform):
             if not _is_transform(leaf):
                 raise TypeError(
-                    f"A space has transforms such as Positive() where a parameter is constrained, "
-                    f"and None elsewhere, not {leaf!r}."
+                    f"A space needs transforms such as Positive() for constrained parameters and "
+                    f"None for the others, not {leaf!r}."
                 )
 
     def constrain(self, params: PyTree) -> PyTree:
-        """Values of the parameters; any leading axes stay, so that draws are mapped at once."""
+        """Map parameters to constrained values; leading axes stay, so it also maps draws."""
         return self._map(lambda transform, x: transform.forward(jnp.asarray(x)), params)
 
     def unconstrain(self, values: PyTree) -> PyTree:
-        """Where a run may start: the real numbers of some values."""
+        """Map constrained values to unconstrained parameters, for example the start of a run."""
         mapped = self._map(lambda transform, y: transform.inverse(y), values)
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), mapped)
 
     def log_jacobian(self, params: PyTree) -> jax.Array:
-        """log |∂(values)/∂(params)|."""
+        """Return log |∂(values)/∂(params)|."""
         terms = self._map(lambda transform, x: transform.log_jacobian(x), params, lambda x: 0.0)
         return sum(jax.tree.leaves(terms), jnp.zeros(()))
 
@@ -342,13 +342,13 @@ class Space(eqx.Module):
         data: PyTree,
         hyper: PyTree = None,
     ) -> Posterior:
-        """`sghmc.Posterior` of functions that see the values; its parameters are real numbers."""
+        """Make a `Posterior` over unconstrained parameters from functions of constrained values."""
         return Posterior(
             _OfValues(self, log_likelihood), _WithJacobian(self, log_prior), data, hyper
         )
 
     def potential(self, function: Callable[[PyTree], jax.Array]) -> Potential:
-        """`sghmc.Potential` of a U that sees the values."""
+        """Make a `Potential` over unconstrained parameters from a U of constrained values."""
         return Potential(_PotentialOfValues(self, function))
 
     def _map(
@@ -362,7 +362,7 @@ class Space(eqx.Module):
         return jax.tree.map(of_part, self._whole(tree), tree, is_leaf=_is_transform)
 
     def _whole(self, tree: PyTree) -> PyTree:
-        """The transforms, with None for entries of a dict that have none."""
+        """Return the transforms, with None for entries of a dict that have none."""
         if not isinstance(self.transforms, dict) or not isinstance(tree, dict):
             return self.transforms
         unknown = sorted(set(self.transforms) - set(tree))

@@ -51,7 +51,7 @@ def test_members_that_share_their_bytes_do_not_count_them_twice(monkeypatch):
 
 
 def test_nothing_above_the_limit_is_read(monkeypatch):
-    monkeypatch.setattr(archives, "_MOST_BYTES", 100)
+    monkeypatch.setattr(archives, "_MAX_UNPACKED_BYTES", 100)
     with opened(packed({"a": b"x" * 60, "b": b"y" * 60}, zipfile.ZIP_STORED)) as archive:
         archive.read("a")
         with pytest.raises(ValueError, match=r"to 120 bytes\. At most 100 bytes"):

@@ -104,7 +104,7 @@ def test_columns_of_the_same_name(tmp_path, name):
 
 
 def test_parquet_of_equal_rows_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_files, "_MOST_ROWS", 1000)
+    monkeypatch.setattr(table_files, "_MAX_PARQUET_ROWS", 1000)
     pyarrow.parquet.write_table(pa.table({"x": [7] * 1001}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet has 1,001 rows: at most 1,000"):
         read_columns(tmp_path / "a.parquet", Style())

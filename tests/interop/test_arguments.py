@@ -5,14 +5,16 @@ import numpy as np
 import pytest
 
 from sghmc.interop.numpyro import _differ
-from sghmc.interop.numpyro_arguments import Given, Rows, Whole
+from sghmc.interop.numpyro_arguments import GivenArguments, Rows, Whole
 from sghmc.interop.numpyro_model import INFER, Site, Structure, _by_example
 
 MATRIX = np.arange(8.0, dtype=np.float32).reshape(4, 2)
 
 
 def test_arguments_are_split_into_rows_and_what_is_left_whole():
-    given = Given((MATRIX, Rows(MATRIX.T, axis=1)), {"k": Whole(np.ones(4, np.float32)), "n": 4})
+    given = GivenArguments(
+        (MATRIX, Rows(MATRIX.T, axis=1)), {"k": Whole(np.ones(4, np.float32)), "n": 4}
+    )
     assert given.row_names(4) == ["args[0]", "args[1]"]
     arguments, rows = given.split(4)
     assert arguments.axes == (0, 1, None, None)
@@ -28,12 +30,12 @@ def test_arguments_are_split_into_rows_and_what_is_left_whole():
 
 def test_marks_that_do_not_fit_and_lists_are_named():
     with pytest.raises(ValueError, match=r"axis=1\) and has shape \(4, 2\), but there are 4"):
-        Given((Rows(MATRIX, axis=1),), {}).split(4)
-    assert Given(([1, 2.5], [3], (MATRIX, 1)), {"y": (1, 2)}).number_lists() == [
+        GivenArguments((Rows(MATRIX, axis=1),), {}).split(4)
+    assert GivenArguments(([1, 2.5], [3], (MATRIX, 1)), {"y": (1, 2)}).number_lists() == [
         "args[0]",
         "kwargs['y']",
     ]
-    assert Given((np.array(3),), {}).leaves == [3]
+    assert GivenArguments((np.array(3),), {}).leaves == [3]
 
 
 def structure(observed, plates, subsampled=()):
@@ -43,7 +45,7 @@ def structure(observed, plates, subsampled=()):
 
 
 def test_the_plate_that_counts_examples():
-    given = Given((MATRIX,), {})
+    given = GivenArguments((MATRIX,), {})
     plates = {"a": 4, "b": 7}
     assert structure([{"a": -1}, {}], plates).example_plate(INFER, given) == "a"
     both = structure([{"a": -2, "b": -1}], plates)
@@ -90,7 +92,7 @@ def test_log_densities_that_differ_by_more_than_rounding():
 def test_examples_along_the_last_of_three_axes():
     """Where an axis moved to the front and the front moved to an axis are not the same."""
     cube = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
-    arguments, (rows,) = Given((Rows(cube, axis=2),), {}).split(4)
+    arguments, (rows,) = GivenArguments((Rows(cube, axis=2),), {}).split(4)
     np.testing.assert_array_equal(rows, np.stack([cube[..., i] for i in range(4)]))
     (back,), _ = arguments.filled([rows[1:3]])
     np.testing.assert_array_equal(back, cube[..., 1:3])

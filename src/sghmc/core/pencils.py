@@ -69,7 +69,7 @@ class DiagonalPencil(eqx.Module):
         return scales @ normals
 
     def _rates(self) -> Diagonal:
-        """Return A⁻¹B."""
+        """Return A⁻¹B, the rates."""
         return by_entries(lambda x, y: y / x, self.first, self.second)
 
     def quadratic(self, a, b, vector: PyTree) -> Float[Array, ""]:

@@ -1,4 +1,4 @@
-"""Reading what people have, in the format they have it."""
+"""Read data from files and streams: memory-mapped arrays, Parquet, iterators, tables."""
 
 from sghmc.data.mapped import MemoryMapped
 from sghmc.data.parquet import Parquet

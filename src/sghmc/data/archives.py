@@ -1,11 +1,4 @@
-"""What somebody else packed: read in place, and held to bounds before it is unpacked.
-
-Arrays as numpy saves them: `.npy`, and `.npz`, a zip file of those. Never pickled ones.
-
-IDX files, the format of MNIST: a magic number, the axes, then the numbers.
-
-MNIST: from a folder, or downloaded once with its checksums.
-"""
+"""Read zip, npz and IDX files with bounds on their unpacked size, and load MNIST."""
 
 import gzip
 import hashlib
@@ -28,30 +21,30 @@ import numpy as np
 from sghmc.core import files
 from sghmc.core.files import cache_folder
 
-_MOST_BYTES = 4 << 30
-_SMALL = 1 << 26
-"""Below this size any ratio is harmless."""
+_MAX_UNPACKED_BYTES = 4 << 30
+_MIN_CHECKED_BYTES = 1 << 26
+"""Unpacked size below which the ratio to the packed size is not checked."""
 
 
 def check_unpacked(name: str, packed: int, size: int, most_ratio: int = 200) -> None:
-    """Refuse what would take far more memory than its file.
+    """Check that a file does not unpack to far more memory than its size.
 
-    Text packs 5:1 and repetitive columns 100:1; what packs tighter was made to explode.
+    Text packs 5:1 and repetitive columns 100:1; a tighter ratio suggests a zip bomb.
     """
-    if size > _MOST_BYTES or (size > _SMALL and size > most_ratio * packed):
+    if size > _MAX_UNPACKED_BYTES or (size > _MIN_CHECKED_BYTES and size > most_ratio * packed):
         raise ValueError(
-            f"{name} would unpack from {packed:,} to {size:,} bytes. At most {_MOST_BYTES:,} bytes "
-            f"and {most_ratio} times the packed size are read: if that is meant, unpack it "
-            f"yourself."
+            f"{name} would unpack from {packed:,} to {size:,} bytes, but at most "
+            f"{_MAX_UNPACKED_BYTES:,} bytes and {most_ratio} times the packed size are read: if "
+            f"the file is right, unpack it yourself."
         )
 
 
 class Archive:
-    """A zip file whose members have been looked at: none escapes, what is read is bounded.
+    """A zip file whose member names and unpacked sizes are checked.
 
-    Names that are absolute or climb with "..", and encrypted members, are errors. So is reading
-    members that, all of them together, unpack to more than 4 GiB or to more than `most_ratio`
-    times their packed size.
+    Names that are absolute or contain "..", and encrypted members, are errors. So is reading
+    members that together unpack to more than 4 GiB or to more than `most_ratio` times their packed
+    size.
     """
 
     def __init__(
@@ -92,7 +85,7 @@ class Archive:
         found = self._zip.getinfo(member)
         self._packed += found.compress_size
         self._unpacked += found.file_size
-        # Members may lie over one another: together they are not larger than the file.
+        # Members may overlap, but together they are not larger than the file.
         packed = min(self._packed, self._size)
         check_unpacked(f"{member} in {self.name}", packed, self._unpacked, self._most_ratio)
         try:
@@ -104,7 +97,7 @@ class Archive:
             ) from error
 
     def _check(self, member: zipfile.ZipInfo) -> None:
-        # orig_filename: zipfile itself tidies .filename, and must not hide what was meant.
+        # Check orig_filename, too: zipfile cleans .filename, which may hide a bad path.
         for written in (member.filename, member.orig_filename):
             path = written.replace("\\", "/")
             if path.startswith("/") or path[1:2] == ":" or ".." in path.split("/"):
@@ -116,16 +109,16 @@ class Archive:
             raise ValueError(f"{member.filename} in {self.name} is encrypted: unpack it first.")
 
 
-# Arrays as numpy saves them: `.npy`, and `.npz`, a zip file of those. Never pickled ones.
+# Arrays saved by numpy: `.npy`, and `.npz`, a zip file of those; never pickled ones.
 
-_DAMAGE = (
+_HEADER_ERRORS = (
     *(ValueError, LookupError, TypeError, EOFError, Warning),
     *(SyntaxError, tokenize.TokenError, RecursionError, MemoryError),  # of Python's parser
 )
 
 
 class Header(NamedTuple):
-    """What a file says of its array, and how many bytes it takes to say so."""
+    """The header of an .npy file, and its length in bytes."""
 
     shape: tuple[int, ...]
     is_fortran: bool
@@ -134,7 +127,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: IO[bytes] | mmap.mmap, size: int, name: str) -> Header:
-    """The header at the start of a file of `size` bytes, which must be as long as it says."""
+    """Read the header of a file of `size` bytes, and check the size against it."""
     try:
         version = np.lib.format.read_magic(file)
         read = {
@@ -142,9 +135,9 @@ def read_header(file: IO[bytes] | mmap.mmap, size: int, name: str) -> Header:
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of crafted text, Python's parser warns
+            warnings.simplefilter("error")  # Python's parser warns of crafted text
             shape, is_fortran, dtype = read(file)
-    except _DAMAGE as error:
+    except _HEADER_ERRORS as error:
         raise ValueError(
             f"{name} is not an .npy file, or its header is damaged: {error}."
         ) from error
@@ -163,7 +156,7 @@ def read_header(file: IO[bytes] | mmap.mmap, size: int, name: str) -> Header:
 
 
 def read_npz(content: bytes, name: str, most_ratio: int = 200) -> dict[str, np.ndarray]:
-    """The arrays in an npz file by name; `most_ratio` is that of `Archive`."""
+    """Return the arrays in an npz file by name; `most_ratio` is that of `Archive`."""
     with Archive(io.BytesIO(content), name, most_ratio) as archive:
         return {
             member.removesuffix(".npy"): _read_npy(archive.read(member), f"{member} in {name}")
@@ -175,17 +168,17 @@ def _read_npy(content: bytes, name: str) -> np.ndarray:
     shape, is_fortran, dtype, length = read_header(io.BytesIO(content), len(content), name)
     if 0 in shape or dtype.itemsize == 0:
         return np.zeros(shape, dtype)
-    flat = np.frombuffer(content, dtype, offset=length).copy()  # to be written to
+    flat = np.frombuffer(content, dtype, offset=length).copy()  # frombuffer is read-only
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
 # IDX files, the format of MNIST: a magic number, the axes, then the numbers.
 
-_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_IDX_DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def read_idx(path: str | pathlib.Path) -> np.ndarray:
-    """The array in an IDX file, gzipped or not.
+    """Read the array in an IDX file, gzipped or not.
 
     The header is checked before anything is allocated: a wrong magic number, a truncated file and
     trailing bytes are errors.
@@ -206,12 +199,12 @@ def _opened(path: pathlib.Path) -> IO[bytes] | gzip.GzipFile:
 
 def _read(file: IO[bytes] | gzip.GzipFile, path: pathlib.Path) -> np.ndarray:
     first = file.read(4)
-    if len(first) < 4 or first[:2] != b"\0\0" or first[2] not in _TYPES:
+    if len(first) < 4 or first[:2] != b"\0\0" or first[2] not in _IDX_DTYPES:
         raise ValueError(
             f"{path} is not an IDX file: it starts with {first.hex() or 'nothing'}, not with "
             f"0000, a type and a number of axes."
         )
-    dtype, num_axes = np.dtype(_TYPES[first[2]]), first[3]
+    dtype, num_axes = np.dtype(_IDX_DTYPES[first[2]]), first[3]
     axes = file.read(4 * num_axes)
     if len(axes) < 4 * num_axes:
         raise ValueError(f"{path} is truncated: its header announces {num_axes} axes.")
@@ -228,15 +221,15 @@ def _read(file: IO[bytes] | gzip.GzipFile, path: pathlib.Path) -> np.ndarray:
     return np.frombuffer(content, dtype).reshape(shape)
 
 
-# MNIST: from a folder, or downloaded once with its checksums.
+# MNIST, from a folder, or downloaded once and compared with its checksums.
 
 _MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
 _MAX_DOWNLOAD_BYTES = 1 << 26
-"""Of a file: the largest has 47 million, unpacked. A mirror may send anything."""
-# MD5 of the unpacked files: mirrors may pack them differently.
+"""Largest download and unpacked size of a file; the largest file has 47 million bytes."""
+# MD5 of the unpacked files, since mirrors may pack them differently.
 _FILES = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -253,10 +246,10 @@ class Images(NamedTuple):
 
 
 def load_mnist(folder: str | pathlib.Path | None = None) -> tuple[Images, Images]:
-    """The 60,000 training and 10,000 test digits, pixels 0 to 255.
+    """Load the 60,000 training and 10,000 test digits, pixels 0 to 255.
 
-    Looks in `folder`, else in $SGHMC_DATA (there or in its subfolder "mnist"), else downloads into
-    the user's cache.
+    They are read from `folder`, else from $SGHMC_DATA (or its subfolder "mnist"), else downloaded
+    into the user's cache.
     """
     where = _find(folder)
     arrays = {name: read_idx(_path(where, name)) for name in _FILES}

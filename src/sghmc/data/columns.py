@@ -1,7 +1,4 @@
-"""Columns of numbers and of ids, from whatever library holds them.
-
-Which column of a table plays which role: users, items and ratings, by their usual names.
-"""
+"""Columns of numbers and ids from pandas, polars, Arrow or numpy, and their usual names."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def as_arrow(column: Any, role: str, source: str) -> "pyarrow.Array":
-    """A column of pandas, polars, pyarrow or numpy, or a list, in one piece."""
+    """Convert a column of pandas, polars, pyarrow or numpy, or a list, to one Arrow array."""
     pa = require("pyarrow", extra="data")
     try:
         if hasattr(column, "to_arrow"):  # polars
             column = column.to_arrow()
         if isinstance(column, pa.ChunkedArray):
             column = column.unify_dictionaries().combine_chunks()
-            if isinstance(column, pa.ChunkedArray):  # of no chunks
+            if isinstance(column, pa.ChunkedArray):  # without chunks
                 column = pa.array([], column.type)
         if isinstance(column, pa.Array):
             return column
@@ -38,7 +35,7 @@ def as_arrow(column: Any, role: str, source: str) -> "pyarrow.Array":
 
 
 def numbers(column: Any, source: str) -> np.ndarray:
-    """A column of finite numbers, as float32."""
+    """Convert a column to float32, and check that its numbers are finite."""
     pa, compute = require("pyarrow", extra="data"), require("pyarrow.compute", extra="data")
     array = as_arrow(column, "rating", source)
     if pa.types.is_dictionary(array.type):
@@ -68,7 +65,7 @@ def _number(entry: Any) -> float | None:
 
 
 def encode(column: Any, role: str, source: str) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ids of a column, in order, and the position of each row's id among them."""
+    """Return the distinct ids of a column, sorted, and the position of each row's id."""
     pa = require("pyarrow", extra="data")
     array = as_arrow(column, role, source)
     if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
@@ -80,9 +77,9 @@ def encode(column: Any, role: str, source: str) -> tuple[np.ndarray, np.ndarray]
     ids = _plain_ids(encoded.dictionary)
     if ids.dtype.kind == "U":
         _check_none((ids == "")[codes], role, source)
-    distinct, place = np.unique(ids, return_inverse=True)  # sorts; a dictionary may have repeats
-    used = np.bincount(place[codes], minlength=len(distinct)) > 0
-    renumbered = (np.cumsum(used) - 1)[place].astype(np.int32)
+    distinct, which = np.unique(ids, return_inverse=True)  # sorts; a dictionary may have repeats
+    used = np.bincount(which[codes], minlength=len(distinct)) > 0
+    renumbered = (np.cumsum(used) - 1)[which].astype(np.int32)
     return distinct[used], renumbered[codes]
 
 
@@ -95,7 +92,7 @@ def _check_none(missing: np.ndarray, role: str, source: str) -> None:
 
 
 def _plain_ids(ids: "pyarrow.Array") -> np.ndarray:
-    """Ids as numpy holds them without pickle: whole numbers where they are, numbers, or text."""
+    """Convert ids to whole numbers if they are, else to numbers or text, without objects."""
     pa = require("pyarrow", extra="data")
     if pa.types.is_integer(ids.type):
         values = ids.to_numpy(zero_copy_only=False)
@@ -109,7 +106,7 @@ def _plain_ids(ids: "pyarrow.Array") -> np.ndarray:
 
 
 def whole_numbers(column: Any) -> Any:
-    """Text that repeats as whole numbers, where every entry is written as one; else as it is."""
+    """Convert dictionary-encoded text to whole numbers if every entry is one."""
     pa = require("pyarrow", extra="data")
     if not isinstance(column, pa.ChunkedArray) or not pa.types.is_dictionary(column.type):
         return column
@@ -126,7 +123,7 @@ def _is_whole(text: str) -> bool:
     return digits.isascii() and digits.isdigit() and len(digits) < 19 and str(int(text)) == text
 
 
-# Which column of a table plays which role: users, items and ratings, by their usual names.
+# The columns of users, items and ratings, found by their usual names.
 
 ROLES = {
     "user": ("user", "users", "userid", "uid"),
@@ -136,7 +133,7 @@ ROLES = {
 
 
 def columns_of(table: Any, what: str, otherwise: str = "") -> Mapping[str, Any]:
-    """The columns of a pandas, polars or Arrow table or a dict, by name."""
+    """Return the columns of a pandas, polars or Arrow table or a dict, by name."""
     if isinstance(table, Mapping):
         return table
     if hasattr(table, "column_names") and hasattr(table, "columns"):  # pyarrow
@@ -150,7 +147,7 @@ def columns_of(table: Any, what: str, otherwise: str = "") -> Mapping[str, Any]:
 
 
 def find(table: Mapping[str, Any], role: str, name: str | None, source: str) -> str:
-    """The name of the column that plays a role."""
+    """Return the name of the column of users, items or ratings (`role`)."""
     there = f"{source} has the columns {', '.join(map(str, table))}"
     if name is not None:
         if name not in table:
@@ -166,7 +163,7 @@ def find(table: Mapping[str, Any], role: str, name: str | None, source: str) -> 
 
 
 def find_ids(table: Mapping[str, Any], role: str) -> str | None:
-    """The name of the column with the ids of users or items, "id" among them; None without one."""
+    """Return the name of the column with the ids of users or items, or None."""
     for names in (ROLES[role], ("id",)):
         matches = [each for each in table if plain(each) in names]
         if len(matches) == 1:
@@ -175,5 +172,5 @@ def find_ids(table: Mapping[str, Any], role: str) -> str | None:
 
 
 def plain(name: Any) -> str:
-    """A name as it is compared: letters and digits, small."""
+    """Reduce a name to lower-case letters and digits, for comparisons."""
     return "".join(letter for letter in str(name).lower() if letter.isalnum())

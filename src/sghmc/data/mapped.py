@@ -1,9 +1,4 @@
-"""Arrays in mapped files: rows by their numbers.
-
-Files of rows that need not fit into memory: `.npy` and Arrow IPC, mapped and read at random.
-
-Columns of Arrow IPC files, in the file or the stream format, as views of the mapped file.
-"""
+"""Memory-mapped sources: rows of `.npy` and Arrow IPC files, read at random."""
 
 import concurrent.futures
 import contextlib
@@ -21,19 +16,19 @@ from sghmc.data.archives import read_header
 from sghmc.posterior.sources import DataError, NotFinite, Source, check_finite, check_num_rows
 from sghmc.types import PyTree
 
-_MEMORY = pathlib.Path("/proc/meminfo")
-"""Where Linux says how much there is."""
+_MEMINFO = pathlib.Path("/proc/meminfo")
+"""The file in which Linux reports the available memory."""
 
 
-class File:
-    """A file mapped for reading, and its size and time of change when it was opened."""
+class MappedFile:
+    """A file mapped for reading, with its size and modification time when it was opened."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = pathlib.Path(path)
         try:
             with open(path, "rb") as file:
-                self.seen = _stamp(os.fstat(file.fileno()))
-                self.size = self.seen[0]
+                self.stamp = _stamp(os.fstat(file.fileno()))
+                self.size = self.stamp[0]
                 if self.size == 0:
                     raise DataError(f"{path} is empty.")
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -42,19 +37,19 @@ class File:
 
     @property
     def address(self) -> int:
-        """Where in memory the file is mapped."""
+        """The memory address of the file's first byte."""
         return np.frombuffer(self.map, np.uint8).ctypes.data
 
     def check(self) -> None:
-        """Refuse a file that shrank, which would end the process, or whose rows may differ."""
+        """Check that the file is unchanged: one that shrank would crash the process."""
         try:
             now = _stamp(os.stat(self.path))
         except OSError as error:
             raise DataError(f"{self.path} is gone: {error.strerror}.") from error
-        if now != self.seen:
+        if now != self.stamp:
             raise DataError(
-                f"{self.path} has changed since it was opened ({self.seen[0]} bytes then, {now[0]} "
-                f"now): keep files as they are while they are in use."
+                f"{self.path} has changed since it was opened ({self.stamp[0]} bytes then, "
+                f"{now[0]} now): do not change files while they are in use."
             )
 
     def release(self, start: int, stop: int) -> None:
@@ -63,7 +58,7 @@ class File:
         self.advise("MADV_DONTNEED", first, stop - first)
 
     def advise(self, advice: str, *part: int) -> None:
-        # Not on all systems; nothing depends on it but memory and speed.
+        # Not supported on all systems; only memory and speed depend on it.
         with contextlib.suppress(AttributeError, OSError):
             self.map.madvise(getattr(mmap, advice), *part)
 
@@ -75,12 +70,12 @@ def _stamp(stat: os.stat_result) -> tuple[int, ...]:
 class MappedArray:
     """An array cut into pieces along its rows, each a view of a mapped file.
 
-    With `gives_back`, pages that were read are given back to the system.
+    With `releases_pages`, pages are released to the system after they were read.
     """
 
-    gives_back = False
+    releases_pages = False
 
-    def __init__(self, name: str, pieces: Sequence[tuple[File, np.ndarray]]):
+    def __init__(self, name: str, pieces: Sequence[tuple[MappedFile, np.ndarray]]):
         self.name = name
         self.files, self.pieces = zip(*pieces, strict=True)
         self.ends = np.cumsum([len(piece) for piece in self.pieces])
@@ -89,32 +84,32 @@ class MappedArray:
         self.example = jax.ShapeDtypeStruct(self.shape, held_type(self.dtype))
 
     def read(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Put rows, by their numbers, into an array of rows.
+        """Copy rows, by their numbers, to an array of rows.
 
-        Of an array in several pieces the numbers must increase.
+        If the array has several pieces, the numbers must increase.
         """
         for i, inside, into in self._cut(numbers, rows):
             if into.dtype == self.dtype:
-                # Numbers are in bounds; with this mode numpy writes to `into` directly.
+                # Numbers are in bounds; mode="clip" makes numpy write to `into` without a buffer.
                 self.pieces[i].take(inside, 0, out=into, mode="clip")
             else:
                 taken = self.pieces[i].take(inside, 0)
                 check_fit(taken, into.dtype, f"{self.name}: rows", DataError)
                 into[...] = taken
-            if self.gives_back:
-                start, size = self._place(i)
+            if self.releases_pages:
+                start, size = self._position(i)
                 first, last = inside.min(), inside.max()
                 self.files[i].release(start + size * first, start + size * (last + 1))
 
-    def _place(self, i: int) -> tuple[int, int]:
-        """Where in its file a piece begins, and the bytes of a row."""
+    def _position(self, i: int) -> tuple[int, int]:
+        """Return the position of a piece in its file, and the bytes of a row."""
         size = self.dtype.itemsize * math.prod(self.shape)
         return self.pieces[i].ctypes.data - self.files[i].address, size
 
     def _cut(
         self, numbers: np.ndarray, rows: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Which pieces these rows lie in: which, their numbers in it, and where they go."""
+        """Yield the pieces of these rows: index, row numbers in the piece, and target rows."""
         first = 0
         for i, stop in enumerate(np.searchsorted(numbers, self.ends)):
             if stop > first:
@@ -124,9 +119,9 @@ class MappedArray:
 
 
 def available_memory() -> int:
-    """Bytes that the system's cache could hold; 0 where it does not say."""
+    """Return the bytes that the page cache could hold; 0 if the system does not report it."""
     with contextlib.suppress(OSError, StopIteration):
-        lines = _MEMORY.read_text().splitlines()
+        lines = _MEMINFO.read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
     return 0
 
@@ -136,18 +131,18 @@ def check_dtype(name: object, dtype: np.dtype) -> None:
         raise DataError(f"{name} must hold numbers, but holds {dtype}.")
 
 
-# Files of rows that need not fit into memory: `.npy` and Arrow IPC, mapped and read at random.
+# Sources of mapped arrays.
 
 _SPAN_BYTES = 1 << 27
-"""Of the files, how much a thread may have resident: a page that was read counts until released."""
+"""Bytes of the files that a thread may keep resident, until it releases the pages."""
 _NUM_THREADS = min(4, os.cpu_count() or 1)
-"""Rows are copied at the speed of memory, which a few cores use up."""
-_NUM_HIGH_BITS = 16
-"""Of a row's number, those that rows are ordered by: so many numpy sorts by counting."""
+"""Number of threads that copy rows; a few cores use up the memory bandwidth."""
+_NUM_SORTED_BITS = 16
+"""Number of high bits of row numbers that are sorted; numpy sorts 16 bits by counting."""
 
 
 class MappedSource(Source):
-    """Rows of mapped files, whatever wrote these: `columns` is a pytree of mapped arrays."""
+    """Rows of mapped files of any format; `columns` is a pytree of mapped arrays."""
 
     def __init__(self, columns: PyTree, allow_nan: bool):
         self._columns, self._treedef = jax.tree.flatten(columns)
@@ -164,17 +159,17 @@ class MappedSource(Source):
         self._num_rows = next(iter(lengths.values()))
         check_num_rows(self._num_rows, self._name)
         size = sum(file.size for file in self._files)
-        # What is read around a row stays where all of it fits, and is mapped by large pages.
+        # If all files fit into the page cache, read-ahead and large pages pay; else they harm.
         advice = "MADV_RANDOM" if size > available_memory() else "MADV_HUGEPAGE"
         for file in self._files:
             file.advise(advice)
         self.example = jax.tree.unflatten(self._treedef, [c.example for c in self._columns])
         for column in self._columns:
-            column.gives_back = size > _SPAN_BYTES
+            column.releases_pages = size > _SPAN_BYTES
         self._threads = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS, "sghmc-spans")
         self._process = os.getpid()
-        self._num_low_bits = max(0, (self._num_rows - 1).bit_length() - _NUM_HIGH_BITS)
-        block = 1 << self._num_low_bits  # rows that `order` does not tell apart
+        self._num_low_bits = max(0, (self._num_rows - 1).bit_length() - _NUM_SORTED_BITS)
+        block = 1 << self._num_low_bits  # rows whose sorted bits are equal
         rows_per_span = max(1, int(_SPAN_BYTES * self._num_rows / size / block)) * block
         self._edges = np.arange(rows_per_span, self._num_rows, rows_per_span)
 
@@ -183,12 +178,12 @@ class MappedSource(Source):
         return self._num_rows
 
     def identity(self):
-        """Where not all rows are looked at, also the files' sizes and times of change."""
+        """Add the files' sizes and modification times, if not all rows are hashed."""
         files = [] if self.is_all_hashed else self._files
-        return super().identity() | {file.path.name: file.seen[:2] for file in files}
+        return super().identity() | {file.path.name: file.stamp[:2] for file in files}
 
     def order(self, numbers):
-        """By the highest bits: what they do not tell apart lies on the same pages, or almost."""
+        """Order by the highest bits: rows with equal ones are on the same pages, or nearly."""
         if any(len(column.pieces) > 1 for column in self._columns):
             return super().order(numbers)
         return np.argsort((numbers >> self._num_low_bits).astype(np.uint16), kind="stable")
@@ -214,7 +209,7 @@ class MappedSource(Source):
     def _read_span(self, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
         for column, leaf in zip(self._columns, leaves, strict=True):
             column.read(numbers, leaf)
-        if not self._allow_nan:  # here, where they are still in the processor's cache
+        if not self._allow_nan:  # checked here, while the rows are in the processor's cache
             self._check_finite(leaves, numbers)
 
     def _check_finite(self, leaves: list[np.ndarray], numbers: np.ndarray) -> None:
@@ -224,12 +219,12 @@ class MappedSource(Source):
             raise DataError(
                 f"{self._name}: {bad.field or 'the array'} is {bad.number} in row "
                 f"{numbers[bad.row]}. Repair or leave out such rows, or take allow_nan=True if the "
-                f"likelihood knows what to do with them."
+                f"likelihood can handle them."
             ) from None
 
 
 class MemoryMapped(MappedSource):
-    """Rows of `.npy` or Arrow IPC files, read where they lie: files may be larger than memory.
+    """Rows of `.npy` or Arrow IPC files, memory-mapped: files may be larger than memory.
 
     | `files` | `data` of the posterior |
     | --- | --- |
@@ -241,10 +236,10 @@ class MemoryMapped(MappedSource):
     numbers of a fixed size, uncompressed and without nulls.
 
     Every row is as likely as any other, and a run takes the same rows as with the arrays in memory.
-    What is resident stays at about a gigabyte, whatever the files' size. Reading is
-    quickest where the system's cache has the files in large pages, as after a pass over them. Files
-    must not change while they are in use: that is seen before the next read, but a file cut short
-    during a read ends the process. Rows with NaN or infinity are refused unless `allow_nan`.
+    Resident memory stays at about a gigabyte, whatever the files' size. Reading is fastest if the
+    page cache has the files in large pages, as after a pass over them. Files must not change while
+    they are in use: a change is detected before the next read, but a file that is truncated during
+    a read crashes the process. Rows with NaN or infinity are refused unless `allow_nan`.
 
     >>> import numpy as np, pathlib, sghmc, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -282,7 +277,7 @@ def _open_directory(folder: pathlib.Path) -> dict[str, MappedArray]:
 def _npy_column(path: str | os.PathLike) -> MappedArray:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"MemoryMapped needs paths of files, not {path!r}.")
-    file = File(path)
+    file = MappedFile(path)
     try:
         shape, is_fortran, dtype, start = read_header(file.map, file.size, str(path))
     except ValueError as error:
@@ -297,15 +292,15 @@ def _npy_column(path: str | os.PathLike) -> MappedArray:
     return MappedArray(str(path), [(file, array)])
 
 
-# Columns of Arrow IPC files, in the file or the stream format, as views of the mapped file.
+# Arrow IPC files, in the file or the stream format.
 
 SUFFIXES = (".arrow", ".feather", ".ipc")
 
 
 def columns(paths: Sequence[pathlib.Path]) -> dict[str, MappedArray]:
-    """By name, the rows of all files one after another."""
-    files = [File(path) for path in paths]
-    pieces: dict[str, list[tuple[File, np.ndarray]]] = {}
+    """Return the columns of all files by name, with the files' rows one after another."""
+    files = [MappedFile(path) for path in paths]
+    pieces: dict[str, list[tuple[MappedFile, np.ndarray]]] = {}
     schema = None
     for file in files:
         found, batches = _batches(file)
@@ -313,8 +308,8 @@ def columns(paths: Sequence[pathlib.Path]) -> dict[str, MappedArray]:
             schema = found
         elif not found.equals(schema):
             raise DataError(
-                f"{file.path} has columns {_shown(found)}, but {files[0].path} has "
-                f"{_shown(schema)}: all files must have the same."
+                f"{file.path} has columns {_format_schema(found)}, but {files[0].path} has "
+                f"{_format_schema(schema)}: all files must have the same."
             )
         for batch in batches:
             for name, array in zip(schema.names, batch.columns, strict=True):
@@ -324,8 +319,8 @@ def columns(paths: Sequence[pathlib.Path]) -> dict[str, MappedArray]:
     return {name: MappedArray(f"{files[0].path}: {name}", each) for name, each in pieces.items()}
 
 
-def _batches(file: File):
-    """Schema and non-empty record batches of an Arrow file, in its file or its stream format."""
+def _batches(file: MappedFile):
+    """Return the schema and the non-empty record batches of an Arrow file."""
     pa = require("pyarrow", extra="data")
     buffer = pa.py_buffer(file.map)
     try:
@@ -342,8 +337,8 @@ def _batches(file: File):
     return reader.schema, [batch for batch in batches if batch.num_rows]
 
 
-def _array(file: File, name: str, array) -> np.ndarray:
-    """A column of a record batch as a view of the file."""
+def _array(file: MappedFile, name: str, array) -> np.ndarray:
+    """Return a column of a record batch as a view of the file."""
     pa = require("pyarrow", extra="data")
     where = f"{file.path}: column {name!r}"
     if array.null_count:
@@ -367,5 +362,5 @@ def _array(file: File, name: str, array) -> np.ndarray:
     return view
 
 
-def _shown(schema) -> str:
+def _format_schema(schema) -> str:
     return "{" + ", ".join(f"{field.name}: {field.type}" for field in schema) + "}"

@@ -1,4 +1,4 @@
-"""Parquet files, unpacked once into memory-mapped arrays."""
+"""Parquet files, which are unpacked once into memory-mapped arrays."""
 
 import contextlib
 import os
@@ -26,13 +26,13 @@ class Parquet(MappedSource):
     | `files` | a path, a directory of `.parquet` files, or a list of paths; with a scheme, such |
     | | as `s3://…`, one that fsspec knows |
     | `columns` | which to read; None: all |
-    | `folder` | where to unpack; None: a temporary folder, removed when the source is |
+    | `folder` | where to unpack; None: a temporary folder, removed with the source |
     | `allow_nan` | as in `MemoryMapped` |
 
-    A row group can only be decoded as a whole, so that single rows at random would cost a group
-    each, and a shuffle of groups would not be uniform. Therefore the columns are unpacked once, a
-    batch of rows at a time, into `.npy` files, and minibatches come from these, uniform over the
-    rows of all files. That takes the disk space of the numbers, uncompressed.
+    Parquet decodes whole row groups, so a single random row would cost a group, and a shuffle of
+    groups would not be uniform. Therefore the columns are unpacked once, a batch of rows at a time,
+    into `.npy` files, and minibatches come from these, uniform over the rows of all files. That
+    takes the disk space of the uncompressed numbers.
 
     Columns hold numbers, or lists of numbers of one length, without nulls; all files have the same.
 
@@ -62,7 +62,7 @@ class Parquet(MappedSource):
 
 
 def _listed(files) -> list[str]:
-    """The paths of all files, those of a directory by name."""
+    """Return the paths of all files, sorted if they come from a directory."""
     if not isinstance(files, str | os.PathLike):
         paths = [os.fspath(path) for path in files]
     elif _is_remote(files):
@@ -88,17 +88,17 @@ def _listed_remote(path: str) -> list[str]:
             return [path]
         names = sorted(filesystem.glob(f"{place}/*.parquet"))
         return [filesystem.unstrip_protocol(name) for name in names]
-    except (ImportError, OSError, ValueError) as error:  # no package for the scheme, or no host
+    except (ImportError, OSError, ValueError) as error:  # unknown scheme, or unreachable host
         raise DataError(f"{path} cannot be reached through fsspec: {error}") from error
 
 
 def _unpack(
     paths: list[str], columns: Sequence[str] | None, folder: pathlib.Path
 ) -> dict[str, pathlib.Path]:
-    """Write every column of the files, one after the other, to an array of its own."""
+    """Write every column of all files to an array of its own."""
     schema, num_rows = _checked(paths, columns)
     check_num_rows(num_rows, ", ".join(paths[:3]))
-    # Names of columns come from inside the files: they are not used as names of files.
+    # Column names come from the files' contents, so they are not used as file names.
     outputs = {name: folder / f"{i}.npy" for i, name in enumerate(schema.names)}
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(open(path, "wb")) for name, path in outputs.items()}
@@ -133,7 +133,7 @@ def _write_header(file: IO[bytes], rows: np.ndarray, num_rows: int) -> None:
 
 
 def _checked(paths: list[str], columns: Sequence[str] | None):
-    """The schema that all files share, and the number of rows of all."""
+    """Return the schema that all files share, and the total number of rows."""
     pa = require("pyarrow", extra="data")
     schema, num_rows = pa.schema([]), 0
     for i, path in enumerate(paths):
@@ -164,7 +164,7 @@ def _check_same(schema, found, first: str, path: str) -> None:
 
 
 def _opened(path: Any):
-    """A Parquet file, from the local disk or through fsspec."""
+    """Open a Parquet file on the local disk or through fsspec."""
     pa, parquet = require("pyarrow", extra="data"), require("pyarrow.parquet", extra="data")
     try:
         if _is_remote(path):
@@ -186,7 +186,7 @@ def _batches(path: str, columns: list[str]):
 
 
 def _numbers(where: str, column) -> np.ndarray:
-    """A column of a batch as an array."""
+    """Convert a column of a batch to an array."""
     pa = require("pyarrow", extra="data")
     if column.null_count:
         raise DataError(f"{where} has {column.null_count} nulls: fill them or leave them out.")

@@ -1,7 +1,4 @@
-"""Batches from anything that yields them: checked one by one, and cut into rows as asked.
-
-Batches that come by one after another, from anything that yields them.
-"""
+"""Rows from an iterator of batches, which are checked and cut into batches of the run's size."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,11 +11,11 @@ from sghmc.posterior.sources import DataError, NotFinite, Source, check_finite, 
 from sghmc.types import PyTree
 
 
-class Batches:
-    """Rows in the order in which an iterator yields them, in batches of any length.
+class BatchReader:
+    """The rows of an iterator of batches, in any numbers.
 
-    At its end what can be iterated again is; an iterator that is used up is an error. Every batch
-    must have the structure, shapes and dtypes of the first.
+    At its end it starts again if it can; an exhausted iterator is an error. Every batch must have
+    the structure, shapes and dtypes of the first.
     """
 
     def __init__(
@@ -35,23 +32,23 @@ class Batches:
         self._rest = self._next()
         like = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in self._rest]
         self.example: PyTree = jax.tree.unflatten(self.treedef, like)
-        """A row by shapes and dtypes alone."""
+        """The shapes and dtypes of a row."""
 
     @property
     def is_restartable(self) -> bool:
         return callable(self._batches) or iter(self._batches) is not self._batches
 
     def start(self) -> None:
-        """From the first row again, where that is possible."""
+        """Start from the first row, if that is possible."""
         try:
             source = self._batches() if callable(self._batches) else self._batches
             self._iterator = iter(source)
         except Exception as error:
-            raise DataError(f"The stream could not be started: {_shown(error)}.") from error
+            raise DataError(f"The stream could not be started: {_format_error(error)}.") from error
         self._rest, self._num_taken = [], 0
 
     def take(self, count: int) -> list[np.ndarray]:
-        """The next rows, leaf by leaf."""
+        """Return the next rows, leaf by leaf."""
         parts, missing = [], count
         while missing:
             leaves = self._rest or self._next()
@@ -65,7 +62,7 @@ class Batches:
         return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
 
     def _next(self) -> list[np.ndarray]:
-        """The leaves of the next batch."""
+        """Return the leaves of the next batch."""
         num_taken = self._num_taken
         for attempt in range(2):
             try:
@@ -81,10 +78,10 @@ class Batches:
                 raise
             except Exception as error:
                 raise DataError(
-                    f"The stream raised after {num_taken} rows: {_shown(error)}."
+                    f"The stream raised after {num_taken} rows: {_format_error(error)}."
                 ) from error
         raise DataError(
-            f"The stream ended early, after {num_taken} rows and what was read ahead: give an "
+            f"The stream ended early, after {num_taken} rows and those read ahead: give an "
             f"iterator that goes on, a function that starts it anew, or make fewer steps."
         )
 
@@ -134,7 +131,7 @@ class Batches:
 
 
 def _is_column(node: Any) -> bool:
-    """A list of numbers is a column; one of arrays, as a DataLoader yields it, has several."""
+    """Return True for a list of numbers, and False for one of arrays, as DataLoaders yield."""
     return isinstance(node, list) and not any(hasattr(entry, "shape") for entry in node)
 
 
@@ -148,14 +145,12 @@ def _array(leaf: Any) -> np.ndarray:
     return held(array, "Batches of the stream", DataError)
 
 
-def _shown(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# Batches that come by one after another, from anything that yields them.
-
 _READ_AHEAD_BYTES = 1 << 25
-"""Less than of a file: rows that were read know nothing of an N that has grown since."""
+"""Bytes that are read ahead; fewer than of files, since rows read early miss a growth of N."""
 
 
 class Stream(Source):
@@ -164,34 +159,34 @@ class Stream(Source):
     | argument | meaning |
     | --- | --- |
     | `batches` | yields dicts, tuples or arrays of rows, in batches of any length: an iterator, |
-    | | what can be iterated again, or a function that returns an iterator |
+    | | an iterable, or a function that returns an iterator |
     | `size` | N, the number of rows that the posterior is over: a number, or a function that |
-    | | gives it; `stream.size = …` sets it while a run is on |
+    | | gives it; `stream.size = …` sets it during a run |
     | `buffer` | rows of the shuffle buffer; 0: rows are taken in the order in which they come |
     | `read_ahead` | rows that are read ahead at most; None: 32 MB of them |
-    | `independent` | that rows are drawn independently, with replacement: only then may a sampler |
-    | | subtract `gradient_noise`, which cancels over shuffled passes |
+    | `independent` | whether rows are drawn independently, with replacement: only then a sampler |
+    | | may subtract `gradient_noise`, which cancels over shuffled passes |
     | `allow_nan` | accept rows with NaN or infinity |
 
-    A run cuts its own minibatches from the rows: every chain its own, so that C chains take C times
-    as many rows, or with `Minibatch(…, shared=True)` all the same. At its end a stream that can be
-    iterated again is; an iterator that is used up is an error.
+    A run cuts its own minibatches from the rows. Every chain has its own, so that C chains take C
+    times as many rows; with `Minibatch(…, shared=True)` all use the same. At its end the stream
+    starts again if it can; an exhausted iterator is an error.
 
-    **What the buffer does.** Each row that a step takes is drawn at random from the buffer, and the
-    next of the stream takes its place; a row stays for `buffer` rows on average. So a minibatch is
-    a uniform one of about the last `buffer` rows: with rows in random order that is all that is
-    needed, and no buffer at all does as well. With rows in an order that means something (by
-    class, by time), gradients are those of a stretch of the stream, the chain follows them, and no
-    report can see it: make the buffer several times longer than the stretches, or shuffle before.
+    **The buffer.** Each row that a step takes is drawn at random from the buffer, and the next row
+    of the stream replaces it; a row stays for `buffer` rows on average. So a minibatch is uniform
+    over about the last `buffer` rows. If rows come in random order that is enough, and no buffer is
+    needed. If their order is meaningful (by class, by time), gradients are those of a part of the
+    stream, the chain follows them, and no diagnostic can detect it: make the buffer several times
+    longer than such parts, or shuffle before.
 
     **Growing data.** When `size` grows, the posterior follows with the next rows that are read:
     U counts N rows, and the sampler's settings, which hold for the N at which the `Posterior` was
-    made, move with N (`Sampler.for_growth`). What the stream yields must then be rows of all data
-    so far.
+    made, are rescaled with N (`Sampler.for_growth`). The stream must then yield rows of all data so
+    far.
 
-    **A run that resumes** from a checkpoint reads the stream from its start again up to where it
-    was, with the N of then, so that the same rows must come: a function, or what can be iterated
-    again, with its randomness seeded. An iterator of which rows were taken cannot be gone back.
+    **A resumed run** reads the stream from its start up to the row of the checkpoint, with the N of
+    that time, so the stream must yield the same rows again: give a function or an iterable, with
+    its randomness seeded. A partly consumed iterator cannot be rewound.
 
     There is no pass over all rows: potential and gradient over all data, accept steps,
     `ControlVariate` and `tune` need another source.
@@ -221,9 +216,9 @@ class Stream(Source):
         self.buffer_rows = buffer
         self.is_independent = independent
         self.num_taken = 0
-        """Rows that left the stream since it was last started."""
+        """Number of rows taken since the stream was last started."""
         check_num_rows(self.num_rows, "The stream")
-        self._batches = Batches(batches, allow_nan=allow_nan)
+        self._batches = BatchReader(batches, allow_nan=allow_nan)
         self._buffer: list[np.ndarray] | None = None
         self.example = self._batches.example
         self.read_ahead = read_ahead or max(1, _READ_AHEAD_BYTES // max(1, self.row_bytes))
@@ -241,7 +236,7 @@ class Stream(Source):
         return self.num_taken == 0
 
     def start(self):
-        """Begin anew for a run, where that is possible and anything was taken."""
+        """Start again for a run, if rows were taken and that is possible."""
         if self._batches.is_restartable and self.num_taken:
             self._batches.start()
             self._buffer, self.num_taken = None, 0
@@ -251,18 +246,18 @@ class Stream(Source):
             f"example{jax.tree_util.keystr(path)}": str(leaf)
             for path, leaf in jax.tree.leaves_with_path(self.example)
         }
-        # How far a run reads ahead decides which rows its chains get, and when they see N grow.
+        # Reading ahead decides which rows the chains get, and when they use a larger N.
         return {"buffer": self.buffer_rows, "read_ahead": self.read_ahead, **shapes}
 
     def order(self, numbers):
-        """As they are: rows come in an order of their own."""
+        """Return the numbers' own order, since rows come in the stream's order anyway."""
         return np.arange(len(numbers))
 
     def read(self, numbers, rows):
         jax.tree.map(np.copyto, rows, self.take(numbers))
 
     def take(self, numbers):
-        """The next rows, as many as there are numbers: these are places in the buffer."""
+        """Return the next rows, one for each number; numbers are positions in the buffer."""
         count = len(numbers)
         if self.buffer_rows == 0:
             leaves = self._batches.take(count)
@@ -282,10 +277,10 @@ def _exchange(
     size = len(buffer[0])
     order = np.argsort(slots, kind="stable")
     is_again = np.append(False, slots[order][1:] == slots[order][:-1])
-    # What is in a slot: what the last to look there put in, or what was there before.
+    # A slot holds the row that its previous use put there, or its row from before.
     origin = slots.copy()
     origin[order[is_again]] = size + order[np.flatnonzero(is_again) - 1]
     final = np.arange(size)
-    final[slots] = size + np.arange(len(slots))  # of equal slots the last counts
+    final[slots] = size + np.arange(len(slots))  # among equal slots the last one counts
     both = [np.concatenate(pair) for pair in zip(buffer, new, strict=True)]
     return [leaf[origin] for leaf in both], [leaf[final] for leaf in both]

@@ -1,9 +1,4 @@
-"""Tables as text: csv and its like, with whichever delimiter cuts their rows alike.
-
-Columns of a table on disk: text with any delimiter, parquet, npz, or one of them in a zip.
-
-Tables of mixed columns on disk: numbers and text, to fit and to predict.
-"""
+"""Read tables from files: text with any delimiter, parquet, npz, or one of them in a zip."""
 
 import csv
 import io
@@ -19,25 +14,25 @@ from sghmc.data.archives import Archive, read_npz
 from sghmc.data.columns import as_arrow
 
 _DELIMITERS = (",", ";", "\t", "::")
-"""Where two do as well, the first of them."""
+"""Delimiters in order of preference, if several cut the rows equally well."""
 _ONE_LETTER = "\x1f"
-"""Stands for MovieLens' "::", since fast readers take delimiters of one letter."""
-_NUM_SEEN = 20
-"""Rows by which a delimiter is judged."""
-_LONGEST_LINE = 1 << 24
-"""Bytes: names of 160 letters for 100,000 columns. A longer first line is no table's."""
+"""Replaces MovieLens' "::", since pyarrow takes delimiters of one letter only."""
+_NUM_SNIFFED_ROWS = 20
+"""Number of rows by which the delimiter is chosen."""
+_MAX_LINE_BYTES = 1 << 24
+"""Longest first line: names of 160 letters for 100,000 columns."""
 _HEAD_BYTES = 1 << 16
-"""After the first line, what is looked at to find the delimiter."""
+"""Bytes after the first line that are read to choose the delimiter."""
 _BLOCK_BYTES = 1 << 20
-"""What pyarrow parses at a time, if a row is not longer."""
+"""Bytes that pyarrow parses at a time, if a row is not longer."""
 
 
 class Style(NamedTuple):
-    """What the columns of a text are taken for.
+    """The types of a text table's columns, and its names if it has no header.
 
-    `is_text(name)` says which stay text, letter by letter; without it, all are what their entries
-    look like, and an empty entry is missing. `headerless` are the names of columns whose first line
-    may be a row already: it is, where the third of them is a number.
+    `is_text(name)` says which columns stay text, letter by letter; without it, types are inferred
+    from entries, and an empty entry is missing. `headerless` are the names of the columns of a
+    table without a header, which is recognised by a number in the third column of its first line.
     """
 
     is_text: Callable[[str], bool] | None = None
@@ -45,7 +40,7 @@ class Style(NamedTuple):
 
 
 def read_text(source: pathlib.Path | bytes, name: str, style: Style) -> Any:
-    """The pyarrow table in a file, or in its content."""
+    """Read a pyarrow table from a text file, or from its content."""
     pa, arrow_csv = require("pyarrow", extra="data"), require("pyarrow.csv", extra="data")
     head = _head(source, name)
     try:
@@ -76,7 +71,7 @@ def _conversion(names: Sequence[str], style: Style) -> Any:
     pa, arrow_csv = require("pyarrow", extra="data"), require("pyarrow.csv", extra="data")
     if style.is_text is None:
         return arrow_csv.ConvertOptions(strings_can_be_null=True)
-    # Entries repeat, so that a dictionary of them is small.
+    # Entries repeat, so dictionaries are small.
     text = pa.dictionary(pa.int32(), pa.string())
     return arrow_csv.ConvertOptions(
         column_types={each: text for each in names if style.is_text(each)}
@@ -84,20 +79,20 @@ def _conversion(names: Sequence[str], style: Style) -> Any:
 
 
 def _head(source: pathlib.Path | bytes, name: str) -> str:
-    """The beginning of a text, its first line to the end."""
+    """Read the first line of a text, and some more."""
     with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
-        first = file.readline(_LONGEST_LINE)
-        if len(first) == _LONGEST_LINE and not first.endswith(b"\n"):
+        first = file.readline(_MAX_LINE_BYTES)
+        if len(first) == _MAX_LINE_BYTES and not first.endswith(b"\n"):
             raise ValueError(
                 f"{name} cannot be read as a table: its first line has more than "
-                f"{_LONGEST_LINE:,} bytes."
+                f"{_MAX_LINE_BYTES:,} bytes."
             )
         rest = file.read(_HEAD_BYTES)
     return (first + rest).decode("utf-8-sig", "replace")
 
 
 def _delimiter(head: str) -> str:
-    """The one that cuts the first rows into equally many fields, the most of them.
+    """Choose the delimiter that cuts the first rows into equal numbers of fields, most of all.
 
     >>> _delimiter("a;b\\n1,5;2\\n"), _delimiter('"size; m²",price\\n3,4\\n')
     (';', ',')
@@ -105,20 +100,20 @@ def _delimiter(head: str) -> str:
     counts = {each: _counts(head, each) for each in _DELIMITERS}
     cutting = [each for each, found in counts.items() if max(found[1:] or found, default=1) > 1]
     alike = [each for each in cutting if len(set(counts[each])) == 1]
-    # Where a row is bad, none cuts all alike: then the first line decides.
+    # If a row is malformed, no delimiter cuts all rows equally; then the first line decides.
     return max(alike or cutting, key=lambda each: counts[each][0], default=_DELIMITERS[0])
 
 
 def _counts(head: str, delimiter: str) -> list[int]:
-    """How many fields each of the first rows has."""
+    """Count the fields of each of the first rows."""
     try:
-        return [len(row) for row in itertools.islice(_rows(head, delimiter), _NUM_SEEN)]
+        return [len(row) for row in itertools.islice(_rows(head, delimiter), _NUM_SNIFFED_ROWS)]
     except csv.Error:  # fields without an end
         return []
 
 
 def _rows(head: str, delimiter: str) -> Any:
-    """The rows of a text, and not the last where it was cut off."""
+    """Return the rows of a text, without the last if it was cut off."""
     lines = list(io.StringIO(head, newline=""))
     if len(lines) > 1 and not head.endswith("\n") and len(head) > _HEAD_BYTES // 4:
         lines.pop()
@@ -139,17 +134,17 @@ def is_number(text: str) -> bool:
     return True
 
 
-# Columns of a table on disk: text with any delimiter, parquet, npz, or one of them in a zip.
+# Tables of all formats.
 
 _SUFFIXES = (".dat", ".data", ".csv", ".tsv", ".txt", ".parquet", ".npz")
-_MOST_ROWS = 1 << 30
-"""Of a parquet file, whose few bytes may stand for any number of equal rows."""
+_MAX_PARQUET_ROWS = 1 << 30
+"""Largest number of rows of a parquet file, whose few bytes may encode any number of equal rows."""
 
 
 def read_columns(
     path: pathlib.Path, style: Style, favourites: Sequence[str] = ()
 ) -> Mapping[str, Any]:
-    """The columns of a table by name: of pyarrow, or of numpy where the file is.
+    """Read the columns of a table by name: of pyarrow, or of numpy from an npz file.
 
     `favourites` are the files to take from a folder or an archive that holds several.
     """
@@ -192,7 +187,7 @@ def _in_folder(folder: pathlib.Path, favourites: Sequence[str]) -> pathlib.Path:
 
 
 def _choose(archive: Archive, favourites: Sequence[str]) -> str:
-    """The member that holds the table: one of the usual names, or the only one that could."""
+    """Return the member with the table: one of the usual names, or the only candidate."""
     members = archive.members
     for favourite in favourites:
         named = [each for each in members if pathlib.PurePosixPath(each).name == favourite]
@@ -213,28 +208,28 @@ def _read_parquet(source: pathlib.Path | bytes, name: str) -> Any:
     try:
         whole = pa.BufferReader(source) if isinstance(source, bytes) else source
         with parquet.ParquetFile(whole) as file:
-            if file.metadata.num_rows > _MOST_ROWS:
+            if file.metadata.num_rows > _MAX_PARQUET_ROWS:
                 raise ValueError(
-                    f"{name} has {file.metadata.num_rows:,} rows: at most {_MOST_ROWS:,} are read."
+                    f"{name} has {file.metadata.num_rows:,} rows: at most {_MAX_PARQUET_ROWS:,} "
+                    f"are read."
                 )
             return file.read()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{name} is not a complete parquet file: {error}") from error
 
 
-# Tables of mixed columns on disk: numbers and text, to fit and to predict.
+# Tables of numbers and text, to fit and to predict.
 
 Columns = dict[str, np.ndarray]
-"""By name: numbers as float64, whole numbers as int64 (uint64 where they are that), booleans, or
-text as str objects."""
+"""Columns by name: float64, int64 (or uint64), booleans, or text as str objects."""
 
 
 def read_table(
     path: pathlib.Path, only: Collection[str] | None = None, ignored: Collection[str] = ()
 ) -> Columns:
-    """The columns of a file; a missing value in one of them is an error.
+    """Read the columns of a file; a missing value is an error.
 
-    `ignored` ones, and where `only` some are wanted all others, may hold anything: dates, gaps.
+    Columns in `ignored`, and those not in `only` (if given), are left out and may hold anything.
     """
     table = read_columns(path, Style())
     for name in ignored:

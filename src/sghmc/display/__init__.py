@@ -1,8 +1,6 @@
-"""How objects show in a notebook: small tables in its own colours. All escaped.
+"""Tables for notebooks, self-contained HTML pages, and pictures of draws as data URLs.
 
-HTML that needs nothing beside it: sections, tables to sort and search, pictures. All escaped.
-
-Pictures for a page as data addresses: of draws, each in bright and in dark colours.
+All text is escaped.
 """
 
 import base64
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def notebook_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A title over a table of words."""
+    """Return an HTML table of texts under a title."""
     head = "".join(f"<th>{html.escape(each)}</th>" for each in heads)
     body = "".join(
         f"<tr>{''.join(f'<td style=text-align:left>{_notebook_text(x)}</td>' for x in row)}</tr>"
@@ -46,7 +44,7 @@ def notebook_facts(title: str, named: Mapping[str, object]) -> str:
 
 
 def notebook_settings(thing: Any) -> str:
-    """A dataclass by its fields, arrays by their shapes; what is None is left out."""
+    """Return an HTML table of a dataclass's fields without those that are None."""
     fields = [field.name for field in dataclasses.fields(thing) if field.repr]
     values = {name: getattr(thing, name) for name in fields}
     named = {name: eqx.tree_pformat(v) for name, v in values.items() if v is not None}
@@ -57,12 +55,12 @@ def _notebook_text(cell: object) -> str:
     return html.escape(str(cell)).replace("\n", "<br>")
 
 
-# HTML that needs nothing beside it: sections, tables to sort and search, pictures. All escaped.
+# Self-contained HTML pages: sections, tables to sort and search, pictures.
 
 FILE = "report.html"
-"""The name of a page in a folder of results."""
+"""File name of a page in a folder of results."""
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""The page asks nothing of any network."""
+"""Content security policy that forbids the page any network access."""
 
 
 def text(value: object) -> str:
@@ -70,7 +68,7 @@ def text(value: object) -> str:
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    """A whole document of sections that are HTML already."""
+    """Return an HTML document of sections, which are HTML already."""
     style, script = (
         resources.files("sghmc.display").joinpath(name).read_text("utf-8")
         for name in ("page.css", "page.js")
@@ -114,7 +112,7 @@ def facts(named: Mapping[str, object]) -> str:
 
 
 def grid(columns: Sequence[str], entries: Iterable[Sequence[str]]) -> str:
-    """A table of words."""
+    """Return a table of texts."""
     heads = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
     body = "".join(
         f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in cells)}</tr>" for cells in entries
@@ -126,7 +124,7 @@ def grid(columns: Sequence[str], entries: Iterable[Sequence[str]]) -> str:
 
 
 def links(named: Iterable[tuple[str, str, str]]) -> str:
-    """To other pages, by paths from here: address, name, what more there is to say."""
+    """Return a list of links to other pages: relative address, name, further text."""
     lines = (
         f'<li><a href="{text(urllib.parse.quote(address))}">{text(name)}</a>{text(more)}</li>'
         for address, name, more in named
@@ -139,7 +137,7 @@ def preformatted(words: str) -> str:
 
 
 def rows(name: str, columns: Sequence[str], entries: Iterable[tuple[str, Sequence[float]]]) -> str:
-    """A table of named rows of numbers, sorted by a click on a column, searched by name."""
+    """Return a table of named rows of numbers, sortable by column and searchable by name."""
     heads = "".join(
         f'<th scope="col"><button type="button">{text(column)}</button></th>' for column in columns
     )
@@ -164,7 +162,7 @@ def _number(value: float) -> str:
 
 
 def picture(pair: tuple[str, str], words: str) -> str:
-    """Data addresses of one picture for bright and for dark pages, and what it shows."""
+    """Return images of one picture for bright and dark pages, with an alternative text."""
     light, dark = (
         f'<img class="{kind}" src="{address}" alt="{text(words)}">'
         for kind, address in zip(("light", "dark"), pair, strict=True)
@@ -173,19 +171,19 @@ def picture(pair: tuple[str, str], words: str) -> str:
 
 
 def side_by_side(caption: str, shown: Sequence[str]) -> str:
-    """Pictures next to each other where there is room, under one caption."""
+    """Return pictures side by side if the page is wide enough, under one caption."""
     inside = "".join(f"<div>{each}</div>" for each in shown)
     named = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
     return f'<figure>{named}<div class="side">{inside}</div></figure>'
 
 
 def card(address: str, words: str) -> str:
-    """A picture on white, to be scrolled where it would be too small."""
+    """Return a picture on white, which scrolls if the page is too narrow."""
     return f'<figure class="card" tabindex="0"><img src="{address}" alt="{text(words)}"></figure>'
 
 
 def write(path: str | os.PathLike[str], content: str) -> pathlib.Path:
-    """The page in a file, or as report.html in a folder; where that is."""
+    """Write the page to a file, or to report.html in a folder, and return the path."""
     path = pathlib.Path(path)
     if path.is_dir():
         path = path / FILE
@@ -195,18 +193,18 @@ def write(path: str | os.PathLike[str], content: str) -> pathlib.Path:
     return path
 
 
-# Pictures for a page as data addresses: of draws, each in bright and in dark colours.
+# Pictures of draws as data URLs, each in bright and in dark colours.
 
 _INKS = {"light": "#1c2024", "dark": "#e6e8ea"}
-_SIZE = (4.4, 2.0)
-"""Inches: small enough to be read on a phone."""
-_MOST_POINTS = 1_000
-"""Of a line: more than a screen is wide shows nothing more."""
-_MOST_CHAINS = 8
+_SIZE_INCHES = (4.4, 2.0)
+"""Size of a picture, small enough to be read on a phone."""
+_MAX_POINTS = 1_000
+"""Largest number of points of a line, about the pixels of a screen's width."""
+_MAX_CHAINS = 8
 _NUM_RANK_BINS = 20
 _NUM_LAGS = 60
 _GRAY = "#808890"
-"""Seen on white and on black."""
+"""Colour of lines that are visible on white and on black."""
 
 Pair = tuple[str, str]
 
@@ -218,7 +216,7 @@ def picture_address(figure: "Figure", *, dpi: int = 100, transparent: bool = Fal
 
 
 def _both(title: str, draw: Callable[[Any], None]) -> Pair:
-    """What `draw` puts on axes, for a bright and for a dark page."""
+    """Draw a picture by `draw(axes)` for a bright and for a dark page."""
     light, dark = (_drawn(title, draw, ink) for ink in _INKS.values())
     return light, dark
 
@@ -228,7 +226,7 @@ def _drawn(title: str, draw: Callable[[Any], None], ink: str) -> str:
     figures = require("matplotlib.figure", extra="plots")
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     with matplotlib.rc_context({**dict.fromkeys(names, ink), "font.size": 9}):
-        figure = figures.Figure(figsize=_SIZE, layout="constrained")
+        figure = figures.Figure(figsize=_SIZE_INCHES, layout="constrained")
         axes = figure.subplots()
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(title)
@@ -237,11 +235,11 @@ def _drawn(title: str, draw: Callable[[Any], None], ink: str) -> str:
 
 
 def trace_picture(values: np.ndarray, title: str = "trace", level: float | None = None) -> Pair:
-    """A line for each chain, and a level to hold them against; axes (chain, draw)."""
-    step = -(-values.shape[1] // _MOST_POINTS)
+    """Draw a line for each chain, and a level to compare with; axes (chain, draw)."""
+    step = -(-values.shape[1] // _MAX_POINTS)
 
     def draw(axes) -> None:
-        for chain in values[:_MOST_CHAINS]:
+        for chain in values[:_MAX_CHAINS]:
             axes.plot(np.arange(0, len(chain), step), chain[::step], linewidth=0.6)
         if level is not None:
             axes.axhline(level, linewidth=1, linestyle="--", color=_GRAY, zorder=3)
@@ -250,12 +248,12 @@ def trace_picture(values: np.ndarray, title: str = "trace", level: float | None 
 
 
 def rank_picture(values: np.ndarray) -> Pair:
-    """How often each chain has draws of a rank among all; axes (chain, draw)."""
+    """Draw a histogram of each chain's ranks among all draws; axes (chain, draw)."""
     order = values.ravel().argsort().argsort().reshape(values.shape)
     bins = np.linspace(0, values.size, min(_NUM_RANK_BINS, values.shape[1]) + 1)
 
     def draw(axes) -> None:
-        for chain in order[:_MOST_CHAINS]:
+        for chain in order[:_MAX_CHAINS]:
             counts = np.histogram(chain, bins)[0]
             axes.stairs(counts / counts.mean(), bins / values.size)
         axes.set_ylim(bottom=0)
@@ -264,8 +262,8 @@ def rank_picture(values: np.ndarray) -> Pair:
 
 
 def autocorrelation_picture(values: np.ndarray) -> Pair:
-    """Of each chain, by lag; axes (chain, draw)."""
-    lagged = [correlations(chain)[:_NUM_LAGS] for chain in values[:_MOST_CHAINS]]
+    """Draw the autocorrelation of each chain by lag; axes (chain, draw)."""
+    lagged = [correlations(chain)[:_NUM_LAGS] for chain in values[:_MAX_CHAINS]]
 
     def draw(axes) -> None:
         for chain in lagged:
@@ -276,7 +274,7 @@ def autocorrelation_picture(values: np.ndarray) -> Pair:
 
 
 def correlations(chain: np.ndarray) -> np.ndarray:
-    """The autocorrelation of a chain at lags 0, 1, …; NaN where it never moved.
+    """Return the autocorrelation of a chain at lags 0, 1, …; NaN if it never moved.
 
     >>> correlations(np.array([1.0, -1.0, 1.0, -1.0])).round(9).tolist()
     [1.0, -0.75, 0.5, -0.25]
@@ -288,7 +286,7 @@ def correlations(chain: np.ndarray) -> np.ndarray:
 
 
 def replicates_picture(observed: float, replicated: np.ndarray) -> Pair:
-    """A summary of the data against that of data made by the model."""
+    """Draw a summary of the data over a histogram of that of replicated data."""
 
     def draw(axes) -> None:
         axes.hist(replicated, bins=30, color="#3d8fd1")

@@ -1,4 +1,4 @@
-"""Other libraries' models in, our samplers out. Each library is imported by its own file only."""
+"""Interfaces to other libraries, each of which is imported by its own file only."""
 
 import importlib
 from types import ModuleType
@@ -9,7 +9,7 @@ __all__ = ["nuts"]
 
 
 def __getattr__(name: str) -> ModuleType:
-    """A library's file comes in when it is first named."""
+    """Import the file of a library when it is first used."""
     if name in ("numpyro", "optax", "pymc"):
         return importlib.import_module(f"sghmc.interop.{name}")
     raise AttributeError(f"module 'sghmc.interop' has no attribute {name!r}")

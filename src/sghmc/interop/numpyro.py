@@ -21,7 +21,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
 
-from sghmc.interop.numpyro_arguments import Given, Rows, Whole
+from sghmc.interop.numpyro_arguments import GivenArguments, Rows, Whole
 from sghmc.interop.numpyro_model import INFER, Examples, Model, Plates, Site, Structure
 from sghmc.posterior.posterior import RowPosterior, as_arrays
 from sghmc.results import summaries
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
 
 __all__ = ["NumPyroPosterior", "Rows", "Whole", "posterior"]
 
-_TOLERANCE = 1e-3
-"""Log densities of a row, run alone and with all others, differ by rounding only."""
-_NUM_COMPARED = 8
+_DENSITY_TOLERANCE = 1e-3
+"""Relative tolerance of a row's log density, alone and among all rows: rounding errors."""
+_NUM_COMPARED_ROWS = 8
 
 
 def posterior(model: Callable, *args, plate: Any = INFER, **kwargs) -> "NumPyroPosterior":
-    """The posterior of a NumPyro model, given the arguments that NumPyro's MCMC would get.
+    """Make a posterior from a NumPyro model and the arguments that NumPyro's MCMC would get.
 
-    One example is one member of the plate that all observed sites lie in (of several, `plate` names
-    it). Arguments whose first axis is as long as the plate have a row for each example, and a batch
-    sees its own rows of them; all others are left whole. `Rows(array, axis=1)` and `Whole(array)`
-    around an argument say otherwise. Arrays that the model has from elsewhere it must index with
-    the plate's indices. A model without such a plate, or with `plate=None`, runs on all data. (A
-    model's own argument of the name `plate` is to be bound with functools.partial.)
+    One example is one member of the plate that contains all observed sites (if there are several,
+    name it with `plate`). Arguments whose first axis is as long as the plate have a row for each
+    example, and a batch gets its own rows of them; all others are passed whole. Wrap an argument in
+    `Rows(array, axis=1)` or `Whole(array)` to change that. The model must index arrays that are not
+    arguments with the plate's indices. A model without such a plate, or with `plate=None`, runs on
+    all data. (Bind a model's own argument of the name `plate` with functools.partial.)
 
-    Parameters are the unconstrained values of the latent sites, a dict by name, and the prior has
-    the Jacobians; everything outside of the plate counts as prior. Sites of type param stay at
-    their initial values, as in NumPyro's MCMC. A latent site inside of the plate, one value for
+    Parameters are the unconstrained values of the latent sites, a dict by name, and the prior
+    includes the Jacobians; everything outside the plate counts as prior. Sites of type param stay
+    at their initial values, as in NumPyro's MCMC. A latent site inside the plate, one value for
     each example, is a parameter with that many entries: gradients from batches are unbiased, but
-    noisy, since most of those entries see no data in a step.
+    noisy, since a batch informs few of those entries.
 
     >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
     >>> import sghmc, sghmc.interop.numpyro
@@ -72,7 +72,7 @@ def posterior(model: Callable, *args, plate: Any = INFER, **kwargs) -> "NumPyroP
     """
     if not callable(model):
         raise TypeError(f"posterior needs a NumPyro model, a function, not {model!r}.")
-    given = Given(args, kwargs)
+    given = GivenArguments(args, kwargs)
     structure = Structure.of(model, given)
     name = structure.example_plate(plate, given)
     if name is None:
@@ -84,16 +84,16 @@ def posterior(model: Callable, *args, plate: Any = INFER, **kwargs) -> "NumPyroP
         try:
             candidate = NumPyroPosterior(model, structure, name, given, is_sliced)
             candidate.check_rows()
-        except Exception as error:  # the model's own, of any kind, where shapes do not fit
+        except Exception as error:  # the model may raise any error if shapes do not fit
             failures.append(error)
         else:
             return candidate
     raise ValueError(
         f"The model cannot run on some of the {size} members of plate {name!r} alone. With rows of "
         f"{' and '.join(row_names) or 'no argument'}: {str(failures[0]).splitlines()[0]} Give all "
-        f"data with a row for each example as arguments, Rows(array, axis=…) where rows are not "
-        f"first, Whole(array) where they are no examples; compute what depends on several rows "
-        f"before the model; or run on all data with plate=None."
+        f"data with a row for each example as arguments, in Rows(array, axis=…) if the first axis "
+        f"does not count rows, and arrays without examples in Whole(array); compute what depends "
+        f"on several rows before the model; or run on all data with plate=None."
     ) from failures[0]
 
 
@@ -115,7 +115,7 @@ class NumPyroPosterior(RowPosterior):
         function: Callable,
         structure: Structure,
         plate: str | None,
-        given: Given,
+        given: GivenArguments,
         is_sliced: bool = False,
     ):
         size = 1 if plate is None else structure.plates[plate]
@@ -134,26 +134,26 @@ class NumPyroPosterior(RowPosterior):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the unconstrained value of every latent site."""
+        """The shape of the unconstrained value of every latent site."""
         latent = [(name, site) for name, site in self.sites.items() if site.kind == "latent"]
         return {name: site.unconstrained_shape for name, site in latent}
 
     def init(self, key: jax.Array, radius: float = 2.0) -> dict[str, jax.Array]:
-        """A start: every unconstrained parameter uniform within `radius` of 0, as NumPyro's is.
+        """Draw an initial position uniformly within `radius` of 0, as NumPyro does.
 
-        Starts for several chains are `jax.vmap(posterior.init)(jax.random.split(key, num_chains))`
-        and `sample(…, init_axis=0)`.
+        For several chains take `jax.vmap(posterior.init)(jax.random.split(key, num_chains))` and
+        `sample(…, init_axis=0)`.
         """
         shapes = self.shapes
         return dict(zip(shapes, _uniforms(key, radius, tuple(shapes.values())), strict=True))
 
     def constrain(self, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """The values of the latent sites, from one position: use it in `averages`."""
+        """Map one position to the values of the latent sites; use it in `averages`."""
         sites, _ = self.model.run(params, self.data)
         return {name: sites[name]["value"] for name in self.shapes}
 
     def unconstrain(self, values: Mapping[str, ArrayLike]) -> dict[str, jax.Array]:
-        """The inverse of `constrain`: a start from values of all latent sites."""
+        """Invert `constrain`: map values of all latent sites to an initial position."""
         missing = sorted(set(self.shapes) - set(values))
         if missing:
             raise ValueError(f"values has no {missing}: give the value of every latent site.")
@@ -167,7 +167,7 @@ class NumPyroPosterior(RowPosterior):
         }
 
     def draws(self, samples: Samples, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        """A run's draws of the latent and deterministic sites (of those in `names`).
+        """Return a run's draws of the latent and deterministic sites, or of those in `names`.
 
         Axes are (chain, draw, …). The run must have kept positions, as it does without `keep`.
         """
@@ -184,10 +184,9 @@ class NumPyroPosterior(RowPosterior):
         return {k: np.asarray(v).reshape(*leading, *v.shape[1:]) for k, v in values.items()}
 
     def predictive(self, key: jax.Array, samples: Samples, *args, **kwargs) -> dict[str, jax.Array]:
-        """NumPyro's `Predictive`: what the model, run with these arguments, gives for each draw.
+        """Run the model with these arguments for each draw, by NumPyro's `Predictive`.
 
-        Leave the observed values out, as there: `predictive(key, samples, x_new)`. Axes are (chain,
-        draw, …).
+        Leave the observed values out: `predictive(key, samples, x_new)`. Axes are (chain, draw, …).
         """
         latent = self.draws(samples, list(self.shapes))
         return Predictive(self._in_full(), latent, batch_ndims=2)(key, *args, **kwargs)
@@ -198,7 +197,7 @@ class NumPyroPosterior(RowPosterior):
         coords: dict[str, Any] | None = None,
         dims: dict[str, list[str]] | None = None,
     ) -> "arviz.InferenceData":
-        """A run's draws as arviz takes them: sites by name, their axes named after their plates.
+        """Convert a run's draws to arviz: sites by name, with axes named after their plates.
 
         The groups are posterior, sample_stats and observed_data; `coords` and `dims` add to the
         model's own.
@@ -221,11 +220,11 @@ class NumPyroPosterior(RowPosterior):
         )
 
     def check_rows(self) -> None:
-        """Refuse a model whose rows, run alone, are not what they are among all others."""
-        numbers = np.unique(np.linspace(0, self.num_rows - 1, _NUM_COMPARED).astype(np.int32))
-        found = jax.tree.map(np.asarray, _compiled_comparison()(self, numbers))
+        """Check that rows have the same log density alone as among all rows."""
+        numbers = np.linspace(0, self.num_rows - 1, _NUM_COMPARED_ROWS).astype(np.int32)
+        found = jax.tree.map(np.asarray, _compiled_comparison()(self, np.unique(numbers)))
         alone, together, prior, rest = found
-        for number, mine, theirs in zip(numbers, alone, together, strict=True):
+        for number, mine, theirs in zip(np.unique(numbers), alone, together, strict=True):
             if _differ(mine, theirs):
                 raise ValueError(
                     f"Row {number} has log density {mine:g} alone, but {theirs:g} among all rows: "
@@ -238,7 +237,7 @@ class NumPyroPosterior(RowPosterior):
             )
 
     def _in_full(self) -> Callable:
-        """The model with all its members, and its param and mutable sites where they were."""
+        """Return the model over all examples, with its param and mutable sites fixed."""
         return Plates(handlers.substitute(self.model.function, data=self.model.fixed))
 
     def _sites(self, params: dict[str, jax.Array], names: tuple[str, ...] | None):
@@ -275,12 +274,12 @@ def _uniforms(key: jax.Array, radius: float, shapes: tuple[tuple[int, ...], ...]
 
 @functools.cache
 def _compiled_comparison() -> Any:
-    """One for all posteriors: other data of the same shapes have nothing to compile."""
+    """Return the compiled comparison, which all posteriors of the same shapes share."""
     return eqx.filter_jit(_compare, **runtime.jit_options("once"))
 
 
 def _compare(posterior: NumPyroPosterior, numbers: np.ndarray) -> tuple[jax.Array, ...]:
-    """Log densities of some rows, alone and among all; of the rest, with one row and with all."""
+    """Return log densities of some rows, alone and among all, and of the rest with one and all."""
     params = posterior.init(jax.random.key(0), radius=0.5)
     together, rest = posterior.model.log_densities(params, posterior.data)
     alone = posterior.log_likelihoods(params, posterior.rows(jnp.asarray(numbers)))
@@ -298,7 +297,7 @@ class _LogLikelihood(eqx.Module):
 
 
 class _LogPrior(eqx.Module):
-    """The log density of all that is not an example; the model needs one to run."""
+    """The log density of everything but the examples; the model needs one example to run."""
 
     model: Model
     example: Examples
@@ -308,7 +307,7 @@ class _LogPrior(eqx.Module):
 
 
 def _differ(x: np.ndarray, y: np.ndarray) -> bool:
-    """By more than rounding; a row may be impossible, and then is so alone as well."""
+    """Return whether numbers differ by more than rounding; both may be −∞ or NaN."""
     with np.errstate(invalid="ignore"):
-        is_close = np.abs(x - y) <= _TOLERANCE * (1 + np.abs(y))
+        is_close = np.abs(x - y) <= _DENSITY_TOLERANCE * (1 + np.abs(y))
     return not bool(is_close | (x == y) | (np.isnan(x) & np.isnan(y)))

@@ -1,4 +1,4 @@
-"""A model's arguments: which have a row for each example, and which are left whole."""
+"""Split a model's arguments into those with a row for each example and those passed whole."""
 
 import dataclasses
 from typing import Any
@@ -27,15 +27,17 @@ class Whole:
 
 
 class Arguments(eqx.Module):
-    """The leaves of (args, kwargs): where `axes` has a number, a row for each example lies along
-    that axis, and the array itself is not kept here."""
+    """The leaves of (args, kwargs), without the arrays that have a row for each example.
+
+    For those, `axes` has the axis that counts examples; for the others None.
+    """
 
     leaves: list[Any]
     axes: tuple[int | None, ...] = eqx.field(static=True)
     treedef: Any = eqx.field(static=True)
 
     def filled(self, rows: list[jax.Array]) -> tuple[tuple, dict]:
-        """(args, kwargs) with these rows, whose first axis counts the examples."""
+        """Return (args, kwargs) with these rows, whose first axis counts the examples."""
         remaining = iter(rows)
         leaves = [
             leaf if axis is None else jnp.moveaxis(next(remaining), 0, axis)
@@ -45,8 +47,8 @@ class Arguments(eqx.Module):
         return jax.tree.unflatten(self.treedef, leaves)
 
 
-class Given:
-    """(args, kwargs) as a user gave them, checked."""
+class GivenArguments:
+    """The arguments (args, kwargs) that a user gave, checked."""
 
     def __init__(self, args: tuple, kwargs: dict):
         named, treedef = jax.tree.flatten_with_path((args, kwargs), is_leaf=_is_marked)
@@ -59,7 +61,7 @@ class Given:
         return Arguments(self.leaves, (None,) * len(self.leaves), self.treedef)
 
     def split(self, num_examples: int) -> tuple[Arguments, list[jax.Array]]:
-        """The arguments without their rows, and the rows, examples first."""
+        """Return the arguments without their rows, and the rows, examples first."""
         self._check_marks(num_examples)
         axes = tuple(self._axis(i, num_examples) for i in range(len(self.leaves)))
         pairs = list(zip(self.leaves, axes, strict=True))
@@ -68,13 +70,13 @@ class Given:
         return Arguments(kept, axes, self.treedef), rows
 
     def row_names(self, num_examples: int) -> list[str]:
-        """The arguments that have a row for each example."""
+        """Return the names of the arguments that have a row for each example."""
         return [
             name for i, name in enumerate(self.names) if self._axis(i, num_examples) is not None
         ]
 
     def number_lists(self) -> list[str]:
-        """Lists of numbers, which may have been meant as arrays."""
+        """Return the names of lists of numbers, which may have been meant as arrays."""
         args, kwargs = jax.tree.unflatten(self.treedef, self.leaves)
         named = {f"args[{i}]": value for i, value in enumerate(args)}
         named |= {f"kwargs[{key!r}]": value for key, value in kwargs.items()}
@@ -108,12 +110,12 @@ def _is_marked(leaf: PyTree) -> bool:
 
 
 def _name(path: tuple) -> str:
-    """`args[0]`, `kwargs['y']`, and what lies inside of them."""
+    """Return the name of a leaf, such as `args[0]` or `kwargs['y']['part']`."""
     return ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
 
 
 def _checked(name: str, leaf: Any) -> Any:
-    """An array, or a thing that the model gets as it is."""
+    """Convert arrays to jax, and leave other objects as they are, made hashable."""
     is_marked = _is_marked(leaf)
     leaf = leaf.array if is_marked else leaf
     if isinstance(leaf, jax.Array | np.ndarray):
@@ -127,7 +129,7 @@ def _checked(name: str, leaf: Any) -> Any:
         is_count = leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.integer)
         return int(leaf) if is_count else jnp.asarray(leaf)
     if is_marked:
-        raise TypeError(f"{name} is marked as rows or whole, but is no array: {leaf!r}.")
+        raise TypeError(f"{name} is marked as Rows or Whole, but is no array: {leaf!r}.")
     if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic):
         raise TypeError(
             f"{name} is a {type(leaf).__name__}, not an array: give a numpy or jax array, such as "
@@ -141,7 +143,7 @@ def _checked(name: str, leaf: Any) -> Any:
 
 
 class _Opaque:
-    """A thing without a hash, such as some networks: compiled programs know it by its identity."""
+    """An object without a hash, such as some networks, which is hashed by its identity."""
 
     def __init__(self, content: Any):
         self.content = content

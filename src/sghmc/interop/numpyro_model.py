@@ -1,7 +1,4 @@
-"""What a NumPyro model is made of: its sites and plates, and which plate counts examples.
-
-A NumPyro model as a function: log densities of some examples, and of all that is not one.
-"""
+"""The structure of a NumPyro model, and its log densities of some examples and of the rest."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,17 +13,17 @@ from numpyro.distributions.util import sum_rightmost
 from numpyro.infer import init_to_uniform
 from numpyro.primitives import Messenger
 
-from sghmc.interop.numpyro_arguments import Arguments, Given
+from sghmc.interop.numpyro_arguments import Arguments, GivenArguments
 
 INFER = object()
-"""Stands for a plate that the model's observed sites tell."""
+"""Default of `plate`: infer it from the model's observed sites."""
 
 
 class Plates(Messenger):
-    """Runs a model with plate `name` at `indices`, and all other plates in full.
+    """Run a model with plate `name` at `indices`, and all other plates in full.
 
     If the model gets only the rows of those examples (`is_sliced`), its plate counts them from 0,
-    and `numpyro.subsample` has nothing left to do.
+    and `numpyro.subsample` leaves arrays as they are.
     """
 
     def __init__(self, model: Callable, name: str | None = None, indices=None, is_sliced=False):
@@ -53,7 +50,7 @@ class Plates(Messenger):
 
 
 class Site(NamedTuple):
-    """What there is to know about a sample or deterministic site without running the model."""
+    """The static properties of a sample or deterministic site of a model."""
 
     kind: str
     plates: dict[str, int]
@@ -84,7 +81,7 @@ class Site(NamedTuple):
 
     @property
     def dims(self) -> list[str]:
-        """Names of its axes, as arviz takes them from plates and event_dims."""
+        """The names of its axes for arviz, from plates and event_dims."""
         return [*sorted(self.plates, key=lambda name: self.plates[name]), *self.event_dims]
 
 
@@ -97,7 +94,7 @@ class Structure(NamedTuple):
     fixed: dict[str, Any]
 
     @classmethod
-    def of(cls, model: Callable, given: Given) -> "Structure":
+    def of(cls, model: Callable, given: GivenArguments) -> "Structure":
         args, kwargs = given.whole().filled([])
         sites: dict[str, Site] = {}
         plates = Plates(model)
@@ -114,7 +111,7 @@ class Structure(NamedTuple):
             return {name: m["value"] for name, m in messages.items() if m["type"] in kinds}
 
         try:
-            # Shapes are enough to know a model; where it has values of its own they are computed.
+            # Shapes are enough to know a model; values are computed if it has param sites.
             fixed = run(False) if jax.eval_shape(lambda: run(True)) else {}
         except Exception as error:
             raise ValueError(_does_not_run(error, given)) from error
@@ -142,15 +139,15 @@ class Structure(NamedTuple):
             raise ValueError("The model has no latent site: there is nothing to sample.")
 
     def local_axes(self, plate: str | None) -> dict[str, int]:
-        """Of each latent site with a value for every example, the axis that counts examples."""
+        """Return the axis that counts examples of each latent site inside the plate."""
         return {
             name: site.num_batch_axes + site.plates[plate]
             for name, site in self.of_kind("latent").items()
             if plate in site.plates
         }
 
-    def example_plate(self, wanted: Any, given: Given) -> str | None:
-        """The plate whose members are the examples; None: the model runs on all data at once."""
+    def example_plate(self, wanted: Any, given: GivenArguments) -> str | None:
+        """Return the plate that counts examples; None if the model runs on all data at once."""
         around = [set(site.plates) for site in self.of_kind("observed").values()]
         if wanted is None:
             return None
@@ -195,7 +192,7 @@ class Structure(NamedTuple):
         return wanted
 
 
-def _does_not_run(error: Exception, given: Given) -> str:
+def _does_not_run(error: Exception, given: GivenArguments) -> str:
     lists = given.number_lists()
     hint = ""
     if lists:
@@ -211,7 +208,7 @@ def _listed(names) -> str:
     return " and ".join(repr(name) for name in names)
 
 
-# A NumPyro model as a function: log densities of some examples, and of all that is not one.
+# Log densities of some examples, and of the rest.
 
 
 class Examples(NamedTuple):
@@ -236,12 +233,12 @@ class Model(eqx.Module):
     fixed: dict[str, Any]
 
     def run(self, params: dict[str, jax.Array], examples: Examples) -> tuple[dict[str, Any], float]:
-        """All sites at these unconstrained values, and by how much the plate scales its own."""
+        """Return all sites at these unconstrained values, and the scale factor of the plate."""
         plates = Plates(
             handlers.substitute(self.function, data=self.fixed),
             self.plate,
             examples.numbers,
-            # Either the model gets rows of these examples only, or it picks them by their numbers.
+            # Either the model gets the rows of these examples only, or it indexes its arrays.
             is_sliced=bool(examples.rows),
         )
         model = handlers.substitute(plates, substitute_fn=self._constrained(params, examples))
@@ -253,7 +250,7 @@ class Model(eqx.Module):
     def log_densities(
         self, params: dict[str, jax.Array], examples: Examples
     ) -> tuple[jax.Array, jax.Array]:
-        """Of every example, and of everything else: the prior, its Jacobians, other sites."""
+        """Return the log densities of every example, and of the rest: prior, Jacobians, others."""
         sites, factor = self.run(params, examples)
         jacobians = {_jacobian_name(name) for name in params}
         count = examples.numbers.shape[0]
@@ -272,7 +269,7 @@ class Model(eqx.Module):
         return of_examples, rest
 
     def _constrained(self, params: dict[str, jax.Array], examples: Examples) -> Callable:
-        """What a latent site's value is; the transform's Jacobian enters the model as a factor."""
+        """Return a function for latent sites' values, which adds the Jacobian as a factor."""
 
         def value_of(site):
             name = site["name"]

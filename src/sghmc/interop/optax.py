@@ -1,4 +1,4 @@
-"""A sampler as an optax gradient transformation, for training loops that are already there."""
+"""Samplers as optax gradient transformations, for existing training loops."""
 
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ from sghmc.types import Evaluation, PyTree
 
 
 class TransformationState(NamedTuple):
-    """The number of the next step, the sampler's state, and the draw if it is elsewhere.
+    """The number of the next step, the sampler's state, and the draw.
 
-    With `observe="middle"` the draw is half a drift from the parameters, where gradients are taken.
+    The draw is None unless `observe="middle"`: it is then half a drift from the parameters.
     """
 
     step: jax.Array
@@ -29,25 +29,24 @@ class TransformationState(NamedTuple):
 def transformation(
     sampler: Sampler, key: jax.Array, *, size: int, num_steps: int | None = None
 ) -> optax.GradientTransformation:
-    """`sampler` as an optax gradient transformation: the training loop's iterates are the chain.
+    """Make an optax gradient transformation of `sampler`, so that training iterates are a chain.
 
-    The gradients that come in are those of a *mean* loss, as training loops have them,
+    The incoming gradients are those of a *mean* loss, as training loops have them,
 
         (1/n) Σ −log p(xᵢ | θ)  −  (1/N) log p(θ),   the sum over the n examples of a batch,
 
     and `size` is N, the number of all examples: N times such a gradient is that of the potential.
     A loss without the prior's part means a flat prior. For gradients of the potential itself `size`
-    is 1. `num_steps` says how far a schedule among the settings will be followed; it is needed for
-    those only.
+    is 1. `num_steps` is the number of steps of the schedules among the settings; only they need it.
 
     With the same key, settings and gradients the parameters are those of `sample`'s first chain:
     the noise is equal bit for bit, positions are up to rounding; with `observe="middle"` its draws
-    are those in `state.draw`. Other chains need other keys. The updates are what the parameters
-    still lack to the chain's next position, so `optax.apply_updates` must follow directly: nothing
-    may be chained behind.
+    are those in `state.draw`. Other chains need other keys. The updates are the difference between
+    the chain's next position and the parameters, so `optax.apply_updates` must follow directly, and
+    no other transformation may be chained after this one.
 
-    A sampler whose step takes several gradients, or takes one elsewhere than at the parameters
-    (HMC; UBU; SGHMC with `resample_every`), is refused: the loop hands in one gradient a step.
+    A sampler whose step takes several gradients, or one elsewhere than at the parameters (HMC; UBU;
+    SGHMC with `resample_every`), is refused: a training loop provides one gradient a step.
 
     >>> import jax, jax.numpy as jnp, optax, sghmc
     >>> from sghmc.interop.optax import transformation
@@ -65,7 +64,7 @@ def transformation(
 
 
 class _Chain:
-    """A chain that is told its gradients."""
+    """A chain whose gradients come from outside, with kernels for each shape of parameters."""
 
     def __init__(self, sampler: Sampler, keys: jax.Array, size: int, num_steps: int):
         self.sampler, self.keys, self.size, self.num_steps = sampler, keys, size, num_steps
@@ -98,12 +97,12 @@ class _Chain:
         return Oracle(lambda i, position: Evaluation(unknown, grad), None, is_exact=False)
 
     def _kernel(self, params: PyTree) -> Kernel:
-        """The sampler made ready for such parameters, once: a loop without jit asks every step."""
+        """Return the prepared kernel, cached by shapes for loops without jit."""
         leaves, treedef = jax.tree.flatten(params)
         shapes = (treedef, *((leaf.shape, leaf.dtype) for leaf in leaves))
         if shapes not in self.kernels:
             like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-            # Arrays, not tracers, even under jit: what is traced next uses them again.
+            # Arrays, not tracers, even under jit, since the cached kernel is used in later traces.
             with jax.ensure_compile_time_eval():
                 kernel = self.sampler.prepare(like, self.num_steps)
             _check_gradients(self.sampler, kernel)

@@ -1,4 +1,4 @@
-"""NUTS of another library on our targets: what exact sampling says, to compare with."""
+"""NUTS of NumPyro or blackjax on our targets, as an exact reference."""
 
 import math
 import time
@@ -20,7 +20,7 @@ from sghmc.types import PyTree
 
 
 class _Draws(NamedTuple):
-    """What a library's NUTS gives; axes (chain, draw, …)."""
+    """The results of a library's NUTS; axes (chain, draw, …)."""
 
     positions: PyTree
     potential: Any
@@ -42,9 +42,9 @@ def nuts(
 ) -> Samples:
     """Draw with the NUTS of NumPyro or blackjax: exact, all data at every gradient.
 
-    Step size and mass adapt in the `num_burnin` draws, by that library's rules. What comes back is
-    what `sample` returns, so that `summary`, `to_arviz` and `plot` serve both; its potentials and
-    acceptances are there, `startup_seconds` and `clock` are not known.
+    Step size and mass adapt during the `num_burnin` draws, by that library's rules. Returns
+    `Samples`, as `sample` does, with `summary`, `to_arviz` and `plot`, potentials and acceptances;
+    `startup_seconds` and `clock` are not known.
 
         from sghmc.interop import nuts
         nuts(jax.random.key(0), posterior, init, num_chains=4).summary()
@@ -61,7 +61,7 @@ def nuts(
     checks.check_init(init, init_axis, num_chains)
     positions = Start(init, init_axis).of_chains(num_chains)
     started = time.perf_counter()
-    # Other libraries were not written for jax's strict modes, which a user may have switched on.
+    # Other libraries may break under jax's strict modes, which a user may have switched on.
     with jax.debug_key_reuse(False), jax.numpy_rank_promotion("allow"):
         draws = _BACKENDS[backend](
             key, target.potential, positions, num_samples, num_burnin, target_acceptance
@@ -71,7 +71,7 @@ def nuts(
     if num_divergent:
         warnings.warn(
             f"{num_divergent} of {draws.is_divergent.size} trajectories of NUTS diverged: its "
-            f"draws are no yardstick where the posterior is narrow. Raise target_acceptance.",
+            f"draws are no exact reference where the posterior is narrow. Raise target_acceptance.",
             stacklevel=2,
         )
     return Samples(
@@ -91,7 +91,7 @@ def _check_target(target) -> None:
         raise TypeError(f"nuts needs a Posterior or a Potential, not {target!r}.")
     if getattr(target, "hyper", None) is not None:
         raise ValueError(
-            "NUTS moves parameters only, and would hold the hyperparameters fixed: write a "
+            "NUTS moves parameters only and would keep the hyperparameters fixed: write a "
             "Posterior that has them among its parameters, with their prior in log_prior."
         )
 
@@ -134,8 +134,8 @@ def _blackjax(
 
         def draw(state, key):
             state, info = kernel.step(key, state)
-            seen = (state.position, -state.logdensity, info.acceptance_rate, info.is_divergent)
-            return state, _Draws(*seen)
+            draw = (state.position, -state.logdensity, info.acceptance_rate, info.is_divergent)
+            return state, _Draws(*draw)
 
         return jax.lax.scan(draw, state, jax.random.split(of_draws, num_samples))[1]
 

@@ -1,7 +1,7 @@
-"""Ready models: each makes its posterior, its Gibbs updates and its predictions.
+"""Ready models, each of which makes its posterior, its Gibbs updates and its predictions.
 
-`MatrixFactorization` is the class `FactorizationModel`, so that it is not taken for the estimator
-`sghmc.estimators.MatrixFactorization`, which runs it.
+`MatrixFactorization` is the class `FactorizationModel`, a name that tells it apart from the
+estimator `sghmc.estimators.MatrixFactorization`, which runs it.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Low-rank changes of a network's linear layers: what moves where the network itself is held."""
+"""Low-rank adapters (LoRA): trainable changes of a fixed network's linear layers."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from sghmc.types import PyTree
 
 
 class LowRank(eqx.Module):
-    """A linear layer whose weight has a change of low rank beside it: y = Wx + b + B(Ax).
+    """A linear layer with a low-rank change of its weight: y = Wx + b + B(Ax).
 
     | field | symbol | shape |
     | --- | --- | --- |
@@ -20,11 +20,11 @@ class LowRank(eqx.Module):
     | `down` | A | (rank, inputs) |
     | `up` | B | (outputs, rank) |
 
-    BA is never formed: where chains share W and have A and B of their own, Wx is one product over
-    the inputs of all chains. Layers that are stacked for a scan have the leading axis of W.
+    BA is never formed: if chains share W and have their own A and B, Wx is one product over the
+    inputs of all chains. Layers that are stacked for a scan have the leading axis of W.
     """
 
-    # Not only arrays: filters and masses have this structure, too.
+    # Any pytrees, not only arrays: filters and masses have this structure, too.
     base: PyTree
     down: PyTree
     up: PyTree
@@ -34,7 +34,7 @@ class LowRank(eqx.Module):
         return self.base(x, key=key) + change
 
     def merged(self) -> eqx.nn.Linear:
-        """One layer with the weight W + BA."""
+        """Return one layer with the weight W + BA."""
         weight = self.base.weight
         change = jnp.matmul(self.up, self.down).astype(weight.dtype)
         return eqx.tree_at(lambda layer: layer.weight, self.base, weight + change)
@@ -51,9 +51,9 @@ class Adapters(eqx.Module):
     | `scale` | s | a priori an output changes by s times the size of its inputs |
     | `where` | | function of a layer's name, "blocks.attend" say; default: every `eqx.nn.Linear` |
 
-    `insert` puts them in and says what moves, for `sample(…, trainable=…)`: the network exists
-    once for all chains, and draws are adapters alone. They start from B = 0, at the network as it
-    was. Hu et al., ICLR 2022.
+    `insert` returns the network with adapters and a filter for `sample(…, trainable=…)`: the
+    network is stored once for all chains, and draws contain adapters only. They start from B = 0,
+    so that the network computes what it did before. Hu et al., ICLR 2022.
 
     >>> import equinox as eqx, jax, jax.numpy as jnp
     >>> network = eqx.nn.MLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
@@ -73,7 +73,7 @@ class Adapters(eqx.Module):
             raise ValueError(f"scale must be positive, but is {self.scale!r}.")
 
     def insert(self, key: jax.Array, network: PyTree) -> tuple[PyTree, PyTree]:
-        """The network with adapters, and the filter that names them."""
+        """Return the network with adapters, and the filter that selects them."""
         names = [
             jax.tree_util.keystr(path, simple=True, separator=".")
             for path, layer in jax.tree.leaves_with_path(network, is_leaf=_is_linear)
@@ -82,7 +82,7 @@ class Adapters(eqx.Module):
         chosen = {name for name in names if self.where is None or self.where(name)}
         if not chosen:
             raise ValueError(
-                f"where names no linear layer of the network, so that nothing would move: its "
+                f"where selects no linear layer of the network, so nothing would be trainable: its "
                 f"eqx.nn.Linear layers are {names or 'none'}."
             )
         keys = dict(zip(sorted(chosen), jax.random.split(key, len(chosen)), strict=True))
@@ -95,18 +95,18 @@ class Adapters(eqx.Module):
         return network, _filter(network)
 
     def precisions(self, network: PyTree) -> PyTree:
-        """Prior precisions of the part that moves: a mass, leaf by leaf, for samplers."""
+        """Return the prior precisions of the trainable leaves, which also serve as a mass."""
 
         def of(part: PyTree) -> PyTree:
             if not _is_adapted(part):
                 return None
-            held = jax.tree.map(lambda _: None, part.base)
-            return LowRank(held, float(part.down.shape[-1]), self.rank / self.scale**2)
+            frozen = jax.tree.map(lambda _: None, part.base)
+            return LowRank(frozen, float(part.down.shape[-1]), self.rank / self.scale**2)
 
         return jax.tree.map(of, network, is_leaf=_is_adapted)
 
     def log_prior(self, network: PyTree) -> jax.Array:
-        """log p(A, B), up to a constant; whatever is held has no part in it."""
+        """Return log p(A, B), up to a constant; frozen parameters do not enter."""
         return scaled_log_density(eqx.filter(network, _filter(network)), self.precisions(network))
 
     def _beside(self, key: jax.Array, layer: eqx.nn.Linear) -> LowRank:
@@ -116,7 +116,7 @@ class Adapters(eqx.Module):
 
 
 def merged(network: PyTree) -> PyTree:
-    """A network whose adapters became part of its weights: W + BA in place of W."""
+    """Return a network whose weights include the adapters: W + BA in place of W."""
     return jax.tree.map(
         lambda part: part.merged() if _is_adapted(part) else part, network, is_leaf=_is_adapted
     )

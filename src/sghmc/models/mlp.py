@@ -1,4 +1,4 @@
-"""Bayesian multilayer perceptrons, for classes and for numbers."""
+"""Bayesian multilayer perceptrons for classification and regression."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -53,7 +53,7 @@ class MLP(eqx.Module):
             )
 
     def init(self, key: jax.Array, scale: float = 0.01) -> PyTree:
-        """Weights from N(0, scale²), biases 0."""
+        """Draw weights from N(0, scale²); biases are 0."""
         keys = jax.random.split(key, len(self.sizes) - 1)
         pairs = zip(keys, self.sizes[:-1], self.sizes[1:], strict=True)
         return [
@@ -62,7 +62,7 @@ class MLP(eqx.Module):
         ]
 
     def apply(self, params: PyTree, x: jax.Array) -> jax.Array:
-        """f(x), for one input or for rows of them."""
+        """Return f(x), for one input or for rows of inputs."""
         for layer in params[:-1]:
             x = self.activation(x @ layer["weight"] + _as_row(layer["bias"], x))
         return x @ params[-1]["weight"] + _as_row(params[-1]["bias"], x)
@@ -80,7 +80,7 @@ class MLP(eqx.Module):
         return self.prior.log_density(params, hyper["prior"])
 
     def posterior(self, x, y, weight=None) -> Posterior:
-        """The posterior given inputs (rows), labels or targets, and weights of the rows."""
+        """Return the posterior given inputs (rows), labels or targets, and weights of the rows."""
         x, y = np.asarray(x), np.asarray(y)
         if x.ndim != 2 or x.shape[1] != self.sizes[0]:
             raise ValueError(
@@ -102,7 +102,7 @@ class MLP(eqx.Module):
         return Posterior(self.log_likelihood, self.log_prior, data, hyper=hyper)
 
     def gibbs(self, every: int, start: int = 0) -> Gibbs:
-        """Fresh precisions every so many steps; that of the noise needs a pass over the data."""
+        """Return the Gibbs update of the precisions; for the noise it passes over the data."""
         return Gibbs(self._update, every, start)
 
     def _update(self, key: jax.Array, params: PyTree, posterior: Posterior) -> PyTree:
@@ -117,7 +117,7 @@ class MLP(eqx.Module):
         return hyper
 
     def _squares(self, params: PyTree, rows: PyTree) -> tuple[jax.Array, jax.Array]:
-        """Weighted count and sum of squared errors of each row."""
+        """Return the weighted count and sum of squared errors of each row."""
         errors = self.apply(params, rows["x"]) - rows["y"]
         weight = rows["weight"] if "weight" in rows else jnp.ones(len(errors))
         return weight * errors.shape[1], weight * jnp.sum(errors**2, axis=1)

@@ -1,4 +1,4 @@
-"""A Bayesian transformer that reads text symbol by symbol."""
+"""A Bayesian transformer for text, symbol by symbol."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -15,14 +15,14 @@ from sghmc.posterior.gibbs import scaled_log_density
 from sghmc.posterior.posterior import Posterior
 from sghmc.types import PyTree
 
-_LEAST_SQUARE = 1e-6
-"""Added to the mean square that activations are divided by, so that zeros stay zeros."""
-_LONGEST_TURN = 10_000.0
-"""Symbols, about 2π times, in which the slowest pair of a head's numbers turns once."""
+_MEAN_SQUARE_OFFSET = 1e-6
+"""Added to the mean square in a normalisation, so that zeros stay zeros."""
+_ROTATION_BASE = 10_000.0
+"""Base of the rotary embedding: the slowest pair turns once in about 2π times as many symbols."""
 
 
 class Transformer(eqx.Module):
-    """A decoder-only transformer with normal priors: what symbol comes after those before it.
+    """A decoder-only transformer with normal priors, which predicts the next symbol of a text.
 
         x = E[c];  for every block: x ← x + W₂ attention(W₁ n(x)),  x ← x + W₄ gelu(W₃ n(x))
         p(c_{t+1} | c_1 … c_t) = softmax(W₅ n(x_t)),   n(x) = x / √(mean x²)
@@ -31,15 +31,15 @@ class Transformer(eqx.Module):
     | field | symbol | meaning |
     | --- | --- | --- |
     | `num_symbols` | | symbols are 0, …, num_symbols − 1 |
-    | `context` | L | predictions of a window; nothing before it is seen |
+    | `context` | L | predictions of a window, which use nothing before the window |
     | `width`, `depth`, `num_heads` | | numbers of an activation, blocks, heads of an attention |
     | `prior_scale` | s | of all priors |
     | `compute_type` | | "float32", or "bfloat16" for matrix products: parameters stay as they are |
-    | `remat` | | compute activations of a block again for its gradient: less memory, more time |
+    | `remat` | | recompute activations of a block for its gradient: less memory, more time |
 
     Attention is causal, positions are rotations of its heads, and there are neither biases nor
-    gains, so that every parameter is a weight with a scale known a priori. The blocks are one
-    stack, which a scan goes through: compilation does not take longer for more of them.
+    gains, so that every parameter is a weight with a scale known a priori. A scan runs the stacked
+    blocks, so that compilation does not take longer for more of them.
 
     Linear layers are `eqx.nn.Linear`, by the names "blocks.attend" (W₁), "blocks.attended" (W₂),
     "blocks.expand" (W₃), "blocks.contract" (W₄) and "readout" (W₅): `Adapters` may change them.
@@ -73,7 +73,7 @@ class Transformer(eqx.Module):
         check_choice(self.compute_type, "compute_type", ("float32", "bfloat16"))
 
     def init(self, key: jax.Array) -> PyTree:
-        """Parameters drawn from the prior with s = 1."""
+        """Draw parameters from the prior with s = 1."""
         of_embedding, of_blocks, of_readout = jax.random.split(key, 3)
         width, small = self.width, (2 * self.depth) ** -0.5
 
@@ -93,7 +93,7 @@ class Transformer(eqx.Module):
         }
 
     def apply(self, params: PyTree, codes: Int[Array, " time"]) -> Float[Array, "time symbol"]:
-        """Logits of the symbol after each of `codes`, given those up to it."""
+        """Return the logits of the symbol after each of `codes`, given those up to it."""
 
         def layer(x, block):
             block = _in_type(block, self.compute_type)
@@ -115,7 +115,7 @@ class Transformer(eqx.Module):
         return x + jax.vmap(block["contract"])(hidden)
 
     def precisions(self, params: PyTree) -> PyTree:
-        """Prior precisions, a number for each leaf of the parameters.
+        """Return the prior precisions, a number for each leaf of the parameters.
 
         They are also the mass for a sampler: all parameters then have the same scale a priori.
         """
@@ -136,7 +136,7 @@ class Transformer(eqx.Module):
     def posterior(
         self, codes, stride: int = 1, log_prior: Callable[[PyTree], jax.Array] | None = None
     ) -> Posterior:
-        """The posterior given a text, as a vector of symbols' codes.
+        """Return the posterior given a text, as a vector of symbols' codes.
 
         An example is a window of L + 1 symbols, in which the last L are predicted from those before
         them in the window; windows begin at every `stride`-th symbol:
@@ -145,10 +145,10 @@ class Transformer(eqx.Module):
 
         With stride = L the text is cut into windows, and U is minus the log-likelihood of that cut.
         With stride = 1 each symbol is predicted in L windows, from contexts of all lengths, and
-        U is the mean over the L cuts there are. Either way each symbol of the text counts once:
-        the N of temperature 1 is the number of symbols, however often a window shows one.
+        U is the mean over the L possible cuts. Either way each symbol of the text counts once: the
+        N of temperature 1 is the number of symbols, however many windows contain one.
 
-        `log_prior` takes the place of the model's own: that of adapters, say.
+        `log_prior` replaces the model's own prior, for example by that of adapters.
         """
         codes = checked_codes(codes, self.num_symbols, "codes")
         check_count(stride, "stride")
@@ -163,7 +163,7 @@ class Transformer(eqx.Module):
 
 
 class Windows(eqx.Module):
-    """The log-likelihood of a window of a text, by where it begins."""
+    """The log-likelihood of a window of a text, as a function of its first position."""
 
     model: Transformer
     text: Int[Array, " symbol"]
@@ -188,18 +188,18 @@ def _in_type(params: PyTree, dtype: str) -> PyTree:
 
 
 def _normalized(x: Float[Array, "time width"]) -> jax.Array:
-    """x / √(mean x²), the mean in single precision."""
+    """Return x / √(mean x²), with the mean in single precision."""
     square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
-    return (x * lax.rsqrt(square + _LEAST_SQUARE)).astype(x.dtype)
+    return (x * lax.rsqrt(square + _MEAN_SQUARE_OFFSET)).astype(x.dtype)
 
 
 def _turned(heads: Float[Array, "time head size"]) -> jax.Array:
-    """Pairs of a head's numbers turned by angles in proportion to the time.
+    """Rotate pairs of a head's numbers by angles in proportion to the time.
 
-    Products of a query and a key then depend on how far apart they are (Su et al., 2021).
+    Products of a query and a key then depend on their distance in time (Su et al., 2021).
     """
     time, _, size = heads.shape
-    rates = _LONGEST_TURN ** -(np.arange(0, size, 2) / size)
+    rates = _ROTATION_BASE ** -(np.arange(0, size, 2) / size)
     angles = (np.arange(time)[:, None] * rates[None])[:, None]
     cos, sin = (jnp.asarray(function(angles), heads.dtype) for function in (np.cos, np.sin))
     first, second = jnp.split(heads, 2, axis=-1)
