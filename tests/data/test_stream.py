@@ -89,7 +89,7 @@ def gaussian(data):
 
 def test_what_needs_all_rows_is_refused():
     posterior = gaussian(Stream([ROWS], size=10))
-    with pytest.raises(sghmc.DataError, match="come by once"):
+    with pytest.raises(sghmc.DataError, match="come only once"):
         posterior.gradient(jnp.zeros(()))
     sampler = sghmc.SGHMC(0.1, friction=1.0, gradient_noise=0.1)
     with pytest.raises(ValueError, match="independent=True"):

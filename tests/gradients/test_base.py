@@ -50,7 +50,7 @@ def test_other_coordinates_have_their_own_gradient():
         assert seen.is_exact
         if keeps_rows:
             assert seen.rows is view
-    with pytest.raises(TypeError, match="Lazy moves the rows that a batch sees"):
+    with pytest.raises(TypeError, match="Lazy moves the rows that a batch uses"):
         _ = seen.rows
 
 
@@ -58,7 +58,7 @@ def test_what_a_source_cannot_answer_is_refused():
     bare = Oracle(lambda i, theta: Evaluation(theta, theta), None, False)
     with pytest.raises(ValueError, match="needs the potential over all data"):
         bare.potential(1.0)
-    with pytest.raises(ValueError, match="asks for single rows of the data"):
+    with pytest.raises(ValueError, match="needs single rows of the data"):
         bare.change(1.0, 2.0)
 
 

@@ -103,7 +103,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(TypeError, match="a Posterior or a Potential"):
         nuts(jax.random.key(0), lambda x: x, start)  # pyright: ignore
     hyper = sghmc.Posterior(lambda m, x, h: -m, lambda m, h: -m, jnp.zeros(3), hyper=1.0)
-    with pytest.raises(ValueError, match="hold the hyperparameters fixed"):
+    with pytest.raises(ValueError, match="keep the hyperparameters fixed"):
         nuts(jax.random.key(0), hyper, start)
     for name in ("numpyro", "blackjax"):
         missing = mock.patch.dict(sys.modules, {name: None, f"{name}.infer": None})

@@ -44,5 +44,5 @@ def test_what_is_no_result(tmp_path, content, message):
 def test_a_file_too_large_for_a_result_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_MAX_JSON_BYTES", 10)
     (tmp_path / "result.json").write_text('{"a": 1234567}')
-    with pytest.raises(ValueError, match="14 bytes, where results have at most 10"):
+    with pytest.raises(ValueError, match="14 bytes, but results have at most 10"):
         files.read_json(tmp_path / "result.json")

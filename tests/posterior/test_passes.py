@@ -93,7 +93,7 @@ def test_rows_of_a_source_come_by_number():
     found = passes.rows_of_source(Numbers(), jnp.array([7, 2, 7]))
     np.testing.assert_array_equal(found, [8, 3, 8])
     stream = sghmc.data.Stream([np.ones(3)], size=3)
-    with pytest.raises(DataError, match="Rows of a stream come by once"):
+    with pytest.raises(DataError, match="Rows of a stream come only once"):
         passes.rows_of_source(stream, jnp.array([0]))
 
 
@@ -224,7 +224,7 @@ def test_a_posterior_tells_its_rows():
 def test_rows_that_come_in_their_own_order_cannot_be_asked_for():
     stream = sghmc.data.Stream([np.ones(3)], size=3)
     target = sghmc.Posterior(lambda t, x: x * t, lambda t: -(t**2), stream)
-    with pytest.raises(ValueError, match="The accept step asks for rows by their numbers"):
+    with pytest.raises(ValueError, match="The accept step needs rows by their numbers"):
         target.change(1.0, 2.0)
 
 

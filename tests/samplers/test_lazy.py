@@ -460,7 +460,7 @@ def test_dense_matrices_are_refused():
     ids=["all data", "other coordinates", "fixed parameters"],
 )
 def test_where_nothing_says_which_rows_a_batch_sees_it_is_an_error(sampler, options):
-    with pytest.raises(TypeError, match="nothing says which they are"):
+    with pytest.raises(TypeError, match="not known which they are"):
         sghmc.sample(jax.random.key(0), posterior(), sampler, params(), progress=False, **options)
 
 

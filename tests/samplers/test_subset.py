@@ -98,5 +98,5 @@ def test_data_that_only_stream_by_have_no_rows_to_ask_for():
     with pytest.raises(ValueError, match="an order of its own: use a source with random access"):
         posterior.change(jnp.zeros(()), jnp.zeros(()))
     oracle = Oracle(lambda i, position: Evaluation(position, position), None, is_exact=False)
-    with pytest.raises(ValueError, match="asks for single rows"):
+    with pytest.raises(ValueError, match="needs single rows"):
         oracle.change(jnp.zeros(()), jnp.zeros(()))

@@ -106,9 +106,9 @@ def test_values_outside_are_refused(name):
 
 @pytest.mark.slow
 def test_numbers_that_are_no_triangle_are_refused():
-    with pytest.raises(ValueError, match=r"4 numbers are no triangle.*\[3, 6, 10\]"):
+    with pytest.raises(ValueError, match=r"4 numbers do not fill a triangle.*\[3, 6, 10\]"):
         transforms.CholeskyCovariance().forward(jnp.zeros(4))
-    with pytest.raises(ValueError, match=r"5 numbers are no triangle.*\[1, 3, 6\]"):
+    with pytest.raises(ValueError, match=r"5 numbers do not fill a triangle.*\[1, 3, 6\]"):
         transforms.CholeskyCorrelation().forward(jnp.zeros(5))
     with pytest.raises(ValueError, match="low < high"):
         transforms.Interval(1.0, 1.0)
@@ -197,9 +197,13 @@ def test_sizes_of_triangles():
     with_diagonal = [_triangle_size(count, 1) for count in (1, 3, 6, 10, 15)]
     without = [_triangle_size(count, 0) for count in (1, 3, 6, 10, 15)]
     assert (with_diagonal, without) == ([1, 2, 3, 4, 5], [2, 3, 4, 5, 6])
-    with pytest.raises(ValueError, match=r"4 numbers are no triangle.*\[3, 6, 10\] for sizes 2, 3"):
+    with pytest.raises(
+        ValueError, match=r"4 numbers do not fill a triangle.*sizes 2, 3, 4 have \[3, 6, 10\]"
+    ):
         _triangle_size(4, 1)
-    with pytest.raises(ValueError, match=r"5 numbers are no triangle.*\[1, 3, 6\] for sizes 2, 3"):
+    with pytest.raises(
+        ValueError, match=r"5 numbers do not fill a triangle.*sizes 2, 3, 4 have \[1, 3, 6\]"
+    ):
         _triangle_size(5, 0)
 
 
