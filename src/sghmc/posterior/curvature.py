@@ -16,7 +16,7 @@ LANCZOS = (4, 30)
 """Random vectors: the error of a trace is a share √(2/(number · directions that count)); and
 products for each: so many eigenvalues at the most are told apart."""
 _ROUNDING = 1e-5
-"""Of the largest eigenvalue: below that, in single precision, a curvature is 0."""
+"""Share of the largest eigenvalue below which a curvature is 0 in single precision."""
 
 
 class Spectrum(NamedTuple):

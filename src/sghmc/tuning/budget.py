@@ -1,4 +1,4 @@
-"""What a tuning may cost: counted operations by default, seconds if they are asked for.
+"""The budget of a tuning: counted operations by default, seconds if they are asked for.
 
 Counted costs are functions of model, data and settings alone, so that the same key makes the same
 choices on every machine of a kind, idle or under load.
@@ -103,7 +103,7 @@ def _seconds(found: Any) -> float:
 
 
 class Budget:
-    """What a tuning may cost, and the line in the terminal that says what it does.
+    """The budget of a tuning, with a status line in the terminal.
 
     Without `seconds` costs are counted (`spend`), and the limit is the same on every machine; with
     them the clock decides, and so results depend on the machine and on what else it does. `stages`
