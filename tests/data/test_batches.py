@@ -1,16 +1,16 @@
-"""Batches of anything: rows in their order, cut as asked, and every fault named."""
+"""BatchReader of anything: rows in their order, cut as asked, and every fault named."""
 
 import numpy as np
 import pytest
 
-from sghmc.data.stream import Batches
+from sghmc.data.stream import BatchReader
 from sghmc.posterior.sources import DataError
 
 ROWS = np.arange(10, dtype=np.float32)
 
 
 def of(batches, **options):
-    return Batches(batches, **{"allow_nan": False, **options})
+    return BatchReader(batches, **{"allow_nan": False, **options})
 
 
 def test_rows_are_cut_as_asked_and_begin_again():

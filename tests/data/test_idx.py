@@ -56,7 +56,7 @@ def test_what_is_none_or_not_whole(tmp_path, content, message):
 
 
 def test_a_header_is_not_believed_before_its_bytes_are_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "_SMALL", 10_000)
+    monkeypatch.setattr(archives, "_MIN_CHECKED_BYTES", 10_000)
     huge = bytes([0, 0, 8, 2]) + struct.pack(">2I", 2**31, 2**31)
     bomb = bytes([0, 0, 8, 1]) + struct.pack(">I", 10**6) + bytes(10**6)
     for content in (huge, gzip.compress(huge), gzip.compress(bomb)):

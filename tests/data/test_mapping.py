@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sghmc.data import mapped as mapping
-from sghmc.data.mapped import File, MappedArray
+from sghmc.data.mapped import MappedArray, MappedFile
 from sghmc.posterior.sources import DataError
 
 
@@ -16,7 +16,7 @@ def mapped(folder, *pieces, head=b"head"):
     found = []
     for i, piece in enumerate(pieces):
         (folder / str(i)).write_bytes(head + piece.tobytes())
-        file = File(folder / str(i))
+        file = MappedFile(folder / str(i))
         view = np.frombuffer(file.map, piece.dtype, offset=len(head)).reshape(piece.shape)
         found.append((file, view))
     return MappedArray("rows", found)
@@ -60,7 +60,7 @@ def test_whole_numbers_that_would_wrap_are_named(tmp_path):
 def test_files_that_change_are_seen(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"content")
-    file = File(path)
+    file = MappedFile(path)
     file.check()
     os.utime(path, ns=(0, 0))
     with pytest.raises(DataError, match=r"a has changed since it was opened \(7 bytes then, 7 now"):
@@ -72,7 +72,7 @@ def test_files_that_change_are_seen(tmp_path):
         if content is not None:
             path.write_bytes(content)
         with pytest.raises(DataError, match=message):
-            File(path)
+            MappedFile(path)
 
 
 def test_a_file_that_nobody_holds_is_closed(tmp_path):
@@ -87,7 +87,7 @@ def test_a_file_that_nobody_holds_is_closed(tmp_path):
 
     if not os.path.isdir("/proc/self/fd"):
         pytest.skip("the system does not list open files")
-    file = File(tmp_path / "a")
+    file = MappedFile(tmp_path / "a")
     assert descriptors() == 1
     del file
     gc.collect()
@@ -105,5 +105,5 @@ def test_released_pages_are_read_again(tmp_path, rows):
 def test_the_memory_that_a_cache_could_have(monkeypatch, tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   3 kB\nBuffers: 5 kB\n")
     for name, expected in (("meminfo", 3 * 1024), ("none", 0)):
-        monkeypatch.setattr(mapping, "_MEMORY", tmp_path / name)
+        monkeypatch.setattr(mapping, "_MEMINFO", tmp_path / name)
         assert mapping.available_memory() == expected

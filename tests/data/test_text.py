@@ -96,7 +96,7 @@ def test_what_is_no_table(content, message):
 
 
 def test_a_first_line_without_an_end_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_files, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(table_files, "_MAX_LINE_BYTES", 1000)
     (tmp_path / "a.csv").write_bytes(b"a," * 10**6)
     with pytest.raises(ValueError, match="its first line has more than 1,000 bytes"):
         read_text(tmp_path / "a.csv", "a.csv", Style())

@@ -114,7 +114,7 @@ def test_any_network_of_linear_layers_will_do():
         (lambda: Adapters(2, scale=0.0), "scale must be positive"),
         (
             lambda: Adapters(2, where=lambda name: "query" in name).insert(jax.random.key(0), BASE),
-            r"where names no linear layer .* \['blocks.attend', .* 'readout'\]",
+            r"where selects no linear layer .* \['blocks.attend', .* 'readout'\]",
         ),
         (
             lambda: Adapters(2).insert(jax.random.key(0), {"a": jnp.ones(3)}),

@@ -201,7 +201,7 @@ def test_chosen_numbers_come_first(is_accelerator, monkeypatch):
 
 def test_room_for_the_rows_that_chance_gives_a_device(monkeypatch):
     """On an accelerator the expected number and five of its standard deviations."""
-    assert (shards._chunk_size(900, 4), shards._room(5_000, 4)) == (900, 1024)
+    assert (shards._chunk_size(900, 4), shards._chunk_size(5_000, 4)) == (900, 1024)
     monkeypatch.setattr(runtime, "has_accelerator", lambda: True)
     assert shards._chunk_size(400, 4) == 100 + 5 * 10
     assert shards._chunk_size(401, 4) == math.ceil(100.25 + 5 * math.sqrt(100.25))

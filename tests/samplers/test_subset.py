@@ -95,7 +95,7 @@ class Stream(Source):
 
 def test_data_that_only_stream_by_have_no_rows_to_ask_for():
     posterior = sghmc.Posterior(lambda theta, x: theta * x, lambda theta: theta, Stream())
-    with pytest.raises(ValueError, match="an order of its own: use a source with random access"):
+    with pytest.raises(ValueError, match="its own order: use a source with random access"):
         posterior.change(jnp.zeros(()), jnp.zeros(()))
     oracle = Oracle(lambda i, position: Evaluation(position, position), None, is_exact=False)
     with pytest.raises(ValueError, match="needs single rows"):
