@@ -11,6 +11,7 @@ import os
 import pathlib
 import shutil
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -145,9 +146,39 @@ def _in_loop(
 # Precision.
 
 
+@functools.cache
+def _mend_constants() -> None:
+    """Let numpy constants of a model have 64 bits in one program and 32 in another.
+
+    jax 0.10 remembers the dtype of a numpy array by its identity, whatever the precision: an index
+    array that a model closes over would keep the dtype of the first program that used it.
+    """
+    try:
+        from jax._src.dtypes import register_canonicalize_value_handler
+        from jax._src.literals import TypedNdArray
+    except ImportError:  # another jax, which may not need it
+        return
+    # Equal identities of what jax sees keep a constant of a program single.
+    known: dict[tuple[int, Any], tuple[Any, Any]] = {}
+
+    def canonical(array: np.ndarray) -> Any:
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+        place = id(array), dtype
+        source, found = known.get(place, (lambda: None, lambda: None))
+        typed = found()
+        if source() is not array or typed is None:
+            typed = TypedNdArray(np.asarray(array, dtype))
+            forget = functools.partial(known.pop, place)
+            known[place] = weakref.ref(array, lambda _: forget(None)), weakref.ref(typed)
+        return typed
+
+    register_canonicalize_value_handler(np.ndarray, canonical)
+
+
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
     """Compute in 64 bits, and let arrays of different precision meet, whatever the user chose."""
+    _mend_constants()
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         yield
 
