@@ -129,9 +129,9 @@ class Told:
 def test_a_fall_that_is_just_enough_is_taken():
     """A slope of 8 and a curvature of 1 promise a fall of 64; of that a share will do."""
     slope = np.full(1, 8.0)
-    bowl = mode._Bowl(np.eye(1), slope)
+    bowl = mode._QuadraticModel(np.eye(1), slope)
     for share, is_taken in ((1.0, True), (0.99, False)):
-        value = 64.0 - share * mode._LEAST_FALL * 64.0
+        value = 64.0 - share * mode._ARMIJO_SHARE * 64.0
         found = mode._downhill(Told(value), bowl, np.zeros(1), 64.0, slope, 0.0)
         assert found is not None
         assert (found[1] == value) == is_taken
