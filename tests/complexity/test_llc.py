@@ -244,14 +244,14 @@ def test_what_a_quarter_of_the_localization_adds_is_added_again_and_is_part_of_t
     chance = found.monte_carlo_error
     assert found.standard_error == pytest.approx(np.hypot(apart, 5**0.5 * chance), rel=0.02)
     assert "a quarter of the localization changes the estimate by +20" in found.verdict
-    assert verdict_on(trace, weak=trace + 2) == "no sign of trouble"
+    assert verdict_on(trace, weak=trace + 2) == "trustworthy: no sign of trouble"
     assert "non-finite" in verdict_on(trace, weak=np.where(weak > 330, np.nan, weak))
 
 
 def test_verdicts_say_what_is_wrong():
     rng = np.random.default_rng(0)
     sound = 300 + 17 * rng.normal(size=(4, 200))
-    assert verdict_on(sound) == "no sign of trouble"
+    assert verdict_on(sound) == "trustworthy: no sign of trouble"
     assert "half the step size changes" in verdict_on(sound, fine=sound - 50)
     assert "chains disagree" in verdict_on(sound + 100 * np.arange(4)[:, None])
     assert "above half the number of parameters" in verdict_on(sound, size=500)
@@ -297,5 +297,5 @@ def test_errors_name_what_came():
 def test_the_report_reads_as_text_and_as_a_page(quadratic):
     _, found = quadratic
     assert "local learning coefficient: 25" in str(found)
-    assert "verdict: no sign of trouble" in str(found)
-    assert "Verdict: no sign of trouble" in found._repr_html_()
+    assert "verdict: trustworthy: no sign of trouble" in str(found)
+    assert "Verdict: trustworthy: no sign of trouble" in found._repr_html_()

@@ -22,7 +22,7 @@ SHOWN = {
     "potential": (sghmc.Potential(lambda p: p), ["Potential", "&lt;lambda&gt;"]),
     "health": (
         Health((NAME,), 1.01, float("nan"), None, None, 0.02),
-        ["Verdict: &lt;script&gt;", "1.010", "not known", "+2.0%"],
+        ["Verdict: not trustworthy: &lt;script&gt;", "1.010", "not known", "+2.0%"],
     ),
 }
 

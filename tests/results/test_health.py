@@ -109,7 +109,7 @@ def test_sound_runs_are_left_alone(name):
     samples = SOUND[name]()
     health = samples.health(TOLERANCE)
     assert health.is_sound, str(health)
-    assert health.verdict == "no sign of trouble"
+    assert health.verdict == "trustworthy: no sign of trouble"
     # Over 1,000 effective draws: an error of 2.3 % or less in each of three, so below one false
     # alarm in 10⁴ for each name.
     assert worst_error(samples) < TOLERANCE + 4 * 0.023
@@ -152,7 +152,7 @@ def test_a_summary_says_it_aloud():
     assert "too wide" in table.attrs["verdict"]
     assert table.attrs["predicted_error"] > TOLERANCE
     sound = SOUND["all data"]().summary()
-    assert sound.attrs["verdict"] == "no sign of trouble"
+    assert sound.attrs["verdict"] == "trustworthy: no sign of trouble"
 
 
 @pytest.mark.slow
@@ -371,7 +371,7 @@ def test_the_effective_size_is_the_smallest_of_bulks_and_tails():
     assert (found.effective, found.slowest, found.r_hat) == (400, "b", 1.0)
     tail = made_verdict(made_table(ess_tail=[99.0, 700.0]))
     assert (tail.effective, tail.slowest) == (99, "a")
-    assert tail.verdict.startswith("only 99 effective draws of a: run longer")
+    assert tail.verdict.startswith("not trustworthy: only 99 effective draws of a: run longer")
     unknown = made_verdict(made_table(ess_bulk=[np.nan, np.nan], ess_tail=[120.0, 130.0]))
     assert (unknown.effective, unknown.slowest) == (120, "a")
     assert unknown.is_sound
@@ -388,7 +388,7 @@ def test_an_r_hat_of_more_than_105_hundredths_is_told(r_hat, is_sound):
     found = made_verdict(made_table(r_hat=[1.0, r_hat]))
     assert found.is_sound == is_sound
     if not is_sound:
-        assert found.verdict.startswith("chains disagree on b (R-hat 1.05): ")
+        assert found.verdict.startswith("not trustworthy: chains disagree on b (R-hat 1.05): ")
     # One fault, told once: the few draws of chains that disagree go without saying.
     both = made_verdict(made_table(r_hat=[1.0, r_hat], ess_bulk=[9.0, 9.0]))
     assert len(both.reasons) == 1
@@ -473,8 +473,10 @@ def test_the_tolerance_of_an_error_is_met_exactly():
 
 
 def test_whose_fault_an_error_is_depends_on_the_larger_share():
-    """The step's, where its own error is beyond the tolerance, or the noise is within."""
-    assert "step size" in biased(0.4, 0.051, sghmc.Minibatch(100))
+    """The larger error comes first; batches of half the data or more are FullBatch."""
+    both = biased(0.4, 0.051, sghmc.Minibatch(100))
+    assert both.index("gradient noise adds 40%") < both.index("besides, the step size")
+    assert "step size" in biased(0.09, 0.051, sghmc.Minibatch(100))
     assert "step size" in biased(0.05, 0.05, sghmc.Minibatch(100))
     assert "gradient noise adds 6%" in biased(0.06, 0.05, sghmc.Minibatch(100))
     words = biased(0.41, 0.0, sghmc.NoisyGradient(3.0))
@@ -482,17 +484,38 @@ def test_whose_fault_an_error_is_depends_on_the_larger_share():
         "adds 41% to the injected noise; tell the sampler of it by gradient_noise"
     )
     words = biased(0.123, 0.0, sghmc.Minibatch(1_000))
-    assert words.endswith("use ControlVariate or batches of 2,460")
+    assert words.endswith("use ControlVariate or FullBatch()")  # 2,460 of 2,000 rows
+    assert biased(0.123, 0.0, sghmc.Minibatch(100)).endswith("or batches of 246")
 
 
 def test_what_a_tuning_knows_comes_after_the_reasons_of_the_draws():
     health = Health(("first",), 1.0, 200.0, None, None, None)
 
     class Tuning:
-        complaints = ("second", "third")
+        complaints, unsettled, cares, searched = ("second", "third"), (), (), "here"
+        engine = "exact"
 
     assert health.after(Tuning()).reasons == ("first", "second", "third")
-    assert health.after(None).reasons == ("first",)
+    assert health.after(None) == health
+    assert health.after(Tuning()).searched == "here"
+
+
+@pytest.mark.parametrize(
+    ("engine", "level"), [("exact", "trustworthy"), ("minibatch", "usable with care")]
+)
+def test_pilots_that_did_not_settle_are_answered_by_the_run(engine, level):
+    """A non-centred logit and a local level were right, and called unsound for their pilots."""
+
+    class Tuning:
+        complaints, unsettled, cares, searched = (), ("pilots did not settle",), (), ""
+
+        def __init__(self):
+            self.engine = engine
+
+    sound = Health((), 1.0, 500.0, None, None, None)
+    assert sound.after(Tuning()).level == level
+    apart = Health(("chains disagree",), 1.2, 500.0, None, None, None)
+    assert apart.after(Tuning()).reasons == ("chains disagree", "pilots did not settle")
 
 
 def test_the_evidence_has_every_number():
@@ -503,11 +526,12 @@ def test_the_evidence_has_every_number():
         "kinetic temperature (1 is right)": "0.988",
         "gradient noise adds to the injected noise": "+1.2%",
         "predicted error of standard deviations": "-4.6%",
+        "other modes": "not searched: the draws show only those where a chain has been",
         "not looked at": "this; that",
     }
     bare = Health((), np.nan, np.nan, None, None, None).evidence
-    assert set(bare.values()) == {"not known"}
-    assert len(bare) == 5
+    assert [words for words in bare.values() if words != "not known"] == [bare["other modes"]]
+    assert len(bare) == 6
 
 
 def test_lost_chains_are_counted():

@@ -117,13 +117,13 @@ def test_draws_that_remember_are_thinned():
 def test_chains_that_never_agree_are_a_fault(monkeypatch):
     monkeypatch.setattr(exact_search, "_MAX_ROUNDS", 3)
     pilots = SyntheticPilots(np.zeros(2), np.eye(2), memory=0.999)
-    assert "did not settle" in report_of(pilots).complaints[0]
+    assert "did not settle" in report_of(pilots).unsettled[0]
 
 
 def test_an_acceptance_that_stays_low_is_a_complaint(monkeypatch):
     monkeypatch.setattr(exact_search, "_MAX_ROUNDS", 3)
     pilots = SyntheticPilots(np.zeros(2), np.eye(2), acceptance=lambda step_size: 0.3)
-    assert "did not settle" in report_of(pilots).complaints[0]
+    assert "did not settle" in report_of(pilots).unsettled[0]
 
 
 def test_a_spent_budget_ends_the_search_with_what_there_is(monkeypatch):
@@ -138,7 +138,7 @@ def test_a_spent_budget_ends_the_search_with_what_there_is(monkeypatch):
     monkeypatch.setattr(pilots, "run", last)
     found = report_of(pilots)
     assert len(pilots.steps) == 1
-    assert "budget" in found.complaints[0]
+    assert "budget" in found.unsettled[0]
 
 
 def test_chains_that_sit_apart_are_not_settled_though_all_together_fit():
@@ -257,7 +257,7 @@ def test_the_report_has_the_numbers_of_the_last_pilot_run():
     run = pilot_run(z, 1.1, acceptance)
     tuned = search._tuned(run, ("a complaint",))
     report = tuned.report
-    assert (report.engine, report.complaints, report.num_steps) == ("exact", ("a complaint",), 3)
+    assert (report.engine, report.unsettled, report.num_steps) == ("exact", ("a complaint",), 3)
     assert (report.num_parameters, report.distance, report.estimator) == (2, 0.0, "FullBatch")
     assert (report.tolerance, report.predicted_error) == (0.05, 0.0)
     assert report.step_size == pytest.approx(1.9 / 3)
@@ -280,7 +280,7 @@ def test_pilot_runs_that_do_not_fit_become_twice_as_long(monkeypatch):
         return pilot_run(run(*args).draws * 1.8 ** (1 + next(count)), acceptance=0.85)
 
     monkeypatch.setattr(search.pilots, "run", growing)
-    assert "did not settle" in search.search().report.complaints[0]
+    assert "did not settle" in search.search().report.unsettled[0]
     assert search.pilots.lengths == [100, 200, 400, 400]
     factor = search.whitening.factor
     np.testing.assert_allclose(factor @ factor.T, 1.8**8 * np.eye(2), atol=0.2 * 1.8**8)

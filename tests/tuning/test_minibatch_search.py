@@ -119,7 +119,7 @@ def test_draws_that_never_fit_are_a_fault(monkeypatch):
     monkeypatch.setattr(pilots, "run", growing)
     search = search_of(pilots)
     assert search._refine() is None
-    assert "did not settle" in search.complaints[0]
+    assert "did not settle" in search.unsettled[0]
     assert len(pilots.steps) == 3
 
 

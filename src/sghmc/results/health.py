@@ -9,6 +9,7 @@ import dataclasses
 import math
 import numbers
 import textwrap
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 from sghmc import display
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import NoisyGradient
+from sghmc.results.patterns import unused_example
 from sghmc.results.prediction import BiasPrediction, Origin, SavedOrigin, predict
 from sghmc.results.summaries import Info, SummaryTable
 from sghmc.samplers import Sampler
@@ -30,22 +32,42 @@ _MAX_R_HAT = 1.05
 _MIN_EFFECTIVE_DRAWS = 100
 # Monte Carlo errors by which a temperature must be off: normal ones are in 1 of 16,000 runs.
 _TEMPERATURE_ERRORS = 4
+# A larger R-hat is no longer a number to compare.
+_LARGEST_SHOWN_R_HAT = 100
+# Momenta hotter by more than this factor are those of a fall, or of a chain that is being lost.
+_FALLING_TEMPERATURE = 10.0
+_NOT_SEARCHED = "not searched: the draws show only those where a chain has been"
 # Share of a parameter's variance that rounding may add.
 _MAX_ROUNDING_EXCESS = 0.1
 
 
 class Verdict(abc.ABC):
-    """A verdict on a result: `reasons` name faults with remedies; without any it is sound."""
+    """A verdict on a result: trustworthy, usable with care, or not trustworthy.
+
+    `reasons` name faults with remedies; `cares` what to mind in a result that is otherwise sound.
+    """
 
     reasons: tuple[str, ...]
 
     @property
+    def cares(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def is_sound(self) -> bool:
+        """Whether nothing is wrong; there may be something to mind."""
         return not self.reasons
 
     @property
+    def level(self) -> str:
+        if self.reasons:
+            return "not trustworthy"
+        return "usable with care" if self.cares else "trustworthy"
+
+    @property
     def verdict(self) -> str:
-        return "; ".join(self.reasons) if self.reasons else "no sign of trouble"
+        """Return the level with its reasons, in one line."""
+        return f"{self.level}: {'; '.join(self.reasons + self.cares) or 'no sign of trouble'}"
 
     @property
     @abc.abstractmethod
@@ -69,11 +91,13 @@ class HealthWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Health(Verdict):
-    """The verdict on a run; `print` it.
+    """The verdict on a run; `print` it. `verdict(of=f)` judges a function f of the draws instead.
 
     | field | meaning |
     | --- | --- |
     | `reasons` | what is wrong, with a remedy; empty for a sound run |
+    | `cares` | what to mind though nothing is wrong, such as draws that are too few |
+    | `searched` | where other modes were searched, and what that cannot exclude |
     | `r_hat`, `effective` | the largest R-hat and the smallest effective size, bulk or tail |
     | `slowest` | name of the quantity with this smallest effective size |
     | `kinetic_temperature` | of the momenta, relative to τ: 1 is right |
@@ -90,11 +114,37 @@ class Health(Verdict):
     predicted_error: float | None
     skipped: tuple[str, ...] = ()
     slowest: str = ""
+    cares: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleMethodOverride]
+    searched: str = _NOT_SEARCHED
+    judge: Callable[..., "Health"] | None = dataclasses.field(default=None, compare=False)
 
-    def after(self, tuning: Any) -> "Health":
-        """Add the complaints of a tuning, which may know of modes that the draws miss."""
-        complaints = tuple(getattr(tuning, "complaints", ()))
-        return dataclasses.replace(self, reasons=self.reasons + complaints)
+    def __call__(
+        self, of: Callable[..., PyTree] | None = None, tolerance: float | None = None
+    ) -> "Health":
+        """Judge a function of a draw's position, such as a prediction, by R-hat, sizes and errors.
+
+        Where the posterior has hyperparameters, `of` takes (position, hyper).
+        """
+        assert self.judge is not None
+        return self.judge(of, tolerance)
+
+    def after(self, tuning: Any, is_of_parameters: bool = True) -> "Health":
+        """Add what a tuning knows that the draws cannot show, such as modes that they miss.
+
+        Pilot runs that did not settle matter only where the run's own draws do not show that it
+        did: with an accept step no setting can make it wrong. What is to be minded of parameters
+        is not of a function of them.
+        """
+        if tuning is None:
+            return self
+        reasons, cares = self.reasons + tuple(tuning.complaints), self.cares
+        if tuning.unsettled and self.reasons:
+            reasons += tuning.unsettled
+        elif is_of_parameters:
+            cares += (() if tuning.engine == "exact" else tuning.unsettled) + tuning.cares
+        return dataclasses.replace(
+            self, reasons=reasons, cares=cares, searched=tuning.searched or self.searched
+        )
 
     @property
     def evidence(self) -> dict[str, str]:
@@ -102,13 +152,16 @@ class Health(Verdict):
             return "not known" if value is None or math.isnan(value) else format(value, form)
 
         named = {
-            "largest R-hat": formatted(self.r_hat, ".3f"),
+            "largest R-hat": formatted(self.r_hat, ".3f")
+            if not self.r_hat > _LARGEST_SHOWN_R_HAT
+            else f"above {_LARGEST_SHOWN_R_HAT}",
             "smallest effective size": formatted(self.effective, ".0f")
             + (f", of {self.slowest}" if self.slowest else ""),
             "kinetic temperature (1 is right)": formatted(self.kinetic_temperature, ".3f"),
             "gradient noise adds to the injected noise": formatted(self.noise_share, "+.1%"),
             "predicted error of standard deviations": formatted(self.predicted_error, "+.1%"),
         }
+        named["other modes"] = self.searched
         return named | ({"not looked at": "; ".join(self.skipped)} if self.skipped else {})
 
 
@@ -139,6 +192,7 @@ def assess(
         _disagreement(r_hat, disagreeing),
         _few_draws(effective, r_hat, slowest),
         predicted.complaint,
+        unused_example(origin.target, positions) if isinstance(origin, Origin) else None,
     ]
     error = predicted.predicted_error
     if isinstance(origin, Origin):
@@ -171,8 +225,9 @@ def _lost_chains(is_finite: np.ndarray) -> str | None:
 def _disagreement(r_hat: float, name: str) -> str | None:
     if r_hat <= _MAX_R_HAT or math.isnan(r_hat):
         return None
+    shown = f"{r_hat:.2f}" if r_hat <= _LARGEST_SHOWN_R_HAT else f"above {_LARGEST_SHOWN_R_HAT}"
     return (
-        f"chains disagree on {name} (R-hat {r_hat:.2f}): they have not forgotten their starts, or "
+        f"chains disagree on {name} (R-hat {shown}): they have not forgotten their starts, or "
         f"sit in different modes; run longer, with more burn-in"
     )
 
@@ -192,17 +247,25 @@ def _bias(predicted: BiasPrediction, origin: Origin, tolerance: float) -> str | 
         return None
     text = f"standard deviations may be {abs(error):.0%} too {'wide' if error > 0 else 'narrow'}: "
     share = predicted.noise_share or 0.0
-    if abs(predicted.step_error) > tolerance or share <= tolerance:
-        return text + "the step size is too large for the stiffest direction; halve it"
-    # The share falls with the batch; half of the tolerance is left to other errors.
-    batch = origin.gradient.batch_rows
-    larger = "" if batch is None else f" or batches of {math.ceil(batch * share / tolerance):,}"
+    step = "the step size is too large for the stiffest direction; halve it"
+    # What the noise alone does to a standard deviation.
+    of_noise = math.sqrt(1 + share) - 1
+    is_step = abs(predicted.step_error) > tolerance
+    if share <= tolerance or (is_step and abs(predicted.step_error) >= of_noise):
+        return text + step
     remedy = "use ControlVariate"
     if isinstance(origin.gradient, ControlVariate):
         remedy = "use a center nearer the mode"
     elif isinstance(origin.gradient, NoisyGradient):
         remedy = "tell the sampler of it by gradient_noise"
-    return text + f"gradient noise adds {share:.0%} to the injected noise; {remedy}{larger}"
+    words = f"gradient noise adds {share:.0%} to the injected noise; {remedy}"
+    # The share falls with the batch; half of the tolerance is left to other errors.
+    batch = origin.gradient.batch_rows
+    if batch is not None:
+        needed = math.ceil(batch * share / tolerance)
+        count = getattr(origin.target, "num_examples", math.inf)
+        words += f" or batches of {needed:,}" if needed < int(count) / 2 else " or FullBatch()"
+    return text + words + (f"; besides, {step}" if is_step else "")
 
 
 def temperature_complaint(temperature: np.ndarray, tolerance: float) -> str | None:
@@ -219,6 +282,12 @@ def temperature_complaint(temperature: np.ndarray, tolerance: float) -> str | No
     # A temperature is a variance: twice the relative error of a standard deviation.
     if abs(excess) <= 2 * tolerance + _TEMPERATURE_ERRORS * error:
         return None
+    if excess > _FALLING_TEMPERATURE:
+        return (
+            f"the momenta are more than {_FALLING_TEMPERATURE:g} times as hot as they should be: "
+            f"the chains are still falling from their starts, or the step size is far too large; "
+            f"take a longer burn-in, and a smaller step size if that does not help"
+        )
     return (
         f"the momenta are {'hotter' if excess > 0 else 'colder'} than they should be by "
         f"{abs(excess):.0%}: more noise enters than the settings say, or the step size is too "

@@ -99,8 +99,8 @@ def run_page(
 
 
 def _next_steps(health: Health, checks: Sequence[PredictiveCheck]) -> list[str]:
-    steps = list(health.reasons)
-    if health.is_sound:
+    steps = [*health.reasons, *health.cares]
+    if not steps:
         steps.append("Nothing needs mending. More draws make Monte Carlo errors (mcse) smaller.")
     strange = [check.name for check in checks if not check.is_expected]
     if strange:

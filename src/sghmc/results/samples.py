@@ -1,6 +1,7 @@
 """Result of a run: `Samples`, and the errors that carry them if the run went wrong."""
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -9,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sghmc import display
-from sghmc.results import convergence, report, summaries
+from sghmc.results import convergence, patterns, report, summaries
 from sghmc.results.health import Health, HealthWarning, assess
 from sghmc.results.prediction import Origin, SavedOrigin
 from sghmc.results.summaries import Info, SummaryTable
@@ -73,6 +75,13 @@ class Samples:
     growth: tuple[Growth, ...] = ()
     is_interrupted: bool = False
 
+    def __post_init__(self):
+        # The report of a tuning shows the verdict on the run that came of it. It holds a copy
+        # without itself: a cycle of references would keep large draws in memory.
+        if hasattr(self.tuning, "of_run"):
+            bare = dataclasses.replace(self, tuning=None)
+            object.__setattr__(self, "tuning", self.tuning.of_run(bare))
+
     @property
     def num_chains(self) -> int:
         return self.info.is_finite.shape[0]
@@ -115,34 +124,50 @@ class Samples:
 
         The columns are mean, sd, a highest-density interval, the Monte Carlo standard errors
         mcse_mean and mcse_sd, the effective sample sizes ess_bulk and ess_tail, and r_hat, which
-        needs two chains or more. The table's `attrs` hold the verdict of `health`; if the run is
-        not sound, there is a `HealthWarning` too.
+        needs two chains or more. The table's `attrs` hold the `verdict`; if the run is not sound,
+        there is a `HealthWarning` too.
         """
         table = summaries.summary(self._variables(), names)
-        health = self.health()
-        table.attrs = {"verdict": health.verdict, **dataclasses.asdict(health)}
+        health = self.verdict
+        found = {field.name: getattr(health, field.name) for field in dataclasses.fields(health)}
+        found.pop("judge")
+        table.attrs = {"verdict": health.verdict, "level": health.level, **found}
         if not health.is_sound:
             warnings.warn(health.verdict, HealthWarning, stacklevel=2)
         return table
 
-    def health(self, tolerance: float = _TOLERANCE) -> Health:
-        """Return a verdict on the run: chains, momenta, and what theory predicts for its settings.
+    @property
+    def verdict(self) -> Health:
+        """The verdict on the run: trustworthy, usable with care, or not trustworthy, and why.
 
-        Gradient noise and curvature are measured at some of the draws if these are the parameters
-        themselves: with a `keep` that stores something else that part is left out.
+        `samples.verdict(of=f)` judges a function of the draws instead, such as a prediction:
+        parameters of a network need not agree where its predictions do.
 
         >>> import jax, jax.numpy as jnp, sghmc
         >>> target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
         >>> samples = sghmc.sample(
-        ...     jax.random.key(0), target, sghmc.SGHMC(1.2, friction=0.5), jnp.zeros(2),
-        ...     num_samples=1000, num_chains=4, progress=False,
+        ...     jax.random.key(0), target, sghmc.HMC(0.6, num_steps=3), jnp.zeros(2),
+        ...     num_samples=500, num_chains=4, progress=False,
         ... )
-        >>> samples.health().is_sound  # the step is too large: variances are twice too large
-        False
+        >>> samples.verdict.level, samples.verdict(of=jnp.sum).level
+        ('trustworthy', 'trustworthy')
         """
-        table = SummaryTable.of(self._variables(), _MAX_REPORTED)
-        found = assess(table, self.origin, self.positions, self.hyper, self.info, tolerance)
-        return found.after(self.tuning)
+        found = self._judged if self.tuning is None else self.tuning.judged
+        return dataclasses.replace(found, judge=functools.partial(judge, self, self.tuning))
+
+    @functools.cached_property
+    def _judged(self) -> Health:
+        return judge(self)
+
+    def health(self, tolerance: float = _TOLERANCE) -> Health:
+        """Return the `verdict` at another tolerance of a standard deviation's relative error.
+
+        Gradient noise and curvature are measured at some of the draws if these are the parameters
+        themselves: with a `keep` that stores something else that part is left out.
+        """
+        if tolerance == _TOLERANCE:
+            return self.verdict
+        return judge(self, self.tuning, tolerance=tolerance)
 
     def settling_draws(self, within: float = 0.1) -> float:
         """Estimate how many draws the chains need to settle after the data last grew.
@@ -173,7 +198,7 @@ class Samples:
     ) -> pathlib.Path:
         """Write one page of HTML that needs no other file; return where it was written.
 
-        The verdict of `health`, what to do, settings and speed, every number (of very many, some,
+        The `verdict`, what to do, settings and speed, every number (of very many, some,
         evenly spaced) with its effective size and R-hat, and pictures of those that mix worst.
 
         `predictive` has predictive checks by name: a number that sums up the observed data, and the
@@ -199,27 +224,7 @@ class Samples:
         checks = [
             report.PredictiveCheck.of(str(name), pair) for name, pair in (predictive or {}).items()
         ]
-        variables = self._variables()
-        info, temperature = self.info, None if self.origin is None else self.origin.temperature
-        statistics = {
-            "potential": (info.potential, None),
-            "kinetic temperature": (info.kinetic_temperature, temperature),
-            "acceptance": (info.acceptance, None),
-        }
-        content = report.run_page(
-            title,
-            self.health(),
-            SummaryTable.of(variables, _MAX_REPORTED).frame(),
-            summaries.quantities(variables, _MAX_REPORTED),
-            sum(math.prod(leaf.shape[2:]) for leaf in variables.values()),
-            report.overview_settings(
-                self.origin, info, self.num_steps, self.seconds, self.startup_seconds
-            ),
-            {name: pair for name, pair in statistics.items() if pair[0] is not None},
-            checks,
-            None if self.tuning is None else str(self.tuning),
-        )
-        return display.write(path, content)
+        return display.write(path, _page(self, title, checks))
 
     def __repr__(self) -> str:
         return f"Samples({'; '.join(self._overview())})"
@@ -235,6 +240,68 @@ class Samples:
     def _variables(self) -> dict[str, np.ndarray]:
         """Return every array of the draws by name."""
         return summaries.named_leaves(self.positions, self.hyper)
+
+
+def judge(
+    samples: Samples,
+    tuning: Any = None,
+    of: Callable[..., PyTree] | None = None,
+    tolerance: float | None = None,
+) -> Health:
+    """Judge a run, or a function of its draws, with what its tuning knows."""
+    variables = samples._variables() if of is None else _evaluate(samples, of)
+    found = assess(
+        SummaryTable.of(variables, _MAX_REPORTED),
+        samples.origin,
+        samples.positions,
+        samples.hyper,
+        samples.info,
+        _TOLERANCE if tolerance is None else tolerance,
+    ).after(tuning, is_of_parameters=of is None)
+    quantities = summaries.quantities(variables, _MAX_REPORTED)
+    tails = patterns.tail_care(quantities)
+    funnel = patterns.funnel_advice(quantities) if found.reasons else None
+    return dataclasses.replace(
+        found,
+        reasons=found.reasons + ((funnel,) if funnel and funnel not in found.reasons else ()),
+        cares=found.cares + ((tails,) if tails else ()),
+    )
+
+
+def _evaluate(samples: Samples, of: Callable[..., PyTree]) -> dict[str, np.ndarray]:
+    """Return a function of every draw's position, and of its hyperparameters, by name."""
+    has_hyper = samples.hyper is not None
+    draws = (samples.positions, samples.hyper) if has_hyper else (samples.positions,)
+    shape = (samples.num_chains, samples.num_draws)
+    flat = jax.tree.map(lambda leaf: jnp.asarray(leaf.reshape(-1, *leaf.shape[2:])), draws)
+    values = jax.jit(lambda draws: jax.lax.map(lambda one: of(*one), draws))(flat)
+    values = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[1:]), values)
+    named = summaries.named_leaves(values).items()
+    return {f"f{name[8:]}" if name.startswith("position") else name: x for name, x in named}
+
+
+def _page(samples: Samples, title: str, checks: list[report.PredictiveCheck]) -> str:
+    """Return the HTML page of a run."""
+    variables = samples._variables()
+    info, temperature = samples.info, None if samples.origin is None else samples.origin.temperature
+    statistics = {
+        "potential": (info.potential, None),
+        "kinetic temperature": (info.kinetic_temperature, temperature),
+        "acceptance": (info.acceptance, None),
+    }
+    return report.run_page(
+        title,
+        samples.verdict,
+        SummaryTable.of(variables, _MAX_REPORTED).frame(),
+        summaries.quantities(variables, _MAX_REPORTED),
+        sum(math.prod(leaf.shape[2:]) for leaf in variables.values()),
+        report.overview_settings(
+            samples.origin, info, samples.num_steps, samples.seconds, samples.startup_seconds
+        ),
+        {name: pair for name, pair in statistics.items() if pair[0] is not None},
+        checks,
+        None if samples.tuning is None else str(samples.tuning),
+    )
 
 
 class GradientNoiseError(ValueError):

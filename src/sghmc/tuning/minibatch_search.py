@@ -62,6 +62,7 @@ class MinibatchSearch:
         self.max_step = min(0.5, _MAX_STEP * math.sqrt(self.tolerance / 0.05))
         self.step_limit = self.max_step if whitening.is_gaussian else self.max_step / 4
         self.complaints: list[str] = []
+        self.unsettled: list[str] = []
         self.notes: list[str] = []
         self.is_quadratic = False
         self.halving = HalvingTest()
@@ -80,7 +81,7 @@ class MinibatchSearch:
 
     def search(self) -> Tuned:
         pilot = self._first_run() or self._refine()
-        if pilot is None or not (self.complaints or self._check_quadratic(pilot)):
+        if pilot is None or not (self.complaints or self.unsettled or self._check_quadratic(pilot)):
             pilot = self._verify()
         return _tuned(self, pilot)
 
@@ -143,7 +144,7 @@ class MinibatchSearch:
                 return pilot
             if not self.whitening.is_dense and pilot.r_hat > _MAX_R_HAT:
                 # Standard deviations of chains that still move would mislead.
-                self.complaints.append(
+                self.unsettled.append(
                     "the chains of the pilot runs had not forgotten their starts, as those of "
                     "networks do not: look at predictions, not at single parameters"
                 )
@@ -152,7 +153,7 @@ class MinibatchSearch:
                 self.whitening = self.whitening.refined(fit)
             self.step_limit = min(2 * self.step_limit, self.max_step)
         self._choose()
-        self.complaints.append(self.pilots.complaint())
+        self.unsettled.append(self.pilots.complaint())
         return None
 
     def _check_quadratic(self, pilot: PilotRun) -> bool:
@@ -298,6 +299,7 @@ def _tuned(search: MinibatchSearch, pilot: PilotRun) -> Tuned:
         halving_change=search.halving.change,
         halving_noise=search.halving.noise,
         complaints=tuple(complaints),
+        unsettled=tuple(search.unsettled),
         notes=tuple(search.notes),
     )
     # A multiple of the pilots' thinning; many parameters are not waited for.

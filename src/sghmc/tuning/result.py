@@ -5,6 +5,7 @@ error of σ√((κ − 1)/4n), κ the kurtosis and n the effective number of squ
 """
 
 import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +19,9 @@ from sghmc.checkpoint.checkpoint import Checkpoint, DamagedError
 from sghmc.checkpoint.folder import open_folder
 from sghmc.core import tree
 from sghmc.gradients import Gradient
-from sghmc.results import convergence, summaries
-from sghmc.results.samples import Samples
+from sghmc.results import convergence, patterns, summaries
+from sghmc.results.health import Health
+from sghmc.results.samples import Samples, judge
 from sghmc.samplers import Sampler
 from sghmc.samplers.wrappers import Whitened
 from sghmc.types import PyTree
@@ -61,8 +63,12 @@ step size, and its Monte Carlo error |
     | `monte_carlo_error` | largest relative error of a standard deviation in 19 of 20 runs; known \
 after the run |
     | `tolerance`, `is_met` | allowed relative error, and whether all of this keeps within it |
-    | `complaints` | reasons in the tuning itself why it does not; `health()` repeats them |
+    | `complaints` | reasons in the tuning itself why it does not; the verdict repeats them |
+    | `unsettled` | what pilot runs left open, and the run's own draws may answer |
+    | `cares` | what to mind after the run, such as draws that are too few |
+    | `searched` | where other modes were searched, and what that cannot exclude |
     | `notes` | these complaints, and other remarks |
+    | `run` | the run with these settings, whose verdict is the one that counts |
     | `seconds`, `stages` | time of the tuning, and of each stage |
     | `step_cost` | counted cost of a step of one chain, in seconds of a nominal machine |
     | `budget` | seconds that were given: then results depend on the machine; else None |
@@ -92,6 +98,19 @@ after the run |
     stages: dict[str, float] = dataclasses.field(default_factory=dict)
     step_cost: float = 0.0
     budget: float | None = None
+    unsettled: tuple[str, ...] = ()
+    cares: tuple[str, ...] = ()
+    searched: str = ""
+    run: Samples | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def of_run(self, run: Samples) -> "TuneReport":
+        """Return the report of a run, which shows that run's verdict."""
+        return dataclasses.replace(self, run=run)
+
+    @functools.cached_property
+    def judged(self) -> Health | None:
+        """Verdict on the run, or None before it."""
+        return None if self.run is None else judge(self.run, self)
 
     @property
     def allowed_error(self) -> float:
@@ -100,10 +119,17 @@ after the run |
 
     @property
     def is_met(self) -> bool:
-        return not self.complaints and not self.monte_carlo_error > self.allowed_error
+        """Whether the verdict on the run is "trustworthy"; before it, what pilot runs promise."""
+        if self.judged is not None:
+            return self.judged.level == "trustworthy"
+        is_open = self.complaints or self.unsettled
+        return not is_open and not self.monte_carlo_error > self.allowed_error
 
     @property
     def verdict(self) -> str:
+        """Return the verdict on the run; before it, what pilot runs promise."""
+        if self.judged is not None:
+            return self.judged.verdict
         if self.engine == "exact" and self.is_met:
             error = ""
             if not math.isnan(self.monte_carlo_error):
@@ -177,7 +203,7 @@ def precision(samples: Samples) -> Precision | None:
     """Return the Monte Carlo error of the standard deviations, or None if nothing kept varies."""
     variables = summaries.named_leaves(samples.positions, samples.hyper)
     quantities = summaries.quantities(variables, _MAX_QUANTITIES).values()
-    found = [_standard_errors(draws) for draws in quantities]
+    found = [_standard_errors(draws) for draws in quantities if not patterns.heavy_tails(draws)]
     known = np.array([pair for pair in found if np.all(np.isfinite(pair))])
     return Precision(*map(_largest_error, known.T)) if len(known) else None
 
@@ -241,7 +267,9 @@ def with_precision(report: TuneReport, found: Precision | None, samples: Samples
             f"to ± {100 * found.error:.2g} %: num_samples={math.ceil(needed / unit) * unit} would "
             f"be enough"
         )
-        notes = (note, *notes)
+        return dataclasses.replace(
+            report, monte_carlo_error=found.error, notes=(note, *notes), cares=(note,)
+        )
     return dataclasses.replace(report, monte_carlo_error=found.error, notes=notes)
 
 

@@ -162,7 +162,7 @@ results then depend on the machine and its load. None: work is counted, and they
     report = dataclasses.replace(
         found.report,
         complaints=complaints,
-        notes=complaints + notes,
+        notes=complaints + found.report.unsettled + notes,
         num_examples=int(target.num_examples) if isinstance(target, RowPosterior) else None,
         choice=reason,
         seconds=clock.spent,
