@@ -6,9 +6,10 @@
 
 Results are lines of FOLDER/referee.jsonl, one for each target, sampler, scheme and seed, written as
 soon as they are there. What is there is not run again; `--minutes` starts nothing new after that
-time. At the end the table and the picture are made of all that is there: FOLDER/referee.md and
-FOLDER/referee.png; `--page` puts them into the documentation, too. The network needs `--data`, the
-folder with yacht.npz. A job is a process that computes on one core.
+time. At the end tables and a picture are made of all that is there: FOLDER/referee.md and
+FOLDER/referee.png; `--page` puts the overview, the picture and a CSV file of all errors into the
+documentation, too. The network needs `--data`, the folder with yacht.npz. A job is a process that
+computes on one core.
 
 **Budget.** A run has `passes` times N gradients on single examples, whatever they are used for. A
 step costs its batch for each gradient; around a control variate twice that, and a pass for the
@@ -42,6 +43,7 @@ Monte Carlo errors are: an error well above it is bias, or a chain that has not 
 """
 
 import argparse
+import csv
 import functools
 import json
 import math
@@ -227,6 +229,31 @@ def table(found: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+COLUMNS = (
+    "target", "sampler", "batches", "mean_error", "mean_error_se", "mean_monte_carlo",
+    "sd_error", "sd_error_se", "sd_monte_carlo", "steps", "seconds", "seeds",
+)  # fmt: skip
+
+
+def write_csv(found: dict, file: pathlib.Path) -> None:
+    """Write the errors of every sampler and scheme, the best of a target first."""
+
+    def total(name: tuple[str, str, str]) -> tuple[int, float]:
+        value = found[name]
+        return list(CASES).index(name[0]), value["of_means"][0] + value["of_deviations"][0]
+
+    with file.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for name in sorted(found, key=total):
+            value = found[name]
+            means, deviations = value["of_means"], value["of_deviations"]
+            errors = *means, value["chance"][0], *deviations, value["chance"][1]
+            steps = " ".join(f"{x:.2g}" for x in value["steps"])
+            numbers = *(f"{error:.3f}" for error in errors), steps, f"{value['seconds']:.1f}"
+            writer.writerow((*name, *numbers, value["num"]))
+
+
 def draw_picture(found: dict, file: pathlib.Path) -> None:
     """A field for each target and sampler with its scheme: light is a small error."""
     import matplotlib
@@ -308,12 +335,12 @@ def main() -> None:
     rows = read(file)
     print(f"{sum(row['cpu'] for row in rows) / 60:.1f} core-minutes for {len(rows)} runs")
     found = summary(rows)
-    text = overview(found) + table(found)
-    (arguments.out / "referee.md").write_text(text)
+    (arguments.out / "referee.md").write_text(overview(found) + table(found))
     draw_picture(found, arguments.out / "referee.png")
     if arguments.page is not None:
         before = arguments.page.read_text("utf-8").partition(MARK)[0]
-        arguments.page.write_text(before + MARK + "\n" + text, "utf-8")
+        arguments.page.write_text(before + MARK + "\n" + overview(found), "utf-8")
+        write_csv(found, arguments.page.with_suffix(".csv"))
         draw_picture(found, arguments.page.parents[1] / "images" / "referee.png")
 
 
