@@ -56,6 +56,16 @@ def refuses(error, message, function, *args, **kwargs):
         ((np.zeros(3), np.zeros(4)), ValueError, r"leading axes.*\[3, 4\].*share"),
         ((np.zeros(3), 1.0), ValueError, "number without axes.*leading axis"),
         (np.array(["a", "b"]), TypeError, "data must hold numbers.*<U1"),
+        (
+            np.zeros(3, np.longdouble),
+            TypeError,
+            "data must hold numbers of at most 64 bits, not fl",
+        ),
+        (
+            np.zeros(3, "m8[s]"),
+            TypeError,
+            "data must hold numbers of at most 64 bits, not timedelta",
+        ),
         (np.array([None, 1]), TypeError, "data must hold numbers.*object"),
     ],
 )
@@ -376,3 +386,39 @@ def test_a_list_that_is_meant_as_a_vector_is_told():
 def test_whole_numbers_that_jax_cannot_hold_are_refused():
     with pytest.raises(ValueError, match="The data hold 3000000000, which int32 cannot"):
         sghmc.Posterior(lambda t, x: t, lambda t: t, np.array([3_000_000_000]))
+
+
+def test_arrays_of_another_byte_order_are_numbers():
+    rows, start = np.arange(8.0).reshape(4, 2), np.zeros(2, np.float32)
+    plain = sample(sghmc.Posterior(log_likelihood, log_prior, rows), init=start)
+    turned = sample(
+        sghmc.Posterior(log_likelihood, log_prior, rows.astype(">f8")), init=start.astype(">f4")
+    )
+    np.testing.assert_array_equal(turned.positions, plain.positions)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    ["text", np.longdouble(1), object(), jnp.sin, jax.random.key(0), {"a": 1.0, "b": "text"}],
+    ids=["text", "float128", "object", "function", "key", "text inside"],
+)
+def test_what_no_array_can_hold_is_not_kept(returned):
+    message = "What {} returns must hold numbers of at most 64 bits, not "
+    refuses(TypeError, message.format("keep"), sample, keep=lambda p: returned)
+    averages: dict[str, Any] = {"a": lambda p: returned}
+    refuses(TypeError, message.format(r"averages\['a'\]"), sample, averages=averages)
+    settings: dict[str, Any] = {"averages": {"a": lambda p: p}, "trace": lambda _: returned}
+    refuses(TypeError, message.format("trace"), sample, **settings)
+
+
+def test_a_number_of_python_is_kept_as_an_array():
+    found = sample(keep=lambda p: {"one": 1.0, "two": 2}, averages={"three": lambda p: 3.0})
+    np.testing.assert_array_equal(found.positions["one"], np.ones((1, 2)))
+    np.testing.assert_array_equal(found.positions["two"], np.full((1, 2), 2))
+    assert float(found.averages["three"][0]) == 3.0
+
+
+def test_a_function_that_is_none_and_parameters_without_entries_are_refused():
+    refuses(TypeError, "averages must be a dict .name: function.", sample, averages={"a": 3})
+    refuses(ValueError, "init holds no parameters", sample, init=jnp.zeros((0, 3)))
+    refuses(TypeError, "init has dtype float128", sample, init=np.zeros(2, np.longdouble))

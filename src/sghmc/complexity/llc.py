@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from sghmc.complexity.learning_coefficient import LearningCoefficient, LlcSettings, agree, judged
-from sghmc.core.checks import check_count
+from sghmc.core.checks import as_array, check_count
 from sghmc.core.signals import whole_or_nothing
 from sghmc.engine import checks
 from sghmc.engine.options import RunOptions
@@ -121,7 +121,7 @@ def llc(
     if num_gradients is not None and (num_samples is not None or num_burnin is not None):
         raise ValueError("Give num_gradients, or num_samples and num_burnin, not both.")
     check_count(num_chains, "num_chains")
-    params = jax.tree.map(jnp.asarray, params)
+    params = jax.tree.map(lambda leaf: as_array(leaf, "params"), params)
     slope = _Slope(_localized(target, params, number, beta, 0.0))
     with jax.default_matmul_precision(_MATMUL_PRECISION):
         lanczos = LANCZOS if num_gradients is None else (1, min(LANCZOS[1], num_gradients // 8 + 1))

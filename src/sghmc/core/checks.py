@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -72,11 +73,33 @@ from 0, or let jax hold 64 bits by jax.config.update("jax_enable_x64", True).
             )
 
 
+def check_numbers(dtype: Any, name: str, error: type[Exception] = TypeError) -> None:
+    """Check that a dtype is one of numbers, or of booleans, that jax can compute with.
+
+    >>> check_numbers(np.dtype("U2"), "The data")
+    Traceback (most recent call last):
+    TypeError: The data must hold numbers of at most 64 bits, not <U2.
+    """
+    is_number = dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
+    if not is_number or dtype.kind == "m" or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        raise error(f"{name} must hold numbers of at most 64 bits, not {dtype}.")
+
+
 def held(values: np.ndarray, name: str, error: type[ValueError] = ValueError) -> np.ndarray:
     """Convert an array to the dtype that jax gives it; raise if its whole numbers do not fit."""
     dtype = held_type(values.dtype)
     check_fit(values, dtype, name, error)
     return values.astype(dtype, copy=False)
+
+
+def as_array(values: Any, name: str) -> jax.Array:
+    """Convert numbers to an array of jax; raise if jax cannot hold them."""
+    array = values if isinstance(values, jax.Array) else np.asarray(values)
+    check_numbers(array.dtype, name)
+    if isinstance(array, np.ndarray):
+        array = held(array, name)
+    # Python's own numbers stay of weak type.
+    return jnp.asarray(values if isinstance(values, complex | float | int) else array)
 
 
 def held_type(dtype: np.dtype) -> np.dtype:

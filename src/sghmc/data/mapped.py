@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from sghmc.core.checks import check_fit, held_type, require
+from sghmc.core.checks import check_fit, check_numbers, held_type, require
 from sghmc.data.archives import read_header
 from sghmc.posterior.sources import DataError, NotFinite, Source, check_finite, check_num_rows
 from sghmc.types import PyTree
@@ -124,11 +124,6 @@ def available_memory() -> int:
         lines = _MEMINFO.read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
     return 0
-
-
-def check_dtype(name: object, dtype: np.dtype) -> None:
-    if dtype.kind not in "fiubc":
-        raise DataError(f"{name} must hold numbers, but holds {dtype}.")
 
 
 # Sources of mapped arrays.
@@ -282,7 +277,7 @@ def _npy_column(path: str | os.PathLike) -> MappedArray:
         shape, is_fortran, dtype, start = read_header(file.map, file.size, str(path))
     except ValueError as error:
         raise DataError(str(error)) from error
-    check_dtype(path, dtype)
+    check_numbers(dtype, str(path), DataError)
     if len(shape) == 0 or (is_fortran and len(shape) > 1):
         raise DataError(
             f"{path} holds an array of shape {shape}{' in Fortran order' * is_fortran}: save it "
@@ -356,7 +351,7 @@ def _array(file: MappedFile, name: str, array) -> np.ndarray:
             f"{where} is of type {array.type}: columns must hold numbers (booleans as uint8), or "
             f"lists of numbers of one fixed size."
         ) from error
-    check_dtype(where, view.dtype)
+    check_numbers(view.dtype, where, DataError)
     if not 0 <= view.ctypes.data - file.address <= file.size - view.nbytes:
         raise DataError(f"{where} is compressed: write the file without compression.")
     return view

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sghmc.core.checks import check_count, held
+from sghmc.core.checks import check_count, check_numbers, held
 from sghmc.posterior.sources import DataError, NotFinite, Source, check_finite, check_num_rows
 from sghmc.types import PyTree
 
@@ -140,8 +140,7 @@ def _array(leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
     except ValueError as error:
         raise DataError(f"A batch of the stream is ragged: {error}.") from error
-    if array.dtype.kind not in "fiubc":
-        raise DataError(f"A batch of the stream holds {array.dtype}, but must hold numbers.")
+    check_numbers(array.dtype, "Batches of the stream", DataError)
     return held(array, "Batches of the stream", DataError)
 
 

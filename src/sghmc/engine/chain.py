@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from sghmc.adapt import Adaptation, Moment
 from sghmc.core import matrices, random, runtime, tree
+from sghmc.core.checks import as_array
 from sghmc.engine.layout import Layout
 from sghmc.gradients import GradientEstimator, Oracle
 from sghmc.gradients.noise import RunningNoise, gradient_noise, no_noise
@@ -241,7 +242,7 @@ class Program(eqx.Module):
         flat = self.kernel.draw_from(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
         keep = self.keep or (lambda position, *hyper: position)
-        kept = _shown(keep, self.layout.shape(flat), carry.hyper)
+        kept = returned_arrays("keep", keep, self.layout.shape(flat), carry.hyper)
         info = DrawInfo(None, None, None, None, is_finite)
         if self.has_info:
             heat = self.kernel.kinetic_temperature(t, carry.state)
@@ -252,7 +253,7 @@ class Program(eqx.Module):
             carry = carry._replace(sums=carry.sums.add(terms, is_finite & is_counted))
         trace = None
         if self.trace is not None and carry.sums is not None:
-            trace = self.trace(carry.sums.mean())
+            trace = _as_arrays(self.trace(carry.sums.mean()), "trace")
         return carry, DrawRecord(kept, carry.hyper, trace, info)
 
     def update_hyper(self, t, carry: Carry) -> Carry:
@@ -325,9 +326,17 @@ class Program(eqx.Module):
 
     def _averaged(self, flat: PyTree, hyper: PyTree) -> dict[str, PyTree]:
         position = self.layout.shape(flat)
-        return {name: _shown(f, position, hyper) for name, f in self.averages.items()}
+        return {
+            name: returned_arrays(f"averages[{name!r}]", f, position, hyper)
+            for name, f in self.averages.items()
+        }
 
 
-def _shown(function: Callable, position: PyTree, hyper: PyTree) -> PyTree:
-    """A user's function of the position, and of the hyperparameters where there are any."""
-    return function(position) if hyper is None else function(position, hyper)
+def returned_arrays(name: str, function: Callable, position: PyTree, hyper: PyTree) -> PyTree:
+    """Call a user's function of the position, and of the hyperparameters where there are any."""
+    returned = function(position) if hyper is None else function(position, hyper)
+    return _as_arrays(returned, name)
+
+
+def _as_arrays(returned: PyTree, name: str) -> PyTree:
+    return jax.tree.map(lambda leaf: as_array(leaf, f"What {name} returns"), returned)

@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
-from sghmc.core.checks import check_count
+from sghmc.core.checks import as_array, check_count
 from sghmc.engine.chain import NEVER
 from sghmc.engine.init import Beginning, Start
 from sghmc.engine.layout import Layout
@@ -34,7 +34,9 @@ def check_options(options: RunOptions, target) -> None:
         raise TypeError(f"gradient must be sghmc.Minibatch(500) or the like, not {gradient!r}.")
     if keep is not None and not callable(keep):
         raise TypeError(f"keep must be a function of the position, not {keep!r}.")
-    if averages is not None and not isinstance(averages, dict):
+    if averages is not None and not (
+        isinstance(averages, dict) and all(map(callable, averages.values()))
+    ):
         raise TypeError(f"averages must be a dict {{name: function}}, not {averages!r}.")
     if options.checkpoint is not None and not isinstance(options.checkpoint, Checkpoint):
         raise TypeError(f"checkpoint must be sghmc.Checkpoint(folder), not {options.checkpoint!r}.")
@@ -181,12 +183,12 @@ def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
     """Refuse what chains cannot start from; one chain's parameters, by shapes and dtypes."""
     if init_axis not in (None, 0):
         raise ValueError(f"init_axis must be None or 0, but is {init_axis!r}.")
-    if not jax.tree.leaves(init):
+    if not any(map(np.size, jax.tree.leaves(init))):
         raise ValueError("init holds no parameters: give a pytree of float arrays.")
     for path, leaf in jax.tree.leaves_with_path(init):
         array = np.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf
         name = f"init{jax.tree_util.keystr(path)}"
-        if not jnp.issubdtype(array.dtype, jnp.floating):
+        if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize > 8:
             raise TypeError(
                 f"{name} has dtype {array.dtype}, but parameters are real numbers: give floats, "
                 f"for example {name}.astype(float)."
@@ -262,7 +264,9 @@ def _shape(function: Callable, *args) -> Any:
 @eqx.filter_jit
 def _traced_once(function: Callable, *args) -> Any:
     """Functions may be Modules that hold data: jax would trace those again and again."""
-    return jax.tree.map(jnp.asarray, function(*args))
+    return jax.tree.map(
+        lambda leaf: as_array(leaf, "What U(params) or log p returns"), function(*args)
+    )
 
 
 def check_beginning(begun: Beginning) -> None:

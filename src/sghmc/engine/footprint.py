@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 
 from sghmc.core import runtime
+from sghmc.engine.chain import returned_arrays
 from sghmc.engine.layout import Layout
 from sghmc.engine.options import RunOptions
 from sghmc.samplers import Kernel
@@ -47,8 +48,8 @@ def draw_bytes(layout: Layout, options: RunOptions, hyper: PyTree) -> int:
     """Of what is stored of one chain's draw, without what `info` and `trace` add."""
     if options.keep is None:
         return num_bytes(layout.like) + num_bytes(hyper)
-    given = () if hyper is None else (hyper,)
-    return num_bytes(eqx.filter_eval_shape(options.keep, layout.like, *given)) + num_bytes(hyper)
+    kept = eqx.filter_eval_shape(returned_arrays, "keep", options.keep, layout.like, hyper)
+    return num_bytes(kept) + num_bytes(hyper)
 
 
 def check_memory(

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from sghmc.core import runtime, tree
+from sghmc.core.checks import as_array
 from sghmc.engine import loop
 from sghmc.engine.chain import Carry, Program
 from sghmc.engine.loop import each_chain
@@ -29,7 +30,7 @@ class Start(NamedTuple):
     @property
     def arrays(self) -> PyTree:
         """As it was given, on a device."""
-        return jax.tree.map(jnp.asarray, self.init)
+        return jax.tree.map(lambda leaf: as_array(leaf, "init"), self.init)
 
     def of_chain(self, chain: int) -> PyTree:
         return self.arrays if self.init_axis is None else _of_chain(self.arrays, chain)

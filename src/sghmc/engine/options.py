@@ -9,12 +9,12 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.fingerprint import target_hashes
+from sghmc.core.checks import as_array
 from sghmc.engine.devices import Rules, check_mesh, placed
 from sghmc.gradients import Gradient
 from sghmc.gradients.exact import FullBatch
@@ -56,7 +56,7 @@ class RunOptions:
         options = {name: getattr(self, name) for name in names if name not in _WITHOUT_EFFECT}
         axes = 0 if self.init_axis is None else 1
         like = jax.tree.map(
-            lambda leaf: jax.eval_shape(lambda: jnp.asarray(leaf)[(0,) * axes]), init
+            lambda leaf: jax.eval_shape(lambda: as_array(leaf, "init")[(0,) * axes]), init
         )
         given = {"key": key, "target": target, "sampler": sampler, "init": init}
         return given | options | target_hashes(target, like)
@@ -93,7 +93,7 @@ def hold_fixed(
     if options.sharding is not None:
         fixed = _placed(fixed, options)
     # Once, and not in every function that holds it.
-    fixed = jax.tree.map(lambda leaf: jnp.asarray(leaf) if _is_array(leaf) else leaf, fixed)
+    fixed = jax.tree.map(lambda leaf: as_array(leaf, "init") if _is_array(leaf) else leaf, fixed)
     averages, gibbs, keep = options.averages, options.gibbs, options.keep
     return (
         _held(target, fixed),

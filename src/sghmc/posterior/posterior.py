@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sghmc.core.checks import check_fit, held_type
+from sghmc.core.checks import as_array
 from sghmc.posterior import passes
 from sghmc.posterior.passes import OfRows
 from sghmc.posterior.sources import Source, SourceRef
@@ -256,22 +256,13 @@ class RowPosterior(AbstractPosterior):
 
 def as_arrays(data: PyTree) -> PyTree:
     """Convert data to arrays with the dtypes of jax; a data frame becomes a dict of columns."""
-    return jax.tree.map(_as_array, _columns(data))
+    return jax.tree.map(lambda leaf: as_array(leaf, "The data"), _columns(data))
 
 
 def _columns(data: PyTree) -> PyTree:
     """Return a data frame's columns by name, and other data unchanged."""
     is_frame = hasattr(data, "columns") and hasattr(data, "to_numpy")
     return {str(name): np.asarray(data[name]) for name in data.columns} if is_frame else data
-
-
-def _as_array(leaf) -> jax.Array:
-    if not isinstance(leaf, jax.Array):
-        leaf = np.asarray(leaf)
-        if leaf.dtype.kind not in "fiubc":
-            raise TypeError(f"data must hold numbers, but holds an array of dtype {leaf.dtype}.")
-        check_fit(leaf, held_type(leaf.dtype), "The data")
-    return jnp.asarray(leaf)
 
 
 # Posteriors of one model on different data, a chain each.
@@ -376,7 +367,7 @@ class Posterior(RowPosterior):
         data = data.source if isinstance(data, SourceRef) else data
         is_source = isinstance(data, Source)
         self.data = SourceRef(data) if is_source else as_arrays(data)
-        self.hyper = None if hyper is None else jax.tree.map(jnp.asarray, hyper)
+        self.hyper = jax.tree.map(lambda leaf: as_array(leaf, "The hyperparameters"), hyper)
         # An array, so that a new number of rows does not recompile the run.
         is_growing = is_source and data.is_growing
         self.num_real = jnp.asarray(data.num_rows, jnp.int32) if is_growing else None
