@@ -28,10 +28,10 @@ def rows():
 
 
 @pytest.mark.parametrize("cuts", [[], [7], [1, 7, 19]])
-@pytest.mark.parametrize("gives_back", [False, True])
-def test_rows_come_from_their_pieces(tmp_path, rows, cuts, gives_back):
+@pytest.mark.parametrize("releases_pages", [False, True])
+def test_rows_come_from_their_pieces(tmp_path, rows, cuts, releases_pages):
     array = mapped(tmp_path, *np.split(rows, cuts))
-    array.gives_back = gives_back
+    array.releases_pages = releases_pages
     assert (array.num_rows, array.shape, array.dtype) == (20, (3,), np.int32)
     for numbers in ([0], [19], [0, 0, 6, 7, 7, 18, 19], list(range(20))):
         into = np.full((len(numbers), 3), -1, np.int32)

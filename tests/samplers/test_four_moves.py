@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 import re
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def contract(monkeypatch):
     """The contract tests, with the sampler of docs/extend.md among those that they draw from."""
     page = (ROOT / "docs" / "extend.md").read_text("utf-8")
     settings, kernel, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names = {"__name__": "four_moves"}
+    names: dict[str, Any] = {"__name__": "four_moves"}
     exec(settings + kernel, names)  # moves 1 and 2; test_docs.py makes the third
     toy = names["LeimkuhlerMatthews"](0.05, temperature=0.8)
     for samplers in (cases.SAMPLERS, cases.RANDOM_SAMPLERS):  # move 4

@@ -204,6 +204,7 @@ MOST = 2e-3
 class EverythingAccepted(MCHMCKernel):
     def step(self, t, noise, state, oracle):
         state, info = super().step(t, noise, state, oracle)
+        assert info.acceptance is not None
         return state, info._replace(acceptance=jnp.where(info.acceptance > 1e-6, 1.0, 0.0))
 
 

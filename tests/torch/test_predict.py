@@ -24,7 +24,7 @@ def of_outputs(outputs: Any, targets=None, **given):
     return predict(lambda draw, x: outputs[draw["number"]], lambda: iter(draws), [batch], **given)
 
 
-def numbers(*shape: int) -> torch.Tensor:
+def numbers(*shape: int):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 

@@ -227,10 +227,7 @@ class Program(eqx.Module):
         return state, info if self.has_info else info._replace(potential=None)
 
     def settle(self, t, carry: Carry) -> Carry:
-        """With all of the state brought to the end of step t, where the kernel leaves parts behind.
-
-        What looks at a state as a whole, and what changes the law that it moves by, comes after.
-        """
+        """Bring all of the state to the end of step t, where the kernel leaves parts behind."""
         if not self.kernel.is_lazy:
             return carry
         oracle = self._oracle(self.draw_gradients(t, 1), carry)

@@ -5,7 +5,7 @@ import itertools
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from sghmc.torch import replay
 from sghmc.torch.base import Sampler, unwrapped
 from sghmc.torch.draws import Chains, Draw, Folder, Memory, Store
 from sghmc.torch.gradients import NUM_ESTIMATES
-from sghmc.torch.predict import GaussianPrediction, Link, Prediction
+from sghmc.torch.predict import ClassLink, GaussianPrediction, Link, Prediction
 from sghmc.torch.priors import GaussianPrior, whole
 from sghmc.torch.settings import moving, whole_number
 
@@ -148,6 +148,16 @@ the model that returns tensors by name |
             )
         seconds = time.perf_counter() - self._start
         return _as_samples(_together(self._stores), self._num_steps, seconds, self._sampler)
+
+    @overload
+    def predict(
+        self, loader: Iterable[Any], link: Literal["gaussian"], *, noise: float | str
+    ) -> GaussianPrediction: ...
+
+    @overload
+    def predict(
+        self, loader: Iterable[Any], link: ClassLink, *, axis: int | None = None
+    ) -> Prediction: ...
 
     def predict(
         self,

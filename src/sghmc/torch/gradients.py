@@ -52,8 +52,9 @@ def _num_rows(node: Any) -> int:
         return 0
     outputs = node.next_functions[0][0]
     metadata = getattr(outputs, "_input_metadata", None)
-    shape = metadata[0].shape if metadata and not hasattr(outputs, "variable") else ()
-    return shape[0] if len(shape) else 0
+    is_computed = metadata and not hasattr(outputs, "variable")
+    shape = list(metadata[0].shape) if metadata and is_computed else []
+    return shape[0] if shape else 0
 
 
 # Whether gradients are finite: a step by one that is not would be the end of a chain.

@@ -3,14 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
 # pyright: reportPrivateImportUsage=false
 
 Draw = dict[str, torch.Tensor]
-Link = str | Callable[[torch.Tensor], torch.Tensor]
+ClassLink = Literal["softmax", "sigmoid"] | Callable[[torch.Tensor], torch.Tensor]
+Link = ClassLink | Literal["gaussian"]
 _LINKS = ("softmax", "sigmoid", "gaussian")
 _SMALLEST = 1e-30
 _LABELS = ("labels", "label")
@@ -88,6 +89,28 @@ class GaussianPrediction:
         return ((_known(self.cdf) - 0.5).abs() <= level / 2).double().mean().item()
 
 
+@overload
+def predict(
+    apply: Callable[[Draw, Any], Any],
+    draws: Callable[[], Iterator[Draw]],
+    batches: Iterable[Any],
+    link: Literal["gaussian"],
+    axis: int | None = None,
+    noise: float | str | None = None,
+) -> GaussianPrediction: ...
+
+
+@overload
+def predict(
+    apply: Callable[[Draw, Any], Any],
+    draws: Callable[[], Iterator[Draw]],
+    batches: Iterable[Any],
+    link: ClassLink,
+    axis: int | None = None,
+    noise: float | str | None = None,
+) -> Prediction: ...
+
+
 @torch.no_grad()
 def predict(
     apply: Callable[[Draw, Any], Any],
@@ -113,12 +136,12 @@ def predict(
             found.append(_classes(apply, draws, inputs, to_probabilities, axis))
     if not found:
         raise ValueError("There is nothing to predict: the loader has no batches.")
-    parts = [torch.cat(each) for each in zip(*found, strict=True)]
+    first, second, third, *of_targets = (torch.cat(each) for each in zip(*found, strict=True))
     known = torch.cat(targets) if targets else None
     if link == "gaussian":
-        return GaussianPrediction(*parts[:3], known, *parts[3:])
+        return GaussianPrediction(first, second, third, known, *of_targets)
     axis = None if link == "sigmoid" else -1 if axis is None else axis
-    return Prediction(*parts, known, axis)
+    return Prediction(first, second, third, known, axis)
 
 
 def _classes(apply, draws, inputs, to_probabilities, axis: int | None) -> list[torch.Tensor]:
@@ -215,7 +238,7 @@ def _of_classes(link: Link, axis: int | None) -> tuple[Callable, int | None]:
                 f"The outputs have shape {tuple(outputs.shape)}: give axis=, that of the classes "
                 f"(1 for images and sequences of channels)."
             )
-        if outputs.ndim == 0 or outputs.shape[where] == 1:
+        if outputs.ndim == 0 or outputs.size(where) == 1:
             raise ValueError(
                 f"The outputs have shape {tuple(outputs.shape)}: a softmax of one class is always "
                 f'1. Take "sigmoid" for one logit, "gaussian" for a regression.'
@@ -232,8 +255,8 @@ def _parts(batch: Any) -> tuple[Any, torch.Tensor | None]:
         inputs = {name: value for name, value in batch.items() if name not in _LABELS}
         return inputs, labels[0] if labels else None
     if isinstance(batch, tuple | list):
-        is_known = len(batch) > 1 and isinstance(batch[1], torch.Tensor)
-        return batch[0], batch[1] if is_known else None
+        inputs, target, *_ = (*batch, None)
+        return inputs, target if isinstance(target, torch.Tensor) else None
     return batch, None
 
 
