@@ -19,7 +19,7 @@ SHORTEST = 15
 
 UNFINISHED = (
     *("cli/", "engine/", "estimators/", "paper/", "recommender/", "torch/"),
-    *("__init__.py", "planning.py", "samplers/__init__.py", "sampling.py"),
+    *("planning.py", "samplers/__init__.py", "sampling.py"),
 )
 """Folders and files in which first lines are still to be rewritten: none may be added."""
 

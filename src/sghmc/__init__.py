@@ -128,7 +128,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """What brings other libraries comes in when it is first named."""
+    """Import the parts that need other libraries when they are first named."""
     if name in ("estimators", "interop", "torch"):
         return importlib.import_module(f"sghmc.{name}")
     raise AttributeError(f"module 'sghmc' has no attribute {name!r}")
