@@ -33,14 +33,14 @@ def test_no_number_is_given_twice(size):
 
 
 def test_every_chunk_has_its_own_numbers():
-    drawn = taken(block(dtype=torch.float64), normals._MOST)
+    drawn = taken(block(dtype=torch.float64), normals._MAX_BLOCK_NUMBERS)
     assert len(torch.unique(drawn)) == len(drawn)
-    assert abs(drawn.mean()) < 5 / normals._MOST**0.5
+    assert abs(drawn.mean()) < 5 / normals._MAX_BLOCK_NUMBERS**0.5
 
 
 def test_how_far_numpy_goes_at_once_changes_nothing(monkeypatch):
     expected = taken(block(), 40_000)
-    monkeypatch.setattr(normals, "_LANES", 1_000)
+    monkeypatch.setattr(normals, "_PASS_WORDS", 1_000)
     assert torch.equal(taken(block(), 40_000), expected)
 
 
@@ -74,5 +74,5 @@ def test_what_is_needed_once_makes_no_large_block():
     source = block()
     source.take(3)
     assert source.numbers.numel() == 3 * 64
-    source.take(normals._MOST + 1)
-    assert source.numbers.numel() == normals._MOST + 2  # an even count
+    source.take(normals._MAX_BLOCK_NUMBERS + 1)
+    assert source.numbers.numel() == normals._MAX_BLOCK_NUMBERS + 2  # an even count

@@ -178,7 +178,7 @@ def judge_noise():
 
 def judge_noise_of_pieces():
     """As large networks have it."""
-    with mock.patch.object(pieces, "_CACHED", 0):
+    with mock.patch.object(pieces, "_MAX_CACHED_NUMBERS", 0):
         judge_noise()
 
 

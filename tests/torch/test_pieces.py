@@ -14,7 +14,7 @@ from torch_cases import REQUIRED, SAMPLERS, flat, make, network, train
 @pytest.fixture
 def large(monkeypatch):
     """Every network on a CPU is cut into pieces, as large ones are."""
-    monkeypatch.setattr(pieces, "_CACHED", 0)
+    monkeypatch.setattr(pieces, "_MAX_CACHED_NUMBERS", 0)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -22,8 +22,8 @@ def test_pieces_of_any_size_give_the_same_step(name, monkeypatch):
     """Without noise, whose order they change; a small network is one piece."""
     found = []
     for size, most in ((1 << 16, 0), (5, 0), (1 << 16, 1 << 20)):
-        monkeypatch.setattr(pieces, "_CPU_SIZE", size)
-        monkeypatch.setattr(pieces, "_CACHED", most)
+        monkeypatch.setattr(pieces, "_MAX_CPU_PIECE_NUMBERS", size)
+        monkeypatch.setattr(pieces, "_MAX_CACHED_NUMBERS", most)
         model = network()
         sampler = make(name, model, temperature=0.0)
         train(model, sampler, 3)
@@ -38,7 +38,7 @@ def test_pieces_of_any_size_give_the_same_step(name, monkeypatch):
 @pytest.mark.parametrize("most", [0, 1 << 20], ids=["pieces", "one piece"])
 @pytest.mark.parametrize("size", [1, 100, 70_000, 1_000_000])
 def test_pieces_cover_all_entries_once(size, most, monkeypatch):
-    monkeypatch.setattr(pieces, "_CACHED", most)
+    monkeypatch.setattr(pieces, "_MAX_CACHED_NUMBERS", most)
     positions = [torch.zeros(size), torch.zeros(3, 5), torch.zeros(0)]
     states = [{} for _ in positions]
     for piece in pieces.cut(positions, states, Normals(0)).pieces:
@@ -75,7 +75,7 @@ def test_steps_have_numbers_of_their_own():
 
 def test_a_block_that_grew_has_numbers_of_its_own(monkeypatch):
     """A piece that comes back to the start of a block sees the new one there."""
-    monkeypatch.setattr(blocks, "_MOST_STEPS", 4)
+    monkeypatch.setattr(blocks, "_MAX_BLOCK_STEPS", 4)
     normals = Normals(0)
     small, large = (
         pieces.cut([torch.zeros(size, dtype=torch.float64)], [{}], normals).pieces[0]

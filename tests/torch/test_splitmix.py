@@ -34,9 +34,9 @@ def test_words_are_those_that_were_published():
 def test_a_word_is_a_function_of_its_number():
     """Over the ends of passes, and far on, where numbers have more digits than 64."""
     words = Words(3, GOLDEN)
-    all_of_them = read(words, 0, 3 * normals._LANES + 7)
+    all_of_them = read(words, 0, 3 * normals._PASS_WORDS + 7)
     assert len(np.unique(all_of_them)) == len(all_of_them)
-    for first, count in ((0, 1), (5, 100), (normals._LANES - 1, normals._LANES + 2)):
+    for first, count in ((0, 1), (5, 100), (normals._PASS_WORDS - 1, normals._PASS_WORDS + 2)):
         np.testing.assert_array_equal(
             read(Words(3, GOLDEN), first, count), all_of_them[first : first + count]
         )

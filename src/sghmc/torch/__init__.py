@@ -1,4 +1,4 @@
-"""The samplers as PyTorch optimizers: in anyone's training loop, with the law that is proven."""
+"""Samplers as PyTorch optimizers: any training loop samples, with the stationary law proven."""
 
 from sghmc.core.checks import require
 

@@ -1,4 +1,4 @@
-"""The base of all samplers here: an optimizer whose iterates are the chain."""
+"""Base of all samplers of `sghmc.torch`: an optimizer whose iterates are a Markov chain."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -24,9 +24,9 @@ from sghmc.torch.settings import (
     follow_changes,
     given,
     gradients,
+    half_precision,
     moving,
     number,
-    of_few_digits,
     whole_number,
 )
 from sghmc.torch.state import StatefulOptimizer
@@ -91,18 +91,18 @@ log density, or None: flat |
 
     @abc.abstractmethod
     def _check(self, group: dict[str, Any]) -> None:
-        """Refuse settings that cannot be."""
+        """Refuse settings that no chain can have."""
 
     @abc.abstractmethod
     def _fresh(self, group: dict[str, Any], position: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the state of a parameter before its first step, as zeros."""
 
     def _start(self, group: dict[str, Any], piece: Piece) -> None:
-        """Bring what is fresh to where a chain begins, in place."""
+        """Set fresh states to the values at which a chain begins, in place."""
 
     @abc.abstractmethod
     def _move_all(self, group: dict[str, Any], plan: StepPlan) -> None:
-        """One step of positions and states, in place: most move each piece by itself."""
+        """Make one step of positions and states, in place."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         param_group = dict(param_group)
@@ -168,7 +168,7 @@ log density, or None: flat |
             if is_estimated(group):
                 states = [self.state[param] for param in params]
                 self._microbatches.update(group, params, states, self.num_data)
-            for param in of_few_digits(params):
+            for param in half_precision(params):
                 param.copy_(self.state[param][POSITION])
         self.num_steps += 1
 
@@ -187,13 +187,13 @@ log density, or None: flat |
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = self._cut(params)
-        for param in of_few_digits(params):
+        for param in half_precision(params):
             follow_changes(param, self.state[param][POSITION])
         return self._plans[key]
 
     def _begin(self, group: dict[str, Any], param: torch.Tensor) -> None:
         position, state = param.detach(), self.state[param]
-        if of_few_digits([param]):
+        if half_precision([param]):
             state[POSITION] = position = position.float()
         state |= self._fresh(group, position)
         if is_estimated(group):
@@ -205,13 +205,13 @@ log density, or None: flat |
         return pieces.cut(positions, states, self.normals)
 
     def _positions(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return parameters or, where they have few digits, the copies that have more."""
+        """Return parameters or, for half precision, their copies in single precision."""
         return [self.state.get(param, {}).get(POSITION, param) for param in params]
 
     def _add_gradient(
         self, target: list[torch.Tensor], group: dict[str, Any], piece: Piece, factor: float
     ) -> None:
-        """target ← target + factor · ∇Ũ(θ), in place; `target` may be θ itself."""
+        """Add factor · ∇Ũ(θ) to `target` in place, which may be θ itself."""
         prior = group["prior"]
         if piece.prior_grads is not None:
             torch._foreach_add_(target, piece.prior_grads, alpha=-factor)
@@ -221,7 +221,7 @@ log density, or None: flat |
 
     @torch.no_grad()
     def potential(self, loss: Any) -> float:
-        """Ũ(θ), up to a constant, from the mean loss of a batch."""
+        """Return Ũ(θ), up to a constant, from the mean loss of a batch."""
         losses.check_loss(loss, self.num_data)
         total = self.num_data * float(loss)
         for group in self.param_groups:
@@ -231,7 +231,7 @@ log density, or None: flat |
         return total
 
     def kinetic_temperature(self) -> float | None:
-        """An estimate of the temperature from the momenta; None where there are none."""
+        """Return an estimate of the temperature from the momenta, or None without momenta."""
         return None
 
     def settle(self) -> None:

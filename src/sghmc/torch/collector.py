@@ -1,4 +1,4 @@
-"""Draws from a training loop: kept, looked at, and averaged into predictions."""
+"""Collection of draws in a training loop, and predictions averaged over them."""
 
 import functools
 import itertools
@@ -24,7 +24,7 @@ from sghmc.torch.settings import moving, whole_number
 
 
 class Collector:
-    """Keeps what a model is after some of the steps of its sampler.
+    """Stores the parameters of a model after every so many steps of its sampler.
 
     | argument | meaning |
     | --- | --- |
@@ -106,7 +106,7 @@ the model that returns tensors by name |
 
     @property
     def num_draws(self) -> int:
-        """Draws of the present chain."""
+        """Number of draws of the present chain."""
         return self._stores[-1].num_draws
 
     @torch.no_grad()
@@ -135,7 +135,7 @@ the model that returns tensors by name |
         self._stores[-1].append(kept | _statistics(self.sampler, loss, kept))
 
     def samples(self) -> Samples:
-        """The draws of all chains, as `sghmc.sample` returns them.
+        """Return the draws of all chains, as `sghmc.sample` does.
 
         `health`, `summary`, `to_arviz` and `report` work on them. The kinetic temperature is
         relative to that of the sampler; precisions that changed are in `hyper`.
@@ -299,7 +299,7 @@ def _check_kept(model: torch.nn.Module, keep: Any, sampler: Sampler | None) -> N
 
 
 def _members(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Parameters, and buffers that are real numbers, by name."""
+    """Return parameters, and buffers that are real numbers, by name."""
     names = model.names if isinstance(model, Chains) else {}
     params = {names.get(name, name): param.detach() for name, param in model.named_parameters()}
     buffers = {names.get(name, name): buffer for name, buffer in model.named_buffers()}
@@ -337,7 +337,7 @@ def _in_words(sampler: Sampler) -> dict[str, str]:
 
 
 def _statistics(sampler: Sampler | None, loss: Any, kept: Draw) -> Draw:
-    """Return what the sampler says of a draw, for each chain."""
+    """Return potential, temperature and precisions of a draw, for each chain."""
     count = next(iter(kept.values())).shape[0]
     finite = [np.isfinite(array).reshape(count, -1).all(1) for array in kept.values()]
     found = {"is_finite": np.all(finite, axis=0)}

@@ -1,4 +1,4 @@
-"""Any sampler in cycles: large steps find modes, small ones sample them."""
+"""Cyclical step sizes for any sampler: large steps find modes, small ones sample them."""
 
 import math
 

@@ -1,8 +1,6 @@
-"""Stores of draws: in memory, or in a folder, from which they are memory-mapped.
+"""Stores of draws in memory or in memory-mapped files, and several chains as one module.
 
 A draw is a dict of arrays by name, the same in every draw, whose first axis is that of chains.
-
-Several chains at once: networks of one shape, stacked, and run side by side by `vmap`.
 """
 
 import copy
@@ -29,7 +27,7 @@ class Store(Protocol):
     def append(self, draw: Draw) -> None: ...
 
     def arrays(self) -> Draw:
-        """All draws; axes (draw, chain, …)."""
+        """Return all draws; axes (draw, chain, …)."""
         ...
 
     def draw(self, number: int) -> Draw:
@@ -42,7 +40,7 @@ class Store(Protocol):
 
 
 class Memory:
-    """Draws in memory."""
+    """A store that keeps draws in memory."""
 
     def __init__(self):
         self._draws: list[Draw] = []
@@ -68,7 +66,7 @@ class Memory:
 
 
 class Folder:
-    """Draws in a folder: a file of bytes for each array, draw after draw, and `draws.json`.
+    """A store in a folder: a file of bytes for each array, draw after draw, and `draws.json`.
 
     The manifest says names, types and shapes; how many draws there are follows from the files'
     lengths, so that a run that was cut off leaves all draws that were whole.
@@ -150,7 +148,7 @@ _MARK = "_has_chain_axis"
 
 
 class Chains(torch.nn.Module):
-    """Networks of one shape as one module, whose parameters have a leading axis of chains.
+    """Several networks of one shape as one module: parameters have a leading axis of chains.
 
     `chains(x)` gives the outputs of all, axes (chain, row, …). The loss of a sampler's step is the
     *sum* over chains of each one's mean over the batch: so every chain has its own gradient. Noise
@@ -188,7 +186,7 @@ class Chains(torch.nn.Module):
 
     @property
     def template(self) -> torch.nn.Module:
-        """The network that all chains have in common, without numbers."""
+        """The network that all chains have in common, on the device "meta"."""
         return self._template[0]
 
     def train(self, mode: bool = True) -> "Chains":
@@ -211,7 +209,7 @@ class Chains(torch.nn.Module):
         return members | shared
 
     def chain(self, number: int) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of one chain, by the names that they have in its network."""
+        """Return parameters and buffers of one chain, by their names in its network."""
         members = [*self.named_parameters(), *self.named_buffers()]
         return {self.names[name]: member.detach()[number] for name, member in members}
 
@@ -228,5 +226,5 @@ def _aliases(model: torch.nn.Module) -> dict[str, str]:
 
 
 def are_chains(params: Iterable[torch.Tensor]) -> bool:
-    """Whether parameters have a leading axis of chains."""
+    """Return whether parameters have a leading axis of chains."""
     return any(hasattr(param, _MARK) for param in params)

@@ -1,9 +1,4 @@
-"""Checks of a loss: whether it is one number, and no sum over the batch.
-
-Whether gradients are finite: a step by one that is not would be the end of a chain.
-
-V̂, the variance that the gradient's error has: taken off what is injected, given or estimated.
-"""
+"""Checks of losses and gradients, and the variance of the gradient's error."""
 
 import math
 import warnings
@@ -16,8 +11,8 @@ from sghmc.torch.pieces import Piece
 from sghmc.torch.priors import whole, wide
 from sghmc.torch.settings import number
 
-_SUM = 2
-"""Torch's number for reduction="sum"."""
+_SUM_REDUCTION = 2
+"""Number that torch saves for reduction="sum"."""
 
 
 def check_loss(loss: Any, num_data: int | None = None) -> None:
@@ -33,7 +28,7 @@ def check_loss(loss: Any, num_data: int | None = None) -> None:
             f"The loss has shape {tuple(loss.shape)}, but must be one number: the mean over the "
             f"batch of −log p(y | x, θ)."
         )
-    if getattr(loss.grad_fn, "_saved_reduction", None) == _SUM:
+    if getattr(loss.grad_fn, "_saved_reduction", None) == _SUM_REDUCTION:
         raise ValueError(
             'The loss has reduction="sum", but must be the mean over the batch: num_data is what '
             'it is multiplied by. Take reduction="mean".'
@@ -63,10 +58,10 @@ def _num_rows(node: Any) -> int:
 
 
 class FiniteCheck:
-    """Looks at every gradient. On a CPU at once: the step is not taken.
+    """Check that every gradient is finite; on a CPU before the step is taken.
 
     An accelerator runs ahead of the program, and to wait for it would cost what that gains. There
-    a look at step t is read at step t + 1, and at every draw of a `Collector`.
+    the check of step t is read at step t + 1, and at every draw of a `Collector`.
     """
 
     def __init__(self):
@@ -110,11 +105,11 @@ class FiniteCheck:
 
 _WATCHED_STEPS, _MIN_CLIPPED_STEPS = 50, 10
 _CLIPPED_ROUNDING, _MIN_CHANGE = 3e-6, 1e-3
-"""Relative differences: of norms that were clipped to one value, and of one parameter's part."""
+"""Largest relative difference of norms clipped to one value; smallest of one parameter's part."""
 
 
 class _ClippingCheck:
-    """Warns once where norms of gradients pile up at one value, as clipping leaves them."""
+    """Warn once where norms of gradients pile up at one value, as clipping leaves them."""
 
     def __init__(self):
         self._norms: list[tuple[float, float]] = []
@@ -156,14 +151,11 @@ def _refuse(grads: list[torch.Tensor], step: int) -> None:
 
 # V̂, the variance that the gradient's error has: taken off what is injected, given or estimated.
 
-# pyright: reportPrivateImportUsage=false
-
-
 ESTIMATE = "estimate"
 VARIANCE, NUM_ESTIMATES = "gradient_noise", "num_estimates"
-_WINDOW = 100
-"""An average of V̂ is a mean of the first so many estimates, then forgets at that rate."""
-_ROUNDING = 1 + 1e-5
+_WINDOW_STEPS = 100
+"""Steps over which V̂ is a plain mean; later the average forgets at that rate."""
+_ROUNDING_FACTOR = 1 + 1e-5
 
 
 def is_estimated(group: dict[str, Any]) -> bool:
@@ -171,7 +163,7 @@ def is_estimated(group: dict[str, Any]) -> bool:
 
 
 def estimates(group: dict[str, Any], state: Mapping[torch.Tensor, Any]) -> list[torch.Tensor]:
-    """V̂ of every parameter, where it is estimated."""
+    """Return V̂ of every parameter, where it is estimated."""
     if not is_estimated(group):
         return []
     return [state[param][VARIANCE] for param in group["params"] if param in state]
@@ -185,7 +177,7 @@ def check_gradient_noise(
     room: float,
     remedy: str,
 ) -> None:
-    """Refuse a V̂ of which `share` · V̂ is more than there is room for."""
+    """Refuse a V̂ whose heat `share` · V̂ is more than what the sampler injects, `room`."""
     value = group["gradient_noise"]
     if is_estimated(group):
         largest = max((each.max().item() for each in estimates), default=0.0)
@@ -193,7 +185,7 @@ def check_gradient_noise(
         raise ValueError(f'gradient_noise must be a number or "estimate", but is {value!r}.')
     else:
         largest = number(value, "gradient_noise")
-    if share * largest > room * _ROUNDING:
+    if share * largest > room * _ROUNDING_FACTOR:
         raise ValueError(
             f"gradient_noise is too large: the gradient brings noise ε²V̂ = {share * largest:g}, "
             f"but the law has room for {room:g} only. {remedy}"
@@ -208,7 +200,7 @@ def inject(
     share: float,
     factor: float = 1.0,
 ) -> None:
-    """target ← target + factor · N(0, heat − share · V̂), in place."""
+    """Add factor · N(0, heat − share · V̂) to `targets`, in place."""
     if not is_estimated(group):
         variance = heat - share * group["gradient_noise"]
         if variance > 0:
@@ -229,7 +221,7 @@ class GradientParts(NamedTuple):
     squares: torch.Tensor
     num_parts: int
     version: int
-    """Torch's count of changes to the gradient."""
+    """Number of changes to the gradient that torch has counted."""
 
 
 class Microbatches:
@@ -291,7 +283,7 @@ class Microbatches:
     ) -> None:
         """Let the averages follow what was seen since the last step."""
         group[NUM_ESTIMATES] = group.get(NUM_ESTIMATES, 0) + 1
-        weight = 1 / min(group[NUM_ESTIMATES], _WINDOW)
+        weight = 1 / min(group[NUM_ESTIMATES], _WINDOW_STEPS)
         for param, state in zip(params, states, strict=True):
             total, squares, count, _ = self._seen.pop(param)
             spread = (squares - total.to(squares) ** 2 / count).clamp_min_(0) / (count - 1)

@@ -1,7 +1,4 @@
-"""Stochastic gradient Langevin dynamics.
-
-Langevin dynamics with the preconditioner of RMSprop.
-"""
+"""Stochastic gradient Langevin dynamics, plain and with the preconditioner of RMSprop."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -13,7 +10,7 @@ from sghmc.torch import gradients as losses
 from sghmc.torch import gradients as noise
 from sghmc.torch.base import Common, Sampler
 from sghmc.torch.pieces import Piece, StepPlan
-from sghmc.torch.settings import gradients, moving, number, of_few_digits
+from sghmc.torch.settings import gradients, half_precision, moving, number
 
 
 class SGLD(Sampler):
@@ -139,7 +136,7 @@ class PSGLD(Sampler):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         self.param_groups[-1][_FIRST] = self.num_steps
-        low = of_few_digits(self.param_groups[-1]["params"])
+        low = half_precision(self.param_groups[-1]["params"])
         if self.correction and low:
             raise TypeError(
                 f"PSGLD with correction differentiates twice, which {low[0].dtype} has too few "
@@ -174,7 +171,7 @@ class PSGLD(Sampler):
         return loss
 
     def _differentiate(self, loss: Any) -> None:
-        """Put ∇Ũ into the gradients, and 2z(∇²Ũ z) into the state."""
+        """Write ∇Ũ to the gradients, and 2z(∇²Ũ z) to the state."""
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             shown = "a detached tensor" if isinstance(loss, torch.Tensor) else repr(loss)
             raise TypeError(

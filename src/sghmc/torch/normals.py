@@ -1,25 +1,17 @@
-"""Random words: a counter, hashed.
+"""Sources of standard normals: random words, blocks for small networks, torch's generators.
 
-Word i is h(k + iγ) modulo 2⁶⁴, with the h of SplitMix64 and a key k and an odd γ for each stream
-(Steele, Lea & Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014; Java's
-SplittableRandom). No word needs the one before it, so that passes of NumPy make many at once, in
-two thirds of the time of its own generators, which make one after the other.
+Word i of a stream is h(k + iγ) modulo 2⁶⁴, with the h of SplitMix64, a key k and an odd γ (Steele,
+Lea & Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014; Java's SplittableRandom).
+No word needs the one before it, so that passes of NumPy make many at once, in two thirds of the
+time of its own generators. With u and v uniform, √(−2 ln u) cos 2πv and √(−2 ln u) sin 2πv are
+independent normals (Box & Muller, Annals of Mathematical Statistics 1958).
 
-Standard normals from random bits, a pass of NumPy after the other.
-
-With u and v uniform, √(−2 ln u) cos 2πv and √(−2 ln u) sin 2πv are independent normals (Box &
-Muller, Annals of Mathematical Statistics 1958).
-
-Normals for the next steps of a small network on a CPU, drawn many at once.
-
-Passes of NumPy over what one step of a small network needs are mostly calls: they pay in a block
-for many steps. One thread draws it. The others of torch wait for work without sleeping, for
+Passes of NumPy over the numbers of one step of a small network are mostly calls: they pay in a
+block for many steps. One thread draws it. The others of torch wait for work without sleeping, for
 milliseconds after a backward pass, and a thread of our own would have to share a core with them.
 
-Where the noise comes from: torch's generators, which `seed` alone determines.
-
-An accelerator has one generator, a CPU eight: they run side by side, and the numbers are the same
-however many threads there are. Small networks on a CPU have `blocks` of numbers for many steps.
+An accelerator has one of torch's generators, a CPU eight: they run side by side, and the numbers
+are the same however many threads there are.
 
 Ranks that hold the same parameters draw the same numbers (DDP: equal seeds are enough). Where
 parameters are sharded (`fully_shard`, tensor parallel: a `DTensor`), each shard has its own.
@@ -37,10 +29,10 @@ import torch
 # pyright: reportPrivateImportUsage=false
 
 
-_LANES = 1 << 15
-"""Words of a pass, at most: they stay in the cache for the next one."""
+_PASS_WORDS = 1 << 15
+"""Largest number of words of a pass: they stay in the cache for the next one."""
 _MASK = (1 << 64) - 1
-_FEWEST_CHANGES, _ALTERNATING = 24, 0xAAAAAAAAAAAAAAAA
+_MIN_BIT_CHANGES, _ALTERNATING = 24, 0xAAAAAAAAAAAAAAAA
 
 
 class Words:
@@ -54,15 +46,15 @@ class Words:
     def seeded(cls, seeds: np.random.SeedSequence) -> "Words":
         key, gamma = seeds.generate_state(2, np.uint64).tolist()
         gamma |= 1
-        if (gamma ^ gamma >> 1).bit_count() < _FEWEST_CHANGES:  # bits too regular, by the paper
+        if (gamma ^ gamma >> 1).bit_count() < _MIN_BIT_CHANGES:  # bits too regular, by the paper
             gamma ^= _ALTERNATING
         return cls(key, gamma)
 
     def read(self, first: int, words: np.ndarray) -> None:
         """Write word number `first` and those after it into a vector."""
-        self._reserve(min(words.size, _LANES))
-        for start in range(0, words.size, _LANES):
-            lanes = words[start : start + _LANES]
+        self._reserve(min(words.size, _PASS_WORDS))
+        for start in range(0, words.size, _PASS_WORDS):
+            lanes = words[start : start + _PASS_WORDS]
             begin = np.uint64(self.key + (first + start) * self.gamma & _MASK)
             np.add(self._ramp[: lanes.size], begin, out=lanes)
             _hash(lanes, self._shifted[: lanes.size])
@@ -74,7 +66,7 @@ class Words:
 
 
 def _vector(size: int) -> np.ndarray:
-    """Room for words, in torch's memory: it begins where a line of the cache does.
+    """Return memory of torch for words, which begins where a line of the cache does.
 
     NumPy's own does not, and passes over it take a tenth longer.
     """
@@ -82,7 +74,7 @@ def _vector(size: int) -> np.ndarray:
 
 
 def _hash(words: np.ndarray, shifted: np.ndarray) -> None:
-    """Stafford's variant 13 of the finalizer of MurmurHash3, in place."""
+    """Hash words in place by Stafford's variant 13 of the finalizer of MurmurHash3."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         np.right_shift(words, np.uint64(shift), out=shifted)
         np.bitwise_xor(words, shifted, out=words)
@@ -97,7 +89,7 @@ _INTEGERS = {np.dtype(np.float32): np.dtype(np.int32), np.dtype(np.float64): np.
 
 
 def transform(numbers: np.ndarray, room: np.ndarray) -> None:
-    """Random bits become standard normals, in single or double precision, in place.
+    """Turn random bits into standard normals, in single or double precision, in place.
 
     The vector has an even length, and `room` is for half of it.
     """
@@ -122,13 +114,10 @@ def transform(numbers: np.ndarray, room: np.ndarray) -> None:
 
 # Normals for the next steps of a small network on a CPU, drawn many at once.
 
-# pyright: reportPrivateImportUsage=false
-
-
-_MOST_STEPS, _MOST = 64, 1 << 21
-"""A block is for so many steps, or for as many as need so many numbers."""
-_CHUNK = 1 << 17
-"""Numbers that are made together, and stay in the cache meanwhile."""
+_MAX_BLOCK_STEPS, _MAX_BLOCK_NUMBERS = 64, 1 << 21
+"""Largest number of steps that a block is for, and of numbers for more than one step."""
+_CHUNK_NUMBERS = 1 << 17
+"""Count of numbers that are made together, and stay in the cache meanwhile."""
 
 
 class NormalBlock:
@@ -148,7 +137,7 @@ class NormalBlock:
     def take(self, size: int) -> int:
         """Return where in `numbers` so many standard normals are, which no call gives again."""
         if self._taken + size > self.numbers.numel():
-            num_steps = max(1, min(_MOST_STEPS, _MOST // size))
+            num_steps = max(1, min(_MAX_BLOCK_STEPS, _MAX_BLOCK_NUMBERS // size))
             many = max(num_steps * size, self.numbers.numel())
             self._fill(self._first + self._num_words(self.numbers.numel()), many + many % 2)
             self._taken = 0
@@ -160,10 +149,10 @@ class NormalBlock:
         self._first = first
         if size != self.numbers.numel():
             self.numbers = self.numbers.new_empty(size)
-            self._room = self.numbers.new_empty(min(size, _CHUNK) // 2)
+            self._room = self.numbers.new_empty(min(size, _CHUNK_NUMBERS) // 2)
         numbers, room = self.numbers.numpy(), self._room.numpy()
-        for start in range(0, size, _CHUNK):
-            chunk = numbers[start : start + _CHUNK]
+        for start in range(0, size, _CHUNK_NUMBERS):
+            chunk = numbers[start : start + _CHUNK_NUMBERS]
             self._words.read(first + self._num_words(start), chunk.view(np.uint64))
             transform(chunk, room)
 
@@ -172,7 +161,7 @@ class NormalBlock:
         return size * self.numbers.dtype.itemsize // 8
 
     def state(self) -> torch.Tensor:
-        """The stream, where in it this block begins, its size, and how much of it was taken."""
+        """Return the stream, where in it this block begins, its size, and how much was taken."""
         words = self._words
         stream = np.array([words.key, words.gamma], np.uint64).view(np.int64).tolist()
         return torch.tensor([*stream, self._first, self.numbers.numel(), self._taken])
@@ -186,29 +175,29 @@ class NormalBlock:
 # Where the noise comes from: torch's generators, which `seed` alone determines.
 
 _CPU_STREAMS = 8
-_RESUMED = (1 << 32) - 1
-"""In the key of noise that a loaded state did not have: no index of a device or shard."""
+_RESUMED_KEY = (1 << 32) - 1
+"""Mark of keys for noise that a loaded state did not have; no device or shard has this index."""
 _Made = TypeVar("_Made", "NormalSource", NormalBlock)
 
 
 class Normals:
-    """The sources of all devices and shards."""
+    """Sources of noise for all devices and shards."""
 
     def __init__(self, seed: int):
         self.seed = seed
         self._sources: dict[str, NormalSource | NormalBlock] = {}
         self._saved: dict[str, torch.Tensor] = {}
         self._loaded_at = 0
-        """Steps that the run had made when a state was loaded."""
+        """Number of steps of the run when a state was loaded."""
         self._devices: list[torch.device] = []
 
     def source(self, tensor: torch.Tensor) -> "NormalSource":
-        """The one for such a tensor."""
+        """Return the source for the device and shard of a tensor."""
         name, key = self._place(tensor)
         return self._named(name, key, functools.partial(NormalSource, tensor.device))
 
     def block(self, tensor: torch.Tensor) -> NormalBlock:
-        """The one for small networks of such tensors, on a CPU."""
+        """Return the source for small networks of such tensors, on a CPU."""
         name, key = self._place(tensor)
         size = tensor.dtype.itemsize  # what tells single from double precision
         return self._named(
@@ -216,12 +205,12 @@ class Normals:
         )
 
     def generator(self) -> torch.Generator:
-        """For numbers that all ranks have in common."""
+        """Return the generator of numbers that all ranks have in common."""
         source = self._named("all", (0,), lambda seeds: NormalSource(torch.device("cpu"), seeds, 1))
         return source.generators[0]
 
     def _place(self, tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-        """The name of a device and shard, and what makes seeds of its own."""
+        """Return the name of a device and shard, and the key of its seeds."""
         # Not by the device's own number, which differs between ranks of one DDP.
         if tensor.device not in self._devices:
             self._devices.append(tensor.device)
@@ -254,7 +243,7 @@ class Normals:
                 f"sharded states, on as many devices of the same kind, to have the same noise.",
                 stacklevel=2,
             )
-            key = (*key, _RESUMED, self._loaded_at)
+            key = (*key, _RESUMED_KEY, self._loaded_at)
         source = make(np.random.SeedSequence(self.seed, spawn_key=key))
         if name in self._saved:
             source.load_state(self._saved.pop(name))
@@ -274,7 +263,7 @@ class NormalSource:
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def buffer(self, number: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """A vector that a generator may fill, which others it was asked for may overlap."""
+        """Return a vector for a generator to fill; vectors of one generator overlap."""
         key = (number, dtype)
         if key not in self._buffers or self._buffers[key].numel() < size:
             device = self.generators[number].device

@@ -88,7 +88,7 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         return state
 
     def _move_all(self, group: dict[str, Any], plan: StepPlan) -> None:
-        """Part by part: a thermostat looks at all pieces at once."""
+        """Make a step part by part: a thermostat sums over all pieces."""
 
         def each(part: Callable, *arguments: Any) -> None:
             plan.run(lambda piece: part(group, piece, *arguments))
@@ -110,12 +110,12 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         self._add_gradient(piece.state[MOMENTUM], group, piece, -group["lr"])
 
     def _rub(self, group: dict[str, Any], piece: Piece) -> None:
-        """The friction by one Euler step."""
+        """Apply the friction by one Euler step."""
         kept = [1 - group["lr"] * xi for xi in self._thermostats(group, piece)]
         self._slow(group, piece, kept, [torch.ones_like(each) for each in kept])
 
     def _damp(self, group: dict[str, Any], piece: Piece) -> None:
-        """The friction solved exactly; ξ may be negative, and N(0, …) is then what it should be."""
+        """Apply the exact solution of the friction, also where ξ is negative."""
         kept, share = [], []
         for xi in self._thermostats(group, piece):
             x = 2 * group["lr"] * xi
@@ -124,7 +124,7 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         self._slow(group, piece, kept, share)
 
     def _slow(self, group, piece: Piece, kept, share) -> None:
-        """r ← kept(ξ) r + N(0, 2ετA share(ξ) M)."""
+        """Multiply momenta by kept(ξ) and add N(0, 2ετA share(ξ) M)."""
         heat = 2 * group["lr"] * group["temperature"] * group["friction"] * group["mass"]
         scale = [(heat * each).sqrt() for each in share]
         momenta = piece.state[MOMENTUM]
@@ -136,11 +136,11 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
             piece.add_noise(momenta, scale[0])
 
     def _thermostats(self, group: dict[str, Any], piece: Piece) -> list[torch.Tensor]:
-        """ξ of every parameter, or the one of them all."""
+        """Return ξ of every parameter, or the one of all."""
         return piece.state[_THERMOSTAT] if self.thermostat == "diagonal" else [group[_VALUE]]
 
     def _follow(self, group: dict[str, Any], plan: StepPlan, fraction: float = 1.0) -> None:
-        """ξ ← ξ + fraction · ε (rᵀM⁻¹r/d − τ)/μ."""
+        """Add fraction · ε (rᵀM⁻¹r/d − τ)/μ to ξ."""
         rate = fraction * group["lr"] / group["thermostat_mass"]
         cooling = -rate * group["temperature"]
         if self.thermostat == "diagonal":

@@ -1,12 +1,9 @@
-"""Tasks side by side, by as many threads as torch has.
+"""Parameters cut into pieces, the threads that step them, and a fused kick and drift.
 
-Parameters in pieces, which all operations of a step go over one after the other.
-
-The noise of a piece needs little memory. On a CPU a piece stays in the cache, so that a pass over
-it comes from memory once, and pieces go to as many threads as torch has. What is in the cache as a
-whole there is one piece, with noise that was drawn in blocks.
-
-Kick and drift in one pass over the memory.
+All operations of a step go over one piece before the next, so that noise needs little memory. On a
+CPU a piece stays in the cache: a pass over it comes from memory once, and pieces go to as many
+threads as torch has. What is in the cache as a whole there is one piece, with noise that was drawn
+in blocks.
 
 A step costs what it reads and writes. Torch's fused kernel of SGD with momentum reads gradients,
 momenta and positions once, where operations one by one read momenta and positions three times.
@@ -29,7 +26,7 @@ from sghmc.torch.normals import NormalBlock, Normals, NormalSource, shard
 
 
 def run_in_threads(tasks: Iterable[Callable[[], None]]) -> None:
-    """Do all tasks, each in one thread; what one of them raises is raised once all have ended."""
+    """Do all tasks, each in one thread; an error in one is raised once all have ended."""
     left = collections.deque(tasks)
     count = min(len(left), torch.get_num_threads())
     others = [_pool().submit(_work_in_thread, left) for _ in range(count - 1)]
@@ -64,28 +61,26 @@ if hasattr(os, "register_at_fork"):  # threads stay behind when a process forks
 
 # Parameters in pieces, which all operations of a step go over one after the other.
 
-# pyright: reportPrivateImportUsage=false
-
-
-_CPU_SIZE = 1 << 15
-"""Numbers of a piece on a CPU, at most: they stay in a core's cache, and operations on as many stay
+_MAX_CPU_PIECE_NUMBERS = 1 << 15
+"""Largest piece on a CPU, in numbers: they stay in a core's cache, and operations on as many stay
 in the thread that calls them."""
-_CACHED = 1 << 20
-"""Numbers on a CPU, at most, that are in its cache with what belongs to them: passes over all of
+_MAX_CACHED_NUMBERS = 1 << 20
+"""Most numbers on a CPU that are in its cache with what belongs to them: passes over all of
 them, which wake all threads, then cost less than as many calls for every piece."""
-_MOST_VIEWS = 256
-"""Of a block, that a piece keeps: new ones take longer than to add what they show."""
-_LAUNCH, _SHARE, _FEW = 320 << 16, 1 / 5, 1 << 22
-"""Elsewhere: what a launch of torch's kernels for lists takes, 320 blocks of 65,536 numbers, since
-fewer leave processors idle; but at most a fifth of all, so that the noise needs little memory."""
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_MAX_VIEWS = 256
+"""Most views into a block of noise that a piece keeps: making one takes longer than adding it."""
+_LAUNCH_NUMBERS, _MAX_PIECE_SHARE, _MIN_PIECE_NUMBERS = 320 << 16, 1 / 5, 1 << 22
+"""Sizes of pieces elsewhere: a launch of torch's kernels for lists takes 320 blocks of 65,536
+numbers, since fewer leave processors idle; but at most a fifth of all, so that the noise needs
+little memory."""
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 Scale = float | torch.Tensor | list[torch.Tensor]
-"""A number for all, in a tensor or not, or a tensor for each."""
+"""A scale of noise: one number for all, in a tensor or not, or a tensor for each."""
 
 
 class ParameterPart(NamedTuple):
-    """Some entries of the parameter at a place of a list, or all of them: `start` is None."""
+    """A range of entries of the parameter at a place of a list, or all: `start` is None."""
 
     place: int
     size: int
@@ -141,27 +136,27 @@ class Piece:
         return found
 
     def normals(self) -> list[torch.Tensor]:
-        """Standard normals like the positions, until the next are asked for."""
+        """Return standard normals like the positions, valid until the next call."""
         if isinstance(self._source, NormalBlock):
             return self._view(self._source.take(self._size), self._source.numbers)
         self._noise.normal_(generator=self._source.generators[self.stream])
         return self._drawn
 
     def _view(self, start: int, numbers: torch.Tensor) -> list[torch.Tensor]:
-        """Some numbers of a block like the positions; blocks lie where the last one did."""
-        if numbers is not self._block or len(self._views) > _MOST_VIEWS:
+        """Return numbers of a block like the positions; a block reuses the memory of the last."""
+        if numbers is not self._block or len(self._views) > _MAX_VIEWS:
             self._block, self._views = numbers, {}
         if start not in self._views:
             self._views[start] = self.shaped(numbers.narrow(0, start, self._size))
         return self._views[start]
 
     def shaped(self, numbers: torch.Tensor) -> list[torch.Tensor]:
-        """A vector like the positions."""
+        """Return the parts of a vector in the shapes of the positions."""
         pairs = zip(numbers.split(self._sizes), self._shapes, strict=True)
         return [each.view(shape) for each, shape in pairs]
 
     def add_noise(self, targets: list[torch.Tensor], scale: Scale) -> None:
-        """target ← target + scale · N(0, 1), entry by entry, in place."""
+        """Add scale · N(0, 1) to `targets`, entry by entry, in place."""
         drawn = self.normals()
         if isinstance(scale, list):
             torch._foreach_addcmul_(targets, drawn, scale)
@@ -173,7 +168,7 @@ class Piece:
 
 
 class StepPlan:
-    """All pieces of some parameters; those of a generator stay in order, and so in one thread."""
+    """The pieces of some parameters; those of a generator stay in order, and so in one thread."""
 
     def __init__(self, pieces: list[Piece]):
         self.pieces = pieces
@@ -182,7 +177,7 @@ class StepPlan:
             self._streams.setdefault(piece.stream, []).append(piece)
 
     def run(self, work: Callable[[Piece], None]) -> None:
-        """Do something to every piece, by as many threads as torch has where they are on a CPU."""
+        """Call `work` with every piece, by as many threads as torch has where they are on a CPU."""
         if len(self._streams) == 1:
             _run(work, self.pieces)
         else:
@@ -206,7 +201,7 @@ def _run(work: Callable[[Piece], None], pieces: list[Piece]) -> None:
 
 
 def cut(positions: list[torch.Tensor], states: list[dict[str, Any]], normals: Normals) -> StepPlan:
-    """All positions in pieces, of one device, type and shard each."""
+    """Cut all positions into pieces, of one device, type and shard each."""
     alike: dict[Any, list[int]] = {}
     for place, position in enumerate(positions):
         alike.setdefault((position.device, position.dtype, shard(position)), []).append(place)
@@ -214,7 +209,7 @@ def cut(positions: list[torch.Tensor], states: list[dict[str, Any]], normals: No
     for places in alike.values():
         first = positions[places[0]]
         sizes = [local(positions[place]).numel() for place in places]
-        if first.device.type == "cpu" and sum(sizes) <= _CACHED:
+        if first.device.type == "cpu" and sum(sizes) <= _MAX_CACHED_NUMBERS:
             whole = [
                 ParameterPart(place, size, None) for place, size in zip(places, sizes, strict=True)
             ]
@@ -247,13 +242,17 @@ def _parts(
 
 
 def piece_size(total: int, num_streams: int) -> int:
-    """Numbers of a piece, so that generators have equal shares of `total`.
+    """Return the size of a piece, so that generators have equal shares of `total`.
 
     >>> from sghmc.torch.pieces import piece_size
     >>> piece_size(20_000, 8), piece_size(79_510, 8), piece_size(100_000_000, 1)
     (20000, 19878, 20000000)
     """
-    most = _CPU_SIZE if num_streams > 1 else min(_LAUNCH, max(_FEW, total * _SHARE))
+    most = (
+        _MAX_CPU_PIECE_NUMBERS
+        if num_streams > 1
+        else min(_LAUNCH_NUMBERS, max(_MIN_PIECE_NUMBERS, total * _MAX_PIECE_SHARE))
+    )
     count = max(1, math.ceil(total / most))
     if num_streams > 1:  # a power of 2, or a multiple of the streams
         shares = min(num_streams, 1 << (count - 1).bit_length())
@@ -262,16 +261,13 @@ def piece_size(total: int, num_streams: int) -> int:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The shard that this rank holds."""
-    if type(tensor) in _PLAIN:
+    """Return the shard of a tensor that this rank holds."""
+    if type(tensor) in _PLAIN_TYPES:
         return tensor
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore
 
 
 # Kick and drift in one pass over the memory.
-
-# pyright: reportPrivateImportUsage=false
-
 
 Tensors = list[torch.Tensor]
 
@@ -287,7 +283,7 @@ def kick_and_drift(
     drift: float,
     is_fused: bool,
 ) -> None:
-    """r ← inertia · r + force · g + pull · θ, then θ ← θ + drift · r, in place.
+    """Set r ← inertia · r + force · g + pull · θ, then θ ← θ + drift · r, in place.
 
     `is_fused` asks for one pass, where that can be.
     """
@@ -320,11 +316,11 @@ def _can_be_fused(force: float, positions: Tensors, momenta: Tensors, grads: Ten
 
 
 def _is_exact(force: float, dtype: torch.dtype) -> bool:
-    """Whether 1 − dampening gives the force back, up to a few of the last digits."""
+    """Return whether 1 − dampening gives the force back, up to a few of the last digits."""
     return abs(1 - (1 - force) - force) <= 16 * torch.finfo(dtype).eps * abs(force) > 0
 
 
 def _are_alike(*lists: Tensors) -> bool:
-    """Whether numbers that belong together lie at the same places: the kernel does not ask."""
+    """Return whether all lists have the memory layout that the fused kernel takes for granted."""
     dtype = lists[0][0].dtype
     return all(each.dtype == dtype and each.is_contiguous() for each in itertools.chain(*lists))

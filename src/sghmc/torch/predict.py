@@ -13,7 +13,7 @@ Draw = dict[str, torch.Tensor]
 ClassLink = Literal["softmax", "sigmoid"] | Callable[[torch.Tensor], torch.Tensor]
 Link = ClassLink | Literal["gaussian"]
 _LINKS = ("softmax", "sigmoid", "gaussian")
-_SMALLEST = 1e-30
+_MIN_PROBABILITY = 1e-30
 _LABELS = ("labels", "label")
 
 
@@ -43,7 +43,7 @@ class Prediction:
             y = _alike(targets, p).to(p)
             return torch.nn.functional.binary_cross_entropy(p, y).item()
         of_target = p.gather(self.axis, targets.long().unsqueeze(self.axis))
-        return -of_target.clamp_min(_SMALLEST).log().mean().item()
+        return -of_target.clamp_min(_MIN_PROBABILITY).log().mean().item()
 
     def calibration_error(self, num_bins: int = 15) -> float:
         """Return the expected calibration error of the most probable class, in equal bins."""
@@ -155,7 +155,7 @@ def _classes(apply, draws, inputs, to_probabilities, axis: int | None) -> list[t
 
 
 def _gaussian(apply, draws, inputs, target, noise: float | str) -> list[torch.Tensor]:
-    """Return the sums over draws, by the log of the sum of exponentials where there are targets."""
+    """Return mean, deviations and, with targets, log density and CDF of the mixture of draws."""
     means: list[torch.Tensor] = []
     count, variance, shift, second = 0, 0.0, None, 0.0
     log_density = cdf = None
@@ -207,7 +207,7 @@ def entropy(probabilities: torch.Tensor, axis: int | None = -1) -> torch.Tensor:
     """Return the entropy of classes along an axis or, without one, of each yes or no."""
     if axis is None:
         return entropy(torch.stack([probabilities, 1 - probabilities], -1))
-    return -(probabilities * probabilities.clamp_min(_SMALLEST).log()).sum(axis)
+    return -(probabilities * probabilities.clamp_min(_MIN_PROBABILITY).log()).sum(axis)
 
 
 def _check(link: Link, noise: float | str | None) -> None:
@@ -225,7 +225,7 @@ def _check(link: Link, noise: float | str | None) -> None:
 
 
 def _of_classes(link: Link, axis: int | None) -> tuple[Callable, int | None]:
-    """Return what takes outputs to probabilities, and the axis of the classes."""
+    """Return the function from outputs to probabilities, and the axis of the classes."""
     if link == "sigmoid":
         return lambda outputs: torch.sigmoid(outputs.float()), None
     where = -1 if axis is None else axis

@@ -1,6 +1,6 @@
-"""What is believed of parameters before the data: a term of the potential, never weight decay.
+"""Priors of parameters, and the copies of them that several parameter groups share.
 
-Priors that several parameter groups share.
+A prior is a term of the potential, never weight decay.
 """
 
 import copy
@@ -22,7 +22,7 @@ Prior = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
 class GaussianPrior:
-    """θ ~ N(0, λ⁻¹), independently for every parameter of a group; λ fixed, or drawn.
+    """A normal prior θ ~ N(0, λ⁻¹) of every parameter of a group; λ is fixed, or drawn.
 
         log p(θ | λ) = ½ n log λ − ½ λ‖θ‖²  (up to a constant)
         λ | θ ~ Gamma(1 + (a − 1 + n/2)/τ, (b + ‖θ‖²/2)/τ)
@@ -45,7 +45,7 @@ class GaussianPrior:
         self.rate = number(rate, "rate", positive=True)
 
     def __call__(self, params: Sequence[torch.Tensor]) -> torch.Tensor:
-        """−½ λ‖θ‖²."""
+        """Return the log density −½ λ‖θ‖², up to a constant."""
         squares = [whole(torch.sum(param.to(wide(param)) ** 2)) for param in params]
         return -0.5 * self.precision * torch.stack(squares).sum()
 
@@ -69,20 +69,20 @@ class GaussianPrior:
 
 
 def sum_of_squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Over all tensors and all of their shards, in single precision at least."""
+    """Return the sum over all tensors and all of their shards, in single precision at least."""
     norms = [whole(torch.linalg.vector_norm(each, dtype=wide(each))) for each in tensors]
     return torch.stack([norm.to(norms[0].device) for norm in norms]).square().sum()
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A number that shards have in parts (`DTensor`), on every rank."""
+    """Return a tensor with all of its shards (`DTensor`), on every rank."""
     if type(tensor) is torch.Tensor:
         return tensor
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # pyright: ignore
 
 
 def wide(tensor: torch.Tensor) -> torch.dtype:
-    """A type that has the digits for sums."""
+    """Return the type in which sums of a tensor are computed."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
@@ -99,7 +99,7 @@ def gradient(
     params: list[torch.Tensor],
     prior: Prior | None,
 ) -> list[torch.Tensor] | None:
-    """∇ log p(θ) of a prior that is a function, where `positions` are of `params`."""
+    """Return ∇ log p(θ) of a prior that is a function, at the positions of `params`."""
     if prior is None or isinstance(prior, GaussianPrior):
         return None
     with torch.enable_grad():
@@ -133,7 +133,7 @@ class Copies:
         self._known: dict[int, tuple[Any, Any]] = {}
 
     def own(self, prior: Any) -> Any:
-        """The same copy for all groups that share a prior."""
+        """Return one copy of a prior for all groups that share it."""
         check_prior(prior)
         if id(prior) not in self._known:
             self._known[id(prior)] = (prior, copy.copy(prior))  # holds on to what has this id
@@ -141,7 +141,7 @@ class Copies:
 
 
 def sharing(groups: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The groups that move, by the `GaussianPrior` that they share."""
+    """Return the groups that move, by the `GaussianPrior` that they share."""
     found: dict[int, list[dict[str, Any]]] = {}
     for group in groups:
         if isinstance(group["prior"], GaussianPrior) and settings.moving(group):

@@ -9,11 +9,11 @@ import torch
 from sghmc.torch.draws import Chains, Store
 
 BUFFER, STATISTIC = "buffer/", "statistic/"
-"""Prefixes of the names of arrays that are no parameters."""
+"""Prefixes of the names of stored arrays that are no parameters."""
 
 
 def positions(model: torch.nn.Module, stores: Sequence[Store]) -> Iterator[dict[str, torch.Tensor]]:
-    """Return what the model is to be called with, draw by draw, chain by chain."""
+    """Yield the parameters and buffers of every draw of every chain."""
     device = next(model.parameters()).device
     for store in stores:
         for number in range(store.num_draws):

@@ -1,7 +1,4 @@
-"""Checks of what a user gives: the number that came, and the remedy.
-
-Which parameters a step moves, and what is wrong with those that it cannot move.
-"""
+"""Checks of settings and parameters that a user gives; errors name the value and the remedy."""
 
 import math
 from typing import Any
@@ -10,7 +7,7 @@ import torch
 
 
 def number(value, name: str, *, positive: bool = False) -> float:
-    """A setting as a float, refused where it cannot be."""
+    """Return a setting as a float, or refuse it."""
     try:
         given = float(value)
     except (TypeError, ValueError):
@@ -34,7 +31,7 @@ class _Required:
 
 
 REQUIRED = _Required()
-"""The default of what has none."""
+"""Default of arguments that must be given."""
 
 
 def whole_number(value, name: str, *, least: int) -> int:
@@ -66,13 +63,13 @@ NOT_HERE = {
 }
 """Arguments of torch's optimizers that no sampler has, and what to give in their place."""
 _OF_SAMPLER = "it is the sampler's, for all groups alike: give it as an argument."
-_ALWAYS = ("params", "param_names", "lr", "name", "initial_lr")
+_TORCH_KEYS = ("params", "param_names", "lr", "name", "initial_lr")
 
 
 def check_keys(sampler: str, group: dict[str, Any], keys: set[str]) -> None:
     """Refuse keys of a parameter group that would be ignored."""
     for key in group:
-        if key in keys or key in _ALWAYS:
+        if key in keys or key in _TORCH_KEYS:
             continue
         known = sorted((keys | {"step_size"}) - {"lr"})
         remedy = NOT_HERE.get(key, f"it takes {', '.join(known)}.")
@@ -82,9 +79,9 @@ def check_keys(sampler: str, group: dict[str, Any], keys: set[str]) -> None:
 
 # Which parameters a step moves, and what is wrong with those that it cannot move.
 
-_FEW_DIGITS = (torch.bfloat16, torch.float16)
+_HALF_TYPES = (torch.bfloat16, torch.float16)
 POSITION = "position"
-"""In the state of a parameter of few digits: its copy that has more of them."""
+"""Key of the single-precision copy in the state of a half-precision parameter."""
 
 
 def check_parameters(param: torch.Tensor) -> None:
@@ -101,18 +98,18 @@ def check_parameters(param: torch.Tensor) -> None:
 
 
 def moving(group: dict[str, Any]) -> list[torch.Tensor]:
-    """The parameters of a group that are not frozen."""
+    """Return the parameters of a group that are not frozen."""
     return [param for param in group["params"] if param.requires_grad]
 
 
-def of_few_digits(params: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return those whose last digits are larger than steps: a copy with more of them moves."""
-    return [param for param in params if param.dtype in _FEW_DIGITS]
+def half_precision(params: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parameters in half precision, of which a copy in single precision moves."""
+    return [param for param in params if param.dtype in _HALF_TYPES]
 
 
 def check_state_of(param: torch.Tensor, state: dict[str, Any]) -> None:
     """Refuse a parameter whose type or device has changed since its state was made."""
-    is_low = param.dtype in _FEW_DIGITS
+    is_low = param.dtype in _HALF_TYPES
     wanted = torch.float32 if is_low else param.dtype
     tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
     others = [each for each in tensors if (each.dtype, each.device) != (wanted, param.device)]
@@ -151,7 +148,7 @@ def gradients(group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.T
 
 
 def _name(group: dict[str, Any], param: torch.Tensor) -> str:
-    """How a user knows a parameter: by name where the sampler was given named_parameters()."""
+    """Return words for a parameter: its name where the sampler was given named_parameters()."""
     place = next(i for i, other in enumerate(group["params"]) if other is param)
     name = group["param_names"][place] if "param_names" in group else f"number {place} of its group"
     return f"The parameter {name}, of shape {tuple(param.shape)},"

@@ -1,9 +1,4 @@
-"""Samplers with momentum: start, drift and temperature; settings with friction.
-
-Stochastic gradient Hamiltonian Monte Carlo with friction.
-
-SGHMC by a splitting: the friction solved exactly, between two halves of the drift.
-"""
+"""Stochastic gradient Hamiltonian Monte Carlo with friction, and its splitting BAOAB."""
 
 import abc
 import functools
@@ -28,23 +23,23 @@ _RATE, _DECAY = "learning_rate", "momentum_decay"
 
 
 class MomentumSampler(Sampler):
-    """A momentum r for every parameter, with the mass M of its group."""
+    """Base of samplers with a momentum r for every parameter, and the mass M of its group."""
 
     def _fresh(self, group: dict[str, Any], position: torch.Tensor) -> dict[str, torch.Tensor]:
         return {MOMENTUM: torch.zeros_like(position)}
 
     def _start(self, group: dict[str, Any], piece: Piece) -> None:
-        """Momenta from N(0, τM)."""
+        """Draw momenta from N(0, τM)."""
         if group["temperature"]:
             piece.add_noise(piece.state[MOMENTUM], (group["temperature"] * group["mass"]) ** 0.5)
 
     def _drift(self, group: dict[str, Any], piece: Piece, fraction: float = 1.0) -> None:
-        """θ ← θ + fraction · εM⁻¹r."""
+        """Add fraction · εM⁻¹r to θ."""
         share = fraction * group["lr"] / group["mass"]
         torch._foreach_add_(piece.positions, piece.state[MOMENTUM], alpha=share)
 
     def _middle(self, group: dict[str, Any], params: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Half a drift back."""
+        """Return the positions half a drift back."""
         momenta = [self.state[param][MOMENTUM] for param in params]
         back = -group["lr"] / (2 * group["mass"])
         return list(torch._foreach_add(self._positions(params), momenta, alpha=back))
@@ -55,7 +50,7 @@ class MomentumSampler(Sampler):
 
     @torch.no_grad()
     def kinetic_temperature(self) -> float | None:
-        """rᵀM⁻¹r/d over τ, corrected for what discrete momenta are hotter: 1 where all is right.
+        """Return rᵀM⁻¹r/d over τ, corrected for the step size: 1 where the chain is right.
 
         None at temperature 0 or before the first step.
         """
@@ -72,10 +67,13 @@ class MomentumSampler(Sampler):
 
 
 class FrictionSampler(MomentumSampler, abc.ABC):
-    """The settings ε, C, M, V̂ and τ of dr = −∇U dt − CM⁻¹r dt + N(0, 2τC dt), dθ = M⁻¹r dt."""
+    """Base of samplers with friction: settings ε, C, M, V̂ and τ.
+
+    dr = −∇U dt − CM⁻¹r dt + N(0, 2τC dt),  dθ = M⁻¹r dt.
+    """
 
     largest_decay = float("inf")
-    """The εC/M from which on every chain diverges, whatever the target."""
+    """Smallest εC/M at which every chain diverges, whatever the target."""
 
     def __init__(
         self,
@@ -113,7 +111,7 @@ class FrictionSampler(MomentumSampler, abc.ABC):
     def _kick_and_drift(
         self, group: dict[str, Any], piece: Piece, inertia: float, fraction: float
     ) -> None:
-        """r ← inertia · r − ε∇Ũ(θ), θ ← θ + fraction · εM⁻¹r."""
+        """Set r ← inertia · r − ε∇Ũ(θ), then θ ← θ + fraction · εM⁻¹r."""
         epsilon, prior = group["lr"], group["prior"]
         if piece.prior_grads is not None:
             torch._foreach_add_(piece.state[MOMENTUM], piece.prior_grads, alpha=epsilon / inertia)
@@ -134,16 +132,14 @@ class FrictionSampler(MomentumSampler, abc.ABC):
 
     @abc.abstractmethod
     def _heat(self, group: dict[str, Any], piece: Piece) -> None:
-        """Noise, and what is done with it in one go."""
+        """Apply friction and noise to the momenta."""
 
     @abc.abstractmethod
     def _finish(self, group: dict[str, Any], piece: Piece) -> None:
-        """The rest of a step."""
+        """Do the part of a step that comes after noise was added."""
 
 
 # Stochastic gradient Hamiltonian Monte Carlo with friction.
-
-# pyright: reportPrivateImportUsage=false
 
 
 class SGHMC(FrictionSampler):
@@ -246,11 +242,11 @@ from microbatches |
         return {**group, "lr": epsilon, "friction": friction}
 
     def _inertia(self, group: dict[str, Any]) -> float:
-        """The share of its momentum that a step keeps."""
+        """Return the share of its momentum that a step keeps."""
         return 1 - group["lr"] * group["friction"] / group["mass"]
 
     def _heat(self, group: dict[str, Any], piece: Piece) -> None:
-        """Before the kick, which is then one pass with the drift."""
+        """Add noise to the momenta before the kick, which is then one pass with the drift."""
         epsilon, momenta = group["lr"], piece.state[MOMENTUM]
         inertia = self._inertia(group)
         if inertia == 0:  # SGLD
@@ -266,8 +262,6 @@ from microbatches |
 
 
 # SGHMC by a splitting: the friction solved exactly, between two halves of the drift.
-
-# pyright: reportPrivateImportUsage=false
 
 
 class BAOAB(FrictionSampler):

@@ -1,4 +1,4 @@
-"""The state of a sampler, in a form that every saver of torch keeps.
+"""State of a sampler, in a form that every saver of torch keeps.
 
 Savers may drop all but `state` and `param_groups` (`torch.distributed.checkpoint` does), so what a
 run needs besides is in the first group, under "run".
@@ -23,7 +23,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
     num_steps = 0
 
     _OPTIONS: tuple[str, ...] = ()
-    """Attributes that are no settings of a group, and must be equal where a state is loaded."""
+    """Attributes that must be equal where a state is loaded, besides the settings of groups."""
     _KEYS: tuple[str, ...] = ()
     """Keys that a parameter group may have, besides those with a default."""
 
@@ -33,7 +33,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         return super().__new__(cls)
 
     def _is_asked_for_states(self) -> bool:
-        """Whether a step has no size and no state: `torch.distributed.checkpoint` wants one."""
+        """Return whether `torch.distributed.checkpoint` asks for states, by a step of size 0."""
         return not self.state and all(group["lr"] == 0 for group in self.param_groups)
 
     def _settings(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         """Forget what belongs to the state that was there before a load."""
 
     def _identity(self) -> dict[str, Any]:
-        """Return what must agree with a state that is loaded."""
+        """Return the settings that must agree with a state that is loaded."""
         return {
             "sampler": type(self).__name__,
             "options": {name: getattr(self, name) for name in self._OPTIONS},
@@ -53,7 +53,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers alone: what a run resumes from, bit for bit, the noise included.
+        """Return tensors and numbers from which a run resumes bit for bit, the noise included.
 
         Of a prior there is the precision: functions are those of the sampler that is loaded into.
         """

@@ -16,7 +16,7 @@ _FILE = "sghmc_draws.pt"
 
 
 class DrawsOfTrainer:
-    """What both callbacks do: a `Collector` from the beginning of training, and its state.
+    """Base of both callbacks: a `Collector` from the beginning of training, and its state.
 
     `collector` is None before training begins.
     """
