@@ -31,6 +31,7 @@ import numpy as np
 import scipy.integrate
 
 import sghmc
+from sghmc.paper.literal import LiteralSGNHT
 
 BURN_IN = 0.2
 
@@ -192,7 +193,7 @@ def samplers(target: Target) -> dict[str, Callable]:
         "OBABO": lambda x: sghmc.OBABO(step(x), friction(x), **with_noise),
         "SGNHT": lambda x: sghmc.SGNHT(step(x), friction(x)),
         "SGNHT, diagonal": lambda x: sghmc.SGNHT(step(x), friction(x), thermostat="diagonal"),
-        "SGNHT, literal": lambda x: sghmc.SGNHT(step(x), friction(x), scheme="literal"),
+        "SGNHT, literal": lambda x: LiteralSGNHT(step(x), friction(x)),
         "SGRHMC": lambda x: sghmc.SGRHMC(step(x), target.metric, friction(x), is_separable=True),
         "SGLD": lambda x: sghmc.SGLD(x**2 / target.stiffest, **with_noise),
         "PSGLD": lambda x: sghmc.PSGLD(step(x**2), damping=math.sqrt(target.stiffest)),

@@ -328,8 +328,8 @@ def test_settings_of_the_wrong_kind():
     refuses(ValueError, "num_steps must be a whole number from 1, but is 0", sghmc.HMC, 0.1, 0)
     refuses(ValueError, "resample_every must be None or a whole number from 1, but is 2.5",
             SGHMC, 0.1, 1.0, resample_every=2.5)  # fmt: skip
-    refuses(ValueError, 'resampling must be "repaired" or "literal", but is \'fixed\'',
-            SGHMC, 0.1, 1.0, resampling="fixed")  # fmt: skip
+    refuses(ValueError, 'observe must be "end" or "middle", but is \'start\'',
+            SGHMC, 0.1, 1.0, observe="start")  # fmt: skip
     vector = SGHMC(lambda t: jnp.ones(3), 1.0)
     refuses(ValueError, r"schedule of step_size must return a number, not.*\(3,\)",
             vector.prepare, LIKE)  # fmt: skip

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+import sghmc
 from recorded_draw import RecordedDraw
 from sghmc import theory
 from sghmc.paper import figure1
+from sghmc.paper.literal import LiteralSGHMC
 from shown_tables import fits
 
 CONFIG = figure1.Config(**figure1.QUICK)
@@ -66,9 +68,9 @@ def test_the_settings_have_the_laws_of_the_paper():
     assert (sampler.num_steps, thinning) == (50, 1)
     exact = theory.stationary_law(settings["hmc_no_mh"][0], 1.0, 0.0).covariance.item()
     assert exact == pytest.approx(1 / (1 - 0.1**2 / 4), rel=1e-5)
-    for name, resampling in (("sghmc", "literal"), ("sghmc_repaired", "repaired")):
+    for name, algorithm in (("sghmc", LiteralSGHMC), ("sghmc_repaired", sghmc.SGHMC)):
         sampler, gradient, thinning = settings[name]
-        assert (sampler.resampling, sampler.resample_every, thinning) == (resampling, 50, 50)
+        assert (type(sampler), sampler.resample_every, thinning) == (algorithm, 50, 50)
         assert float(sampler.friction) == 3
         assert float(sampler.gradient_noise) == float(gradient.variance) == 4
     for name in ("hmc", "naive"):

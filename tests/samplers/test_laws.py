@@ -44,6 +44,7 @@ from gaussian_settings import (
 from planted_faults import becomes, planted
 from sghmc import theory
 from sghmc.core import matrices, random, tree
+from sghmc.paper.literal import LiteralSGHMC, LiteralSGHMCKernel
 from sghmc.samplers.hmc import HMCKernel, HMCNoise, HMCState
 from sghmc.samplers.settings import value_at
 from sghmc.samplers.sghmc import SGHMCKernel, SGHMCState
@@ -62,7 +63,7 @@ def test_sghmc_law(name, excess, temperature):
 
 def test_algorithm_2_pairs_the_same_positions_with_the_next_momenta():
     """θ moves first: the same S_θθ and S_rr, and S_θr = −½εM⁻¹S_rr."""
-    sampler = sghmc.SGHMC(0.25, *MATRICES["dense"], temperature=1.7, resampling="literal")
+    sampler = LiteralSGHMC(0.25, *MATRICES["dense"], temperature=1.7)
     law = theory.stationary_law(sampler, PRECISION, DENSE_NOISE)
     flip = np.diag(np.repeat([1.0, -1.0], SIZE))
     ours = laws.sghmc_covariance(PRECISION, 0.25, DENSE_FRICTION, DENSE_MASS, 1.7)
@@ -196,21 +197,12 @@ def test_repaired_resampling(every):
     laws.judge_order(sampler, PRECISION, order=3)
 
 
-def literal(every: int) -> sghmc.SGHMC:
-    return sghmc.SGHMC(
-        0.5,
-        *MATRICES["dense"],
-        temperature=1.7,
-        resample_every=every,
-        resampling="literal",
-    )
-
-
 @pytest.mark.parametrize("every", [2, 5])
 def test_literal_resampling_is_off_however_small_the_step(every):
     exact = 1.7 * np.linalg.inv(PRECISION)
+    sampler = LiteralSGHMC(0.5, *MATRICES["dense"], temperature=1.7, resample_every=every)
     for factor in (1e-3, 1e-4):
-        bias = laws.bias(literal(every).rescaled(factor), PRECISION)
+        bias = laws.bias(sampler.rescaled(factor), PRECISION)
         laws.assert_close(exact + bias, exact * every / (every - 1), rtol=10 * factor)
 
 
@@ -311,9 +303,7 @@ def test_entropy_of_noisy_hamiltonian_dynamics_grows():
     """
     step_size, diffusion, curvature, mass = 1e-3, 0.3, 2.5, 1.7
     variance = 2 * diffusion / step_size
-    step = laws.real_step(
-        sghmc.SGHMC(step_size, 0.0, mass, resampling="literal"), curvature, variance
-    )
+    step = laws.real_step(LiteralSGHMC(step_size, 0.0, mass), curvature, variance)
     assert np.linalg.det(step.transition) == pytest.approx(1)
     covariance, growth = np.diag([1 / curvature, mass]), 0.0
     for _ in range(3000):
@@ -645,7 +635,7 @@ FAULTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # the judge, a sound sam
         judge_third_order,
         sghmc.SGHMC(0.5, *MATRICES["dense"], temperature=1.7, resample_every=2),
         {
-            "literally": part_with("resampling", resampling="literal"),
+            "literally": becomes(LiteralSGHMCKernel),
             "from N(0, τM)": becomes(FreshMomentaOfMass),
         },
     ),

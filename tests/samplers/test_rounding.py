@@ -7,6 +7,7 @@ import pytest
 
 import sghmc
 from sghmc.core import random
+from sghmc.paper.literal import LiteralSGHMC
 from sghmc.results.health import rounding_excess
 from sghmc.samplers.rounding import last_digit, round_up_or_down, rounding_variance
 
@@ -212,7 +213,7 @@ def test_no_bit_is_used_twice(monkeypatch):
     [
         (sghmc.HMC(0.1, 3), TypeError, "whose gradients are taken where"),
         (sghmc.BAOAB(0.1, 1.0), TypeError, "needs SGHMC"),
-        (sghmc.SGHMC(0.1, 1.0, resample_every=2, resampling="literal"), ValueError, "repaired"),
+        (LiteralSGHMC(0.1, 1.0), TypeError, "needs SGHMC"),
     ],
 )
 def test_what_moves_before_its_gradient_is_refused(sampler, error, words):

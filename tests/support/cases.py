@@ -9,6 +9,7 @@ import optax
 
 import sghmc
 from sghmc.core import random
+from sghmc.paper.literal import LiteralSGHMC
 from sghmc.samplers import Kernel, Sampler
 from sghmc.samplers.wrappers import SamplerWrapper
 
@@ -42,7 +43,7 @@ SAMPLERS = {
     "sghmc schedules": sghmc.SGHMC(halving(0.1), halving(2.0), temperature=halving(1.0)),
     "sghmc learning rate": sghmc.SGHMC.from_learning_rate(0.01, 0.1, gradient_noise=0.3),
     "sghmc resampling": sghmc.SGHMC(0.1, 2.0, resample_every=2),
-    "sghmc literal resampling": sghmc.SGHMC(0.1, 2.0, resample_every=2, resampling="literal"),
+    "sghmc literal resampling": LiteralSGHMC(0.1, 2.0, resample_every=2),
     "baoab": sghmc.BAOAB(0.1, 2.0, mass=1.7, gradient_noise=0.3, temperature=0.8),
     "sgnht": sghmc.SGNHT(0.1, 2.0, 1.7, temperature=0.8, thermostat="diagonal"),
     "sgrhmc": sghmc.SGRHMC(halving(0.1), widening, friction=2.0, temperature=0.8),

@@ -16,8 +16,8 @@ X = np.array([[0.5, -1.0, 2.0, 0.3, 1.1], [1.5, 0.2, -0.7, 1.0, -0.4], [-0.3, 0.
 NUM_STEPS = 6
 
 
-def _sgnht(thermostat, scheme, params, **required):
-    return SGNHT(params, 0.2, 1.3, 0.8, thermostat, 0.9, scheme, temperature=1.7, **required)
+def _sgnht(thermostat, params, **required):
+    return SGNHT(params, 0.2, 1.3, 0.8, thermostat, 0.9, temperature=1.7, **required)
 
 
 TWINS = {
@@ -48,12 +48,11 @@ TWINS = {
         lambda: sghmc.PSGLD(0.1, 0.7, 0.6, False, 1.7),
     ),
 } | {
-    f"sgnht {thermostat} {scheme}": (
-        functools.partial(_sgnht, thermostat, scheme),
-        functools.partial(sghmc.SGNHT, 0.2, 1.3, 0.8, 1.7, thermostat, 0.9, scheme),
+    f"sgnht {thermostat}": (
+        functools.partial(_sgnht, thermostat),
+        functools.partial(sghmc.SGNHT, 0.2, 1.3, 0.8, 1.7, thermostat, 0.9),
     )
     for thermostat in ("scalar", "diagonal")
-    for scheme in ("symmetric", "literal")
 }
 
 

@@ -5,6 +5,7 @@ import pytest
 
 import sghmc
 from sghmc import theory
+from sghmc.paper.literal import LiteralSGHMC
 from sghmc.theory import affine as cycles
 
 PRECISION = np.array([[2.0, 0.6], [0.6, 0.7]])
@@ -16,9 +17,7 @@ SAMPLERS = {
     "sghmc": sghmc.SGHMC(0.3, FRICTION, MASS, temperature=0.7),
     "sgld": sghmc.SGLD(0.2, FRICTION, temperature=0.7),
     "repaired": sghmc.SGHMC(0.3, FRICTION, MASS, temperature=0.7, resample_every=4),
-    "literal": sghmc.SGHMC(
-        0.3, FRICTION, MASS, temperature=0.7, resample_every=3, resampling="literal"
-    ),
+    "literal": LiteralSGHMC(0.3, FRICTION, MASS, temperature=0.7, resample_every=3),
 }
 
 

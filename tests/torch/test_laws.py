@@ -192,11 +192,7 @@ def judge_sgld():
 def judge_sgnht():
     """The trajectory of JAX: a thermostat's step is not affine."""
     for thermostat in ("scalar", "diagonal"):
-        judge_path(f"sgnht {thermostat} symmetric")
-
-
-def judge_literal_sgnht():
-    judge_path("sgnht scalar literal")
+        judge_path(f"sgnht {thermostat}")
 
 
 def judge_psgld():
@@ -398,11 +394,6 @@ SGNHT_FAULTS = {
     "noise of the whole friction": slowing(lambda kept, share: (kept, [1 + s for s in share])),
     "no kick": with_group(SGNHT, "_kick", lambda g: {"lr": 0.0}),
 }
-LITERAL_SGNHT_FAULTS = {
-    "literal friction of the other sign": slowing(
-        lambda kept, share: ([2 - each for each in kept], share)
-    ),
-}
 PSGLD_FAULTS = {
     "no correction": slopes_times(lambda tau: 0.0),
     "correction without its temperature": slopes_times(lambda tau: 1 / tau),
@@ -425,7 +416,6 @@ FAULTS = {
         (judge_baoab, BAOAB_FAULTS),
         (judge_sgld, SGLD_FAULTS),
         (judge_sgnht, SGNHT_FAULTS),
-        (judge_literal_sgnht, LITERAL_SGNHT_FAULTS),
         (judge_psgld, PSGLD_FAULTS),
     )
     for name, plant in faults.items()
@@ -448,7 +438,6 @@ def test_the_judges_pass_what_is_right():
     judge_noise()
     judge_noise_of_pieces()
     judge_sgnht()
-    judge_literal_sgnht()
     judge_psgld()
 
 

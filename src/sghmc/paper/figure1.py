@@ -16,6 +16,7 @@ import numpy as np
 from sghmc.gradients import Gradient
 from sghmc.gradients.exact import FullBatch, NoisyGradient
 from sghmc.paper import pages
+from sghmc.paper.literal import LiteralSGHMC
 from sghmc.paper.pages import Claim, draw
 from sghmc.posterior.target import Potential
 from sghmc.samplers import Sampler
@@ -98,16 +99,14 @@ def _settings(config: Config) -> dict[str, tuple[Sampler, Gradient, int]]:
     for name, gradient in {"hmc": exact, "naive": noisy}.items():
         settings[name] = (HMC(config.step_size, steps), gradient, 1)
         settings[f"{name}_no_mh"] = (HMC(config.step_size, steps, metropolis=False), gradient, 1)
-    literal = SGHMC(
-        config.step_size,
-        config.friction,
-        gradient_noise=config.gradient_noise,
-        resample_every=steps,
-        resampling="literal",
-    )
-    settings["sghmc"] = (literal, noisy, steps)
-    repaired = dataclasses.replace(literal, resampling="repaired")
-    settings["sghmc_repaired"] = (repaired, noisy, steps)
+    for name, algorithm in {"sghmc": LiteralSGHMC, "sghmc_repaired": SGHMC}.items():
+        sampler = algorithm(
+            config.step_size,
+            config.friction,
+            gradient_noise=config.gradient_noise,
+            resample_every=steps,
+        )
+        settings[name] = (sampler, noisy, steps)
     return settings
 
 

@@ -77,7 +77,7 @@ class Lazy(SamplerWrapper):
 
     def __check_init__(self):
         sampler = self.sampler
-        if not isinstance(sampler, SGHMC):
+        if type(sampler) is not SGHMC:  # a subclass may step otherwise
             raise TypeError(
                 f"Lazy needs SGHMC(…), whose skipped steps have a law, not {sampler!r}."
             )
@@ -87,7 +87,7 @@ class Lazy(SamplerWrapper):
                 f"Lazy takes many equal steps at once, but {name} follows a schedule: give a "
                 f"number, or take SGHMC itself."
             )
-        if sampler.resample_every is not None or sampler.resampling == "literal":
+        if sampler.resample_every is not None:
             raise ValueError("Lazy never draws fresh momenta: leave resample_every out.")
         if isinstance(sampler.gradient_noise, EmpiricalFisher):
             raise ValueError(

@@ -54,15 +54,10 @@ class StochasticRounding(SamplerWrapper):
 
     def __check_init__(self):
         sampler = self.sampler
-        if not isinstance(sampler, SGHMC | SGLD):
+        if type(sampler) not in (SGHMC, SGLD):  # a subclass may take its gradient elsewhere
             raise TypeError(
                 f"StochasticRounding needs SGHMC(…) or SGLD(…), whose gradients are taken where "
                 f"parameters have been rounded, not {sampler!r}."
-            )
-        if isinstance(sampler, SGHMC) and sampler.resampling == "literal":
-            raise ValueError(
-                'StochasticRounding needs resampling="repaired": "literal" takes gradients in the '
-                "middle of a step."
             )
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "RoundingKernel":

@@ -30,16 +30,15 @@ class SGHMC(FrictionSampler):
 a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estimates it |
     | `temperature` | τ | samples exp(−U/τ): a number or a schedule |
     | `resample_every` | m | draw fresh momenta every m steps; None (the better choice): never |
-    | `resampling` | | "repaired", or "literal": Alg. 2 as printed, for its figures only |
     | `observe` | | draws are taken at the "end" of a step, or in the "middle" of its drift |
 
     Law: on U = ½θᵀAθ with V̂ right, covariance τ[A⁻¹ + ¼ε²(M − ½εC − ¼ε²A)⁻¹]: a bias of order ε².
     Half a drift earlier, θ − ½εM⁻¹r, it is exactly τA⁻¹ for every step size: observe="middle".
     Stable for M − ½εC − ¼ε²A ≻ 0. Needs τC ⪰ ½εV̂ throughout the schedule.
 
-    "repaired" resampling happens half a drift before the end of a step, where position and momentum
-    are independent, from N(0, τM(M − ½εC)⁻¹M), the momentum's law there up to order ε². The literal
-    form moves θ first and draws N(0, τM): the variance is off by m/(m − 1), however small ε is.
+    Momenta are resampled half a drift before the end of a step, where position and momentum are
+    independent, from N(0, τM(M − ½εC)⁻¹M), the momentum's law there up to order ε². Algorithm 2
+    as printed, `sghmc.paper.literal.LiteralSGHMC`, is off by m/(m − 1), however small ε is.
 
     Chen, Fox & Guestrin, ICML 2014, Eq. 13 and 15.
 
@@ -56,12 +55,10 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
     largest_decay: ClassVar[float] = 2.0
 
     resample_every: int | None = None
-    resampling: Literal["repaired", "literal"] = "repaired"
     observe: Literal["end", "middle"] = "end"
 
     def __check_init__(self):
         check_count(self.resample_every, "resample_every", or_none="")
-        check_choice(self.resampling, "resampling", ("repaired", "literal"))
         check_choice(self.observe, "observe", ("end", "middle"))
 
     @classmethod
@@ -72,7 +69,6 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
         gradient_noise: PyTree | EmpiricalFisher = 0.0,
         temperature: float | Schedule = 1.0,
         resample_every: int | None = None,
-        resampling: Literal["repaired", "literal"] = "repaired",
     ) -> "SGHMC":
         """Make SGHMC from the settings of SGD with momentum (Eq. 15).
 
@@ -89,9 +85,7 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
         friction = _compose(
             lambda alpha, eta: alpha / (eta + (eta == 0)) ** 0.5, momentum_decay, learning_rate
         )
-        return cls(
-            step_size, friction, 1.0, gradient_noise, temperature, resample_every, resampling
-        )
+        return cls(step_size, friction, 1.0, gradient_noise, temperature, resample_every)
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "SGHMCKernel":
         friction, mass, _ = self._matrices(like)
@@ -101,7 +95,6 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
             **self._prepared(like, num_steps),
             decay=matrices.finish(decay, tree.float_type(like)),
             resample_every=self.resample_every,
-            resampling=self.resampling,
             observe=self.observe,
         )
 
@@ -128,7 +121,6 @@ class SGHMCKernel(FrictionKernel):
 
     decay: matrices.Matrix
     resample_every: int | None
-    resampling: str
     observe: str
 
     def draw(self, key, first_step, num_steps, like):
@@ -138,12 +130,8 @@ class SGHMCKernel(FrictionKernel):
     def step(self, t, noise, state, oracle):
         if self.resample_every is not None:
             state = self._resample(t, noise, state)
-        if self.resampling == "literal":
-            position = self._drift(t, state.position, state.velocity)
-            velocity, potential = self._kick(t, noise, position, state.velocity, oracle)
-        else:
-            velocity, potential = self._kick(t, noise, state.position, state.velocity, oracle)
-            position = self._drift(t, state.position, velocity)
+        velocity, potential = self._kick(t, noise, state.position, state.velocity, oracle)
+        position = self._drift(t, state.position, velocity)
         return SGHMCState(position, velocity), StepInfo(potential)
 
     def _kick(self, t, noise, position, velocity, oracle):
@@ -155,14 +143,10 @@ class SGHMCKernel(FrictionKernel):
 
     def _resample(self, t, noise, state):
         normals = random.copy_of(noise, 1, state.position)
-        is_due = t % self.resample_every == 0
-        if self.resampling == "literal":
-            fresh = SGHMCState(state.position, self._fresh(t, normals, 0))
-        else:
-            is_due &= t > 0
-            velocity = self._fresh(t, normals, self._decay(t) / 2)
-            middle = self.mid_drift(jnp.maximum(t - 1, 0), state)
-            fresh = SGHMCState(self._drift(t, middle, velocity, 0.5), velocity)
+        is_due = (t % self.resample_every == 0) & (t > 0)
+        velocity = self._fresh(t, normals, self._decay(t) / 2)
+        middle = self.mid_drift(jnp.maximum(t - 1, 0), state)
+        fresh = SGHMCState(self._drift(t, middle, velocity, 0.5), velocity)
         return jax.tree.map(lambda new, old: jnp.where(is_due, new, old), fresh, state)
 
     def _raised(self, noise, drag):

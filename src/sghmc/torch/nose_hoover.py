@@ -32,7 +32,6 @@ here |
     | `thermostat` | ξ | "scalar": one for each parameter group; "diagonal": one for each \
 parameter, by r_i²/M in place of rᵀM⁻¹r/d |
     | `thermostat_mass` | μ | how slowly ξ follows |
-    | `scheme` | | "symmetric", or "literal": as printed |
     | `num_data`, `prior`, `seed` | N, p(θ) | what every `Sampler` must be given |
 
     Numbers may differ by parameter group.
@@ -52,16 +51,16 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
     ...     sampler.step()
     """
 
-    _OPTIONS = ("thermostat", "scheme")
+    _OPTIONS = ("thermostat",)
 
     def __init__(
         self, params: Iterable, step_size: float, friction: float = 1.0, mass: float = 1.0,
         thermostat: Literal["scalar", "diagonal"] = "scalar", thermostat_mass: float = 1.0,
-        scheme: Literal["symmetric", "literal"] = "symmetric", **common: Unpack[Common],
+        **common: Unpack[Common],
     ):  # fmt: skip
-        _check_choice("thermostat", thermostat, ("scalar", "diagonal"))
-        _check_choice("scheme", scheme, ("symmetric", "literal"))
-        self.thermostat, self.scheme = thermostat, scheme
+        if thermostat not in ("scalar", "diagonal"):
+            raise ValueError(f'thermostat must be "scalar" or "diagonal", but is {thermostat!r}.')
+        self.thermostat = thermostat
         settings = {"friction": friction, "mass": mass, "thermostat_mass": thermostat_mass}
         super().__init__(params, step_size, settings, **common)
 
@@ -93,12 +92,6 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         def each(part: Callable, *arguments: Any) -> None:
             plan.run(lambda piece: part(group, piece, *arguments))
 
-        if self.scheme == "literal":
-            each(self._rub)
-            each(self._kick)
-            each(self._drift)
-            self._follow(group, plan)
-            return
         each(self._kick)
         each(self._drift, 0.5)
         self._follow(group, plan, 0.5)
@@ -108,11 +101,6 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
 
     def _kick(self, group: dict[str, Any], piece: Piece) -> None:
         self._add_gradient(piece.state[MOMENTUM], group, piece, -group["lr"])
-
-    def _rub(self, group: dict[str, Any], piece: Piece) -> None:
-        """Apply the friction by one Euler step."""
-        kept = [1 - group["lr"] * xi for xi in self._thermostats(group, piece)]
-        self._slow(group, piece, kept, [torch.ones_like(each) for each in kept])
 
     def _damp(self, group: dict[str, Any], piece: Piece) -> None:
         """Apply the exact solution of the friction, also where ξ is negative."""
@@ -156,8 +144,3 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         count = sum(momentum.numel() for momentum in momenta)
         heat = priors.sum_of_squares(momenta) / (count * group["mass"])
         group[_VALUE].add_(heat, alpha=rate).add_(cooling)
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, str]) -> None:
-    if value not in choices:
-        raise ValueError(f'{name} must be "{choices[0]}" or "{choices[1]}", but is {value!r}.')
