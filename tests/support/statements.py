@@ -1,10 +1,11 @@
 """Statements of theorems under planted faults."""
 
-from types import ModuleType
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from sghmc import theory
-from sghmc.paper.theorems.statement import Checked
+from sghmc.paper.gaussian_laws import Checked
 
 
 class ReplacedTheory:
@@ -21,8 +22,8 @@ def failed(checked: Checked) -> list[str]:
     return [statement.words for statement in checked.statements if not statement.holds()]
 
 
-def failed_with(monkeypatch, module: ModuleType, faults: dict[str, Any], *arguments) -> list[str]:
-    """The statements that do not hold when a module's names stand for something else."""
+def failed_with(monkeypatch, check: Callable, faults: dict[str, Any], *arguments) -> list[str]:
+    """Return the statements that fail when names of the check's module are replaced."""
     for name, fault in faults.items():
-        monkeypatch.setattr(module, name, fault)
-    return failed(module.check(*arguments))
+        monkeypatch.setattr(sys.modules[check.__module__], name, fault)
+    return failed(check(*arguments))
