@@ -44,7 +44,8 @@ def test_every_type_the_highest_byte_first(tmp_path, code, letter, numbers):
         (PLAIN[:2] + b"\x07" + PLAIN[3:], "not an IDX file"),
         (PLAIN[:9], "its header announces 2 axes"),
         (PLAIN[:-1], r"5 bytes after its header, .* of shape \(2, 3\) announces 6"),
-        (PLAIN + b"\0", "more bytes after its header"),
+        (PLAIN + b"\0", "7 bytes after its header"),
+        (b"\0\0\x08\x40" + bytes(4 * 64), "announces an array of 64 axes"),
         (gzip.compress(PLAIN, mtime=0)[:-9], "not a complete gzip file"),
         (gzip.compress(PLAIN, mtime=0)[:14] + b"\xff" * 20, "not a complete gzip file"),
     ],
@@ -59,7 +60,11 @@ def test_a_header_is_not_believed_before_its_bytes_are_there(tmp_path, monkeypat
     monkeypatch.setattr(archives, "_MIN_CHECKED_BYTES", 10_000)
     huge = bytes([0, 0, 8, 2]) + struct.pack(">2I", 2**31, 2**31)
     bomb = bytes([0, 0, 8, 1]) + struct.pack(">I", 10**6) + bytes(10**6)
-    for content in (huge, gzip.compress(huge), gzip.compress(bomb)):
+    for content, message in (
+        (huge, "0 bytes after its header"),
+        (gzip.compress(huge), "0 bytes after its header"),
+        (gzip.compress(bomb), "would unpack from"),
+    ):
         (tmp_path / "a").write_bytes(content)
-        with pytest.raises(ValueError, match="would unpack from"):
+        with pytest.raises(ValueError, match=message):
             archives.read_idx(tmp_path / "a")

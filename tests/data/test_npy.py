@@ -62,6 +62,14 @@ WRONG = {
         npy_with(b"{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -1), }", bytes(8)),
         r"has \d+ bytes where its header, for an array of shape",
     ),
+    "nothing": (
+        npy_with(b"{'descr': '|S0', 'fortran_order': False, 'shape': (1099511627776,), }"),
+        "announces an array of 1 axes and entries of 0 bytes",
+    ),
+    "axes": (
+        npy_with(b"{'descr': '<f8', 'fortran_order': False, 'shape': (" + b"0," * 65 + b"), }"),
+        "announces an array of 65 axes",
+    ),
     "cut": (
         npy_with(b"{'descr': '<f8', 'fortran_order': False, 'shape': (2,), }", bytes(15)),
         r"has \d+ bytes where its header, for an array of shape",

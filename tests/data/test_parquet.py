@@ -7,6 +7,7 @@ import pyarrow.parquet
 import pytest
 
 import sghmc
+from sghmc.core import runtime
 from sghmc.data import Parquet, parquet
 
 pl = pytest.importorskip("polars")
@@ -157,4 +158,21 @@ def test_bad_files(tmp_path, table):
         Parquet([])
     write(path, table.slice(0, 0))
     with pytest.raises(sghmc.DataError, match="has no rows"):
+        Parquet(path)
+
+
+def test_a_column_that_the_disk_cannot_hold_is_refused_before_it_is_written(
+    tmp_path, table, monkeypatch
+):
+    path = write(tmp_path / "a.parquet", table.select(["y"]))
+    monkeypatch.setattr(runtime, "free_bytes", lambda folder: 1000)
+    with pytest.raises(sghmc.DataError, match=r"'y' unpacks to [\d,]+ bytes, but the disk of"):
+        Parquet(path, folder=tmp_path / "unpacked")
+    assert sum(file.stat().st_size for file in (tmp_path / "unpacked").iterdir()) == 0
+
+
+def test_lists_without_bounds_are_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "_MAX_BATCH_ENTRIES", 100)
+    path = write(tmp_path / "a.parquet", pa.table({"x": [[0.0] * 101] * 3}))
+    with pytest.raises(sghmc.DataError, match=r"has lists of 101 entries, but rows of at most 100"):
         Parquet(path)

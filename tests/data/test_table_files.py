@@ -1,7 +1,10 @@
 """Tables in files of every kind: the one that is meant, with the columns that its tool wrote."""
 
+import bz2
 import csv
+import gzip
 import io
+import os
 import zipfile
 
 import numpy as np
@@ -10,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from sghmc.data import table_files
+from sghmc.data import parquet
 from sghmc.data.table_files import Style, read_columns
 
 pl = pytest.importorskip("polars")
@@ -103,11 +106,59 @@ def test_columns_of_the_same_name(tmp_path, name):
         read_columns(tmp_path / name, Style())
 
 
-def test_parquet_of_equal_rows_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_files, "_MAX_PARQUET_ROWS", 1000)
-    pyarrow.parquet.write_table(pa.table({"x": [7] * 1001}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet has 1,001 rows: at most 1,000"):
+def dense_text(path):
+    """Write a Parquet file of a few kilobytes whose one entry, of a megabyte, is in every row."""
+    rows = pa.DictionaryArray.from_arrays(np.zeros(1000, np.int32), ["y" * (1 << 20)])
+    pyarrow.parquet.write_table(pa.table({"x": rows}), path)
+    return path
+
+
+def dense_rows(path):
+    pyarrow.parquet.write_table(pa.table({"x": np.zeros(1 << 24)}), path, row_group_size=1 << 24)
+    return path
+
+
+def compressed(compress, suffix):
+    def write(path):
+        path = path.with_suffix(f".csv{suffix}")
+        path.write_bytes(70 * compress(b"1,2\n" * (1 << 18)))  # streams, one after another
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "write",
+    [dense_text, dense_rows, compressed(gzip.compress, ".gz"), compressed(bz2.compress, ".bz2")],
+    ids=["text", "rows", "gzip", "bzip2"],
+)
+def test_no_more_is_unpacked_than_a_file_may_hold(tmp_path, write):
+    path = write(tmp_path / "a.parquet")
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(ValueError, match=r"a\..* would unpack from [\d,]+ to .* 200 times"):
+        read_columns(path, Style())
+
+
+def test_lists_without_bounds_are_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "_MAX_BATCH_ENTRIES", 100)
+    pyarrow.parquet.write_table(pa.table({"x": [[0.0] * 101] * 3}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet has lists of 101 entries, but rows of at"):
         read_columns(tmp_path / "a.parquet", Style())
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
+def test_compressed_text_is_read(tmp_path, pack):
+    (tmp_path / "a.csv.gz").write_bytes(pack(b"a;b\n1;x\n2;y\n"))
+    assert read_columns(tmp_path / "a.csv.gz", Style())["b"].to_pylist() == ["x", "y"]
+
+
+def test_compressions_that_are_not_read_and_pipes_are_named(tmp_path):
+    (tmp_path / "a.csv.zst").write_bytes(pa.compress(b"a,b", "zstd", asbytes=True))
+    with pytest.raises(ValueError, match=r"a\.csv\.zst is compressed by zstd: unpack it yourself"):
+        read_columns(tmp_path / "a.csv.zst", Style())
+    os.mkfifo(tmp_path / "b.csv")
+    with pytest.raises(ValueError, match=r"b\.csv is a pipe or a device, not a file"):
+        read_columns(tmp_path / "b.csv", Style())
 
 
 @pytest.mark.slow

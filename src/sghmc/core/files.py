@@ -32,6 +32,12 @@ def remove_drafts(folder: pathlib.Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def check_plain(path: pathlib.Path) -> None:
+    """Refuse a pipe or a device, on which a reader might wait without end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(f"{path} is a pipe or a device, not a file: write its content to a file.")
+
+
 def write(path: pathlib.Path, content: bytes | str) -> None:
     with draft(path) as unfinished:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -1,8 +1,10 @@
-"""Read zip, npz and IDX files with bounds on their unpacked size, and load MNIST."""
+"""Read zip, npz, gzip, bzip2 and IDX files with bounds on their unpacked size, and load MNIST."""
 
+import bz2
 import gzip
 import hashlib
 import io
+import lzma
 import math
 import mmap
 import os
@@ -19,7 +21,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from sghmc.core import files
-from sghmc.core.files import cache_folder
+from sghmc.core.files import cache_folder, check_plain
 
 _MAX_UNPACKED_BYTES = 4 << 30
 _MIN_CHECKED_BYTES = 1 << 26
@@ -37,6 +39,48 @@ def check_unpacked(name: str, packed: int, size: int, most_ratio: int = 200) -> 
             f"{_MAX_UNPACKED_BYTES:,} bytes and {most_ratio} times the packed size are read: if "
             f"the file is right, unpack it yourself."
         )
+
+
+_CHUNK_BYTES = 1 << 20
+_PACKERS = {b"\x1f\x8b": ("gzip", gzip.open), b"BZh": ("bzip2", bz2.open)}
+"""Compressions that are read, by the first bytes of their files."""
+_OTHER_PACKERS = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"\x04\x22\x4d\x18": "lz4"}
+_DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError)
+"""Errors of the standard library's decompressors."""
+
+
+def unpacked(source: pathlib.Path | bytes, name: str) -> pathlib.Path | bytes:
+    """Return the content of a compressed file, or the source itself if it is not compressed.
+
+    No more is unpacked than `check_unpacked` allows, whatever the file says of its size.
+    """
+    if isinstance(source, pathlib.Path):
+        check_plain(source)
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        first, packed = file.read(6), file.seek(0, os.SEEK_END)
+        file.seek(0)
+        for magic, other in _OTHER_PACKERS.items():
+            if first.startswith(magic):
+                raise ValueError(
+                    f"{name} is compressed by {other}: unpack it yourself, or use gzip."
+                )
+        for magic, (kind, opened) in _PACKERS.items():
+            if first.startswith(magic):
+                try:
+                    with opened(file) as content:
+                        return _read_bounded(content, name, packed)
+                except _DAMAGE as error:
+                    raise ValueError(f"{name} is not a complete {kind} file: {error}.") from error
+    return source
+
+
+def _read_bounded(file: IO[bytes], name: str, packed: int) -> bytes:
+    chunks, size = [], 0
+    while chunk := file.read(_CHUNK_BYTES):
+        size += len(chunk)
+        check_unpacked(name, packed, size)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 class Archive:
@@ -90,7 +134,7 @@ class Archive:
         check_unpacked(f"{member} in {self.name}", packed, self._unpacked, self._most_ratio)
         try:
             return self._zip.read(member)
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+        except _DAMAGE as error:
             raise ValueError(
                 f"{member} in {self.name} cannot be unpacked ({error}): the zip file is truncated "
                 f"or damaged."
@@ -111,6 +155,8 @@ class Archive:
 
 # Arrays saved by numpy: `.npy`, and `.npz`, a zip file of those; never pickled ones.
 
+_MAX_AXES = 32
+"""Largest number of axes that every numpy has."""
 _HEADER_ERRORS = (
     *(ValueError, LookupError, TypeError, EOFError, Warning),
     *(SyntaxError, tokenize.TokenError, RecursionError, MemoryError),  # of Python's parser
@@ -145,6 +191,7 @@ def read_header(file: IO[bytes] | mmap.mmap, size: int, name: str) -> Header:
         raise ValueError(
             f"{name} holds Python objects: save arrays of numbers or of text (dtype str)."
         )
+    check_shape(shape, dtype, name)
     length = file.tell()
     needed = length + math.prod(shape) * dtype.itemsize
     if size != needed or min(shape, default=0) < 0:
@@ -153,6 +200,16 @@ def read_header(file: IO[bytes] | mmap.mmap, size: int, name: str) -> Header:
             f"{needed}: it is truncated or damaged."
         )
     return Header(shape, is_fortran, dtype, length)
+
+
+def check_shape(shape: tuple[int, ...], dtype: np.dtype, name: str) -> None:
+    """Check that numpy can make an array of the shape and dtype that a header announces."""
+    size = math.prod(max(1, length) for length in shape) * dtype.itemsize
+    if len(shape) > _MAX_AXES or not 0 < size < 1 << 63:
+        raise ValueError(
+            f"{name} announces an array of {len(shape)} axes and entries of {dtype.itemsize} "
+            f"bytes, {size:,} bytes in all: there is no such array, and the file is damaged."
+        )
 
 
 def read_npz(content: bytes, name: str, most_ratio: int = 200) -> dict[str, np.ndarray]:
@@ -166,7 +223,7 @@ def read_npz(content: bytes, name: str, most_ratio: int = 200) -> dict[str, np.n
 
 def _read_npy(content: bytes, name: str) -> np.ndarray:
     shape, is_fortran, dtype, length = read_header(io.BytesIO(content), len(content), name)
-    if 0 in shape or dtype.itemsize == 0:
+    if 0 in shape:
         return np.zeros(shape, dtype)
     flat = np.frombuffer(content, dtype, offset=length).copy()  # frombuffer is read-only
     return flat.reshape(shape, order="F" if is_fortran else "C")
@@ -178,47 +235,37 @@ _IDX_DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def read_idx(path: str | pathlib.Path) -> np.ndarray:
-    """Read the array in an IDX file, gzipped or not.
+    """Read the array in an IDX file, compressed or not.
 
-    The header is checked before anything is allocated: a wrong magic number, a truncated file and
-    trailing bytes are errors.
+    A wrong magic number, a truncated file and trailing bytes are errors.
     """
     path = pathlib.Path(path)
-    try:
-        with _opened(path) as file:
-            return _read(file, path)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is not a complete gzip file: {error}.") from error
+    found = unpacked(path, str(path))
+    if isinstance(found, pathlib.Path):
+        check_unpacked(str(path), found.stat().st_size, found.stat().st_size)
+        found = found.read_bytes()
+    return _read_idx(found, path)
 
 
-def _opened(path: pathlib.Path) -> IO[bytes] | gzip.GzipFile:
-    with open(path, "rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if is_packed else open(path, "rb")
-
-
-def _read(file: IO[bytes] | gzip.GzipFile, path: pathlib.Path) -> np.ndarray:
-    first = file.read(4)
+def _read_idx(content: bytes, path: pathlib.Path) -> np.ndarray:
+    first = content[:4]
     if len(first) < 4 or first[:2] != b"\0\0" or first[2] not in _IDX_DTYPES:
         raise ValueError(
             f"{path} is not an IDX file: it starts with {first.hex() or 'nothing'}, not with "
             f"0000, a type and a number of axes."
         )
-    dtype, num_axes = np.dtype(_IDX_DTYPES[first[2]]), first[3]
-    axes = file.read(4 * num_axes)
-    if len(axes) < 4 * num_axes:
-        raise ValueError(f"{path} is truncated: its header announces {num_axes} axes.")
-    shape = struct.unpack(f">{num_axes}I", axes)
-    size = math.prod(shape) * dtype.itemsize
-    check_unpacked(str(path), path.stat().st_size, size)
-    content = file.read(size + 1)
-    if len(content) != size:
-        found = "more" if len(content) > size else f"{len(content)}"
+    dtype, start = np.dtype(_IDX_DTYPES[first[2]]), 4 + 4 * first[3]
+    if len(content) < start:
+        raise ValueError(f"{path} is truncated: its header announces {first[3]} axes.")
+    shape = struct.unpack_from(f">{first[3]}I", content, 4)
+    check_shape(shape, dtype, str(path))
+    size, found = math.prod(shape) * dtype.itemsize, len(content) - start
+    if found != size:
         raise ValueError(
             f"{path} has {found} bytes after its header, which for an array of shape {shape} "
             f"announces {size}: it is truncated or damaged."
         )
-    return np.frombuffer(content, dtype).reshape(shape)
+    return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
 # MNIST, from a folder, or downloaded once and compared with its checksums.
@@ -228,7 +275,7 @@ _MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
 _MAX_DOWNLOAD_BYTES = 1 << 26
-"""Largest download and unpacked size of a file; the largest file has 47 million bytes."""
+"""Largest download of a file; the largest unpacks to 47 million bytes."""
 # MD5 of the unpacked files, since mirrors may pack them differently.
 _FILES = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -305,12 +352,11 @@ def _fetch(name: str, checksum: str) -> bytes:
             failures.append(f"{mirror}: {error}")
             continue
         try:
-            with gzip.open(io.BytesIO(content)) as file:
-                unpacked = file.read(_MAX_DOWNLOAD_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            plain = unpacked(content, name)
+        except ValueError as error:
             failures.append(f"{mirror}: {error}")
             continue
-        if hashlib.md5(unpacked, usedforsecurity=False).hexdigest() == checksum:
+        if hashlib.md5(plain, usedforsecurity=False).hexdigest() == checksum:
             return content
         failures.append(f"{mirror}: wrong checksum")
     raise FileNotFoundError(

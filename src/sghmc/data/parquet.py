@@ -6,16 +6,19 @@ import pathlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
 
+from sghmc.core import runtime
 from sghmc.core.checks import require
 from sghmc.data.mapped import MappedSource, open_columns
 from sghmc.posterior.sources import DataError, check_num_rows
 
 _BATCH_ROWS = 65_536
+_MAX_BATCH_ENTRIES = 1 << 24
+"""Largest number of entries of a column that are unpacked at a time, with those of its lists."""
 
 
 class Parquet(MappedSource):
@@ -109,6 +112,7 @@ def _unpack(
                     rows = _numbers(f"{path}: column {name!r}", batch.column(name))
                     _check_length(path, name, rows, shapes)
                     if file.tell() == 0:
+                        _check_room(f"{path}: column {name!r}", rows, num_rows, folder)
                         _write_header(file, rows, num_rows)
                     file.write(rows.data)
     return outputs
@@ -120,6 +124,16 @@ def _check_length(path: str, name: str, rows: np.ndarray, shapes: dict[str, tupl
         raise DataError(
             f"{path}: column {name!r} has lists of {rows.shape[1:]} numbers, but of {before} in "
             f"rows before: all must have one length."
+        )
+
+
+def _check_room(where: str, rows: np.ndarray, num_rows: int, folder: pathlib.Path) -> None:
+    """Refuse a column that the disk cannot hold, before it is full."""
+    needed, free = rows[:1].nbytes * num_rows, runtime.free_bytes(folder)
+    if free is not None and needed > free:
+        raise DataError(
+            f"{where} unpacks to {needed:,} bytes, but the disk of {folder} has {free:,} left: "
+            f"leave columns out, or give a folder on another disk."
         )
 
 
@@ -180,9 +194,29 @@ def _batches(path: str, columns: list[str]):
     pa = require("pyarrow", extra="data")
     with _opened(path) as file:
         try:
-            yield from file.iter_batches(_BATCH_ROWS, columns=columns)
+            yield from batches_of(file, path, columns)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} is damaged: {error}") from error
+        except ValueError as error:
+            raise DataError(str(error)) from error
+
+
+def batches_of(file: Any, name: str, columns: list[str] | None = None) -> Iterator[Any]:
+    """Yield the batches of a Parquet file, of so few rows that their lists fit into memory.
+
+    A few bytes of such a file may encode any number of equal entries.
+    """
+    longest = 1.0
+    for i in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(i)
+        entries = max((group.column(k).num_values for k in range(group.num_columns)), default=0)
+        longest = max(longest, entries / max(1, group.num_rows))
+    if longest > _MAX_BATCH_ENTRIES:
+        raise ValueError(
+            f"{name} has lists of {longest:,.0f} entries, but rows of at most "
+            f"{_MAX_BATCH_ENTRIES:,} are read."
+        )
+    return file.iter_batches(min(_BATCH_ROWS, int(_MAX_BATCH_ENTRIES / longest)), columns=columns)
 
 
 def _numbers(where: str, column) -> np.ndarray:

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sghmc.core.checks import require
-from sghmc.data.archives import Archive, read_npz
+from sghmc.core.files import check_plain
+from sghmc.data.archives import Archive, check_unpacked, read_npz, unpacked
 from sghmc.data.columns import as_arrow
+from sghmc.data.parquet import batches_of
 
 _DELIMITERS = (",", ";", "\t", "::")
 """Delimiters in order of preference, if several cut the rows equally well."""
@@ -57,7 +59,8 @@ def read_text(source: pathlib.Path | bytes, name: str, style: Style) -> Any:
     block = max(_BLOCK_BYTES, 8 * (head.find("\n") + 1 or len(head)))
     try:
         table = arrow_csv.read_csv(
-            pa.BufferReader(source) if isinstance(source, bytes) else source,
+            # Not a path: by its suffix pyarrow would unpack it, without bounds.
+            pa.BufferReader(source) if isinstance(source, bytes) else pa.OSFile(str(source)),
             arrow_csv.ReadOptions(block_size=block, column_names=None if has_header else names),
             arrow_csv.ParseOptions(delimiter=delimiter, quote_char=quote),
             _conversion(names, style),
@@ -137,8 +140,7 @@ def is_number(text: str) -> bool:
 # Tables of all formats.
 
 _SUFFIXES = (".dat", ".data", ".csv", ".tsv", ".txt", ".parquet", ".npz")
-_MAX_PARQUET_ROWS = 1 << 30
-"""Largest number of rows of a parquet file, whose few bytes may encode any number of equal rows."""
+_PACKED = (".gz", ".bz2")
 
 
 def read_columns(
@@ -152,17 +154,20 @@ def read_columns(
         path = _in_folder(path, favourites)
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}.")
+    check_plain(path)
     if path.suffix.lower() != ".zip":
-        return _columns(path, path.suffix, str(path), style)
+        return _columns(path, str(path), path, style)
     with Archive(path) as archive:
         member = _choose(archive, favourites)
         content = archive.read(member)
-    return _columns(content, pathlib.PurePosixPath(member).suffix, f"{member} in {path}", style)
+    return _columns(content, f"{member} in {path}", pathlib.PurePosixPath(member), style)
 
 
 def _columns(
-    source: pathlib.Path | bytes, suffix: str, name: str, style: Style
+    source: pathlib.Path | bytes, name: str, path: pathlib.PurePath, style: Style
 ) -> Mapping[str, Any]:
+    source = unpacked(source, name)
+    suffix = (path.with_suffix("") if path.suffix.lower() in _PACKED else path).suffix
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
     if size == 0:
         raise ValueError(f"{name} is empty.")
@@ -205,17 +210,30 @@ def _choose(archive: Archive, favourites: Sequence[str]) -> str:
 
 def _read_parquet(source: pathlib.Path | bytes, name: str) -> Any:
     pa, parquet = require("pyarrow", extra="data"), require("pyarrow.parquet", extra="data")
+    packed, size, batches = 0, 0, []
     try:
-        whole = pa.BufferReader(source) if isinstance(source, bytes) else source
+        whole = pa.BufferReader(source) if isinstance(source, bytes) else pa.OSFile(str(source))
+        packed = whole.size()
         with parquet.ParquetFile(whole) as file:
-            if file.metadata.num_rows > _MAX_PARQUET_ROWS:
-                raise ValueError(
-                    f"{name} has {file.metadata.num_rows:,} rows: at most {_MAX_PARQUET_ROWS:,} "
-                    f"are read."
-                )
-            return file.read()
+            schema = file.schema_arrow
+        texts = [each.name for each in schema if pa.types.is_string(each.type)]
+        # As a dictionary, whose decoded size is known before it is made.
+        with parquet.ParquetFile(whole, read_dictionary=texts) as file:
+            for batch in batches_of(file, name):
+                size += sum(_decoded_bytes(column) for column in batch.columns)
+                check_unpacked(name, packed, size)
+                batches.append(batch)
+            return pa.Table.from_batches(batches, file.schema_arrow).cast(schema)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{name} is not a complete parquet file: {error}") from error
+
+
+def _decoded_bytes(column: Any) -> int:
+    pa, compute = require("pyarrow", extra="data"), require("pyarrow.compute", extra="data")
+    if not pa.types.is_dictionary(column.type) or not pa.types.is_string(column.type.value_type):
+        return column.nbytes
+    lengths = compute.binary_length(column.dictionary).take(column.indices)
+    return column.nbytes + (compute.sum(lengths).as_py() or 0)
 
 
 # Tables of numbers and text, to fit and to predict.
