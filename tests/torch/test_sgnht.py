@@ -1,6 +1,8 @@
 # ruff: noqa: E402
 """Thermostats: their steps are held against JAX's in `test_laws`; here they find the noise."""
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -44,7 +46,8 @@ def test_each_group_has_its_thermostat():
 
 
 def test_choices():
+    other: Any = "other"
     with pytest.raises(ValueError, match='thermostat must be "scalar" or "diagonal"'):
-        SGNHT(network().parameters(), 0.1, thermostat="other", prior=None, **REQUIRED)
+        SGNHT(network().parameters(), 0.1, thermostat=other, prior=None, **REQUIRED)
     with pytest.raises(ValueError, match="thermostat_mass must be positive"):
         SGNHT(network().parameters(), 0.1, thermostat_mass=0.0, prior=None, **REQUIRED)
