@@ -16,7 +16,7 @@ import urllib.request
 import warnings
 import zipfile
 import zlib
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, NamedTuple, overload
 
 import numpy as np
 
@@ -49,10 +49,11 @@ _DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, No
 """Errors of the standard library's decompressors."""
 
 
-_Source = TypeVar("_Source", pathlib.Path, bytes)
-
-
-def unpacked(source: _Source, name: str) -> _Source | bytes:
+@overload
+def unpacked(source: bytes, name: str) -> bytes: ...
+@overload
+def unpacked(source: pathlib.Path | bytes, name: str) -> pathlib.Path | bytes: ...
+def unpacked(source: pathlib.Path | bytes, name: str) -> pathlib.Path | bytes:
     """Return the content of a compressed file, or the source itself if it is not compressed.
 
     No more is unpacked than `check_unpacked` allows, whatever the file says of its size.
