@@ -351,7 +351,7 @@ def _fetch(name: str, checksum: str) -> bytes:
     for mirror in _MIRRORS:
         try:
             with urllib.request.urlopen(mirror + name, timeout=30) as answer:
-                content = answer.read(_MAX_DOWNLOAD_BYTES)
+                content: bytes = answer.read(_MAX_DOWNLOAD_BYTES)
         except (urllib.error.URLError, OSError) as error:
             failures.append(f"{mirror}: {error}")
             continue
