@@ -157,10 +157,10 @@ def test_what_a_users_own_class_prepares_is_described(kind):
 
 def test_what_sghmc_prepares_itself_is_known_by_its_settings():
     gradient = sghmc.ControlVariate(3, center=START)
-    wrapped = sghmc.StochasticRounding(sghmc.SGHMC(0.1, 1.0))
+    wrapped = sghmc.Cyclical(sghmc.SGHMC(0.1, 1.0), 10, 0.5)
     assert fingerprint.is_described(wrapped)
     assert fingerprint.is_described(gradient)
-    assert not fingerprint.is_described(sghmc.StochasticRounding(OwnSampler(0.1, 1.0)))
+    assert not fingerprint.is_described(sghmc.Cyclical(OwnSampler(0.1, 1.0), 10, 0.5))
 
 
 @pytest.mark.slow
