@@ -9,7 +9,7 @@ from jax import lax
 
 import sghmc
 from sghmc.core import runtime, tree
-from sghmc.engine.chain import NUM_STREAMS, Program
+from sghmc.engine.chain import NUM_STREAMS, RunSpec
 from sghmc.engine.layout import Layout
 from sghmc.samplers import Sampler
 from workloads import timing
@@ -44,7 +44,7 @@ def scan(
     start,
     num_steps: int,
 ) -> timing.Program:
-    program = Program(
+    program = RunSpec(
         target=posterior,
         kernel=sampler.prepare(start),
         estimator=gradient.prepare(posterior, start),

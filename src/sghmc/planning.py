@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from sghmc.core import runtime
 from sghmc.engine import footprint, loop
-from sghmc.engine.chain import Carry, Program
+from sghmc.engine.chain import LoopState, RunSpec
 from sghmc.engine.devices import CHAIN, DATA
 from sghmc.engine.driver import capacity_for
 from sghmc.engine.footprint import num_bytes, shown
@@ -141,7 +141,7 @@ def plan(
     )
 
 
-def _held_bytes(program: Program, num_shards: int) -> int:
+def _held_bytes(program: RunSpec, num_shards: int) -> int:
     """Of the program's arrays on each device: rows are spread, others are where they lie."""
     rows = getattr(program.target, "data", None)
     of_rows = 0 if program.target.source is not None else num_bytes(rows)
@@ -155,7 +155,7 @@ def _held_bytes(program: Program, num_shards: int) -> int:
     return of_rows // num_shards + num_bytes(list(here.values()))
 
 
-def _temporary(program: Program, carry: Carry, capacity: int) -> int | None:
+def _temporary(program: RunSpec, carry: LoopState, capacity: int) -> int | None:
     """What XLA says of the compiled loop, of which nothing is run."""
 
     def is_shape(leaf):

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import marked
 from marked import MarkedState
 from sghmc.engine import devices
-from sghmc.engine.chain import Carry
+from sghmc.engine.chain import LoopState
 from sghmc.engine.layout import Layout
 from sghmc.types import StepInfo
 
@@ -59,7 +59,7 @@ def test_nothing_is_like_parameters_that_are_raveled_anyway():
 def carry():
     state = MarkedState(chains(), np.arange(NUM_CHAINS))
     sums, failed = chains(), np.zeros(NUM_CHAINS)
-    return Carry(None, state, None, (), None, sums, StepInfo(None), failed)  # pyright: ignore
+    return LoopState(None, state, None, (), None, sums, StepInfo(None), failed)  # pyright: ignore
 
 
 @pytest.mark.parametrize("lead", [(), (5,)])

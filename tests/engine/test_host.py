@@ -11,7 +11,7 @@ import pytest
 import sghmc
 from sghmc.engine import driver
 from sghmc.engine.chain import NEVER, DrawInfo, DrawRecord
-from sghmc.engine.driver import Host, capacity_for
+from sghmc.engine.driver import Driver, capacity_for
 from sghmc.engine.layout import Layout
 from sghmc.gradients.noise import RunningNoise
 from sghmc.results.samples import Growth
@@ -56,7 +56,7 @@ def test_growth_is_told_in_kept_draws():
 
 def bare(**parts) -> Any:
     """A host with nothing but what a test gives it."""
-    made = Host.__new__(Host)
+    made = Driver.__new__(Driver)
     usual = {"folder": None, "reader": None, "capacity": 100, "done": 0, "has_warned": False}
     for name, value in (usual | parts).items():
         setattr(made, name, value)

@@ -9,8 +9,8 @@ import pytest
 
 import sghmc
 from sghmc.engine import blocking, loop
-from sghmc.engine.chain import Program
-from sghmc.engine.init import Start, begin
+from sghmc.engine.chain import RunSpec
+from sghmc.engine.init import InitialPositions, begin
 from sghmc.engine.layout import Layout
 
 PRECISION = np.linalg.inv(np.array([[1.0, 0.9], [0.9, 1.0]])).astype(np.float32)
@@ -24,7 +24,7 @@ def two_dimensional_program():
     """Fig. 3's chain: every draw kept, with info."""
     target, like = sghmc.Potential(gaussian), jax.ShapeDtypeStruct((2,), jnp.float32)
     sampler = sghmc.SGHMC.from_learning_rate(0.05, 0.05, gradient_noise=1.0)
-    return Program(
+    return RunSpec(
         target=target,
         kernel=sampler.prepare(like),
         estimator=sghmc.NoisyGradient(1.0).prepare(target, like),
@@ -46,7 +46,7 @@ def two_dimensional_program():
 def test_the_loop_of_a_small_model_is_one_kernel():
     """Ten times slower otherwise: XLA:CPU then hands out every operation of every step."""
     program = two_dimensional_program()
-    carry = begin(program, Start(jnp.zeros((1, 2)), 0), looks=False).carry
+    carry = begin(program, InitialPositions(jnp.zeros((1, 2)), 0), looks=False).carry
     one = np.int32(1)
     compiled = loop.compiled_draws().lower(program, carry, one, one, one, capacity=100).compile()
     assert "xla_cpu_small_call" in compiled.compiled.as_text()

@@ -17,14 +17,14 @@ from marked import MarkedKernel, MarkedState
 from sghmc.adapt import Adaptation
 from sghmc.core import runtime, tree
 from sghmc.engine import loop
-from sghmc.engine.blocking import LoopPlan
-from sghmc.engine.chain import GRADIENT, MOTION, NEVER, Carry, Program
+from sghmc.engine.blocking import Blocking
+from sghmc.engine.chain import GRADIENT, MOTION, NEVER, LoopState, RunSpec
 from sghmc.engine.layout import Layout
 from sghmc.gradients import Oracle
 from sghmc.types import Evaluation, StepInfo
 
 FIRST, COUNT, THINNING, EVERY = 2, 3, 6, 4
-CUT = LoopPlan(
+CUT = Blocking(
     period=2,
     draws_per_block=2,
     block_length=2,
@@ -101,7 +101,7 @@ def update(key, params, target):
     return target.hyper + 0.001 * params["b"]
 
 
-def program(num_chains=2, shared=False, **parts) -> Program:
+def program(num_chains=2, shared=False, **parts) -> RunSpec:
     usual = {
         "kernel": CountedKernel(),
         "estimator": CountedEstimator(shared=shared),
@@ -121,7 +121,7 @@ SCALES = (1.0, -0.5)
 def begun(kernel=None):
     scales = jnp.asarray(SCALES)
     position = jax.tree.map(lambda leaf: leaf[:, None] * scales[None], marked.flat())
-    return Carry(
+    return LoopState(
         kernel=kernel,
         state=MarkedState(position, position),
         hyper=jnp.full(2, 3.0),
@@ -281,7 +281,7 @@ class Doubling(Adaptation):
 def updater(whole, *, adapts=True, **parts) -> Any:
     """What the only chain of a program has before and after the updates that follow step t."""
     state = MarkedState(marked.flat(), marked.flat())
-    before = Carry(
+    before = LoopState(
         kernel=eqx.filter(whole.kernel, eqx.is_array) if whole.adapt else None,
         state=state,
         hyper=jnp.asarray(3.0),
@@ -332,7 +332,7 @@ def test_the_noise_is_estimated_after_every_so_many_steps(monkeypatch):
     def update_noise(self, t, carry):
         return carry._replace(noise=carry.noise + t)
 
-    monkeypatch.setattr(Program, "update_noise", update_noise)
+    monkeypatch.setattr(RunSpec, "update_noise", update_noise)
     kernel = MarkedKernel(1.0, sghmc.EmpiricalFisher(every=3))
     updated = updater(marked.program(kernel=kernel), noise=jnp.asarray(100))
     assert [int(updated(t)[1].noise) for t in (1, 2, 3, 5)] == [100, 102, 100, 105]

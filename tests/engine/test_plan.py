@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from sghmc.engine import blocking
-from sghmc.engine.blocking import LoopPlan
+from sghmc.engine.blocking import Blocking
 from sghmc.engine.layout import Layout
 
 
@@ -33,9 +33,9 @@ def program(
     )
 
 
-def planned(num_normals=2, num_rows=3, capacity=100, must_watch=False, **parts) -> LoopPlan:
+def planned(num_normals=2, num_rows=3, capacity=100, must_watch=False, **parts) -> Blocking:
     made: Any = program(**parts)
-    return LoopPlan.of(made, num_normals, num_rows, capacity, must_watch)
+    return Blocking.of(made, num_normals, num_rows, capacity, must_watch)
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from sghmc.engine.chain import (
     MOTION,
     NEVER,
     Batches,
-    Carry,
-    Program,
+    LoopState,
+    RunSpec,
     Variates,
 )
 from sghmc.types import StepInfo
@@ -32,7 +32,7 @@ def same(found, wanted, rtol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol), found, wanted)
 
 
-def carry(**parts) -> Carry:
+def carry(**parts) -> LoopState:
     usual = {
         "kernel": None,
         "state": MarkedState(marked.flat(), marked.flat(0.1)),
@@ -43,7 +43,7 @@ def carry(**parts) -> Carry:
         "info": StepInfo(jnp.asarray(5.0), jnp.asarray(0.25), jnp.asarray(0.75)),
         "failed_at": jnp.asarray(NEVER, jnp.int32),
     }
-    return Carry(**usual | parts)
+    return LoopState(**usual | parts)
 
 
 def observed(t=T):
@@ -286,7 +286,7 @@ def test_rows_of_a_source_are_those_of_the_steps_asked_for():
 def test_a_chains_own_kernel_takes_the_programs_place():
     chain = marked.alone(kernel=MarkedKernel(2.0, accepts=True))
     own = eqx.filter(MarkedKernel(jnp.asarray(3.0), accepts=True), eqx.is_array)
-    assert isinstance(chain, Program)
+    assert isinstance(chain, RunSpec)
     kernel = chain.with_kernel(own).kernel
     assert isinstance(kernel, MarkedKernel)
     assert kernel.scale == 3.0

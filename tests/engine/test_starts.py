@@ -3,13 +3,13 @@
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.engine.init import Start, repeated
+from sghmc.engine.init import InitialPositions, repeated
 
 INIT = {"a": np.arange(6.0, dtype=np.float32).reshape(3, 2)}
 
 
 def test_a_start_of_all_chains_is_that_of_each():
-    start = Start(INIT, None)
+    start = InitialPositions(INIT, None)
     np.testing.assert_array_equal(start.of_chain(2)["a"], INIT["a"])
     found = start.of_chains(4)["a"]
     np.testing.assert_array_equal(found, np.stack([INIT["a"]] * 4))
@@ -17,7 +17,7 @@ def test_a_start_of_all_chains_is_that_of_each():
 
 
 def test_a_start_for_each_chain_has_them_along_its_first_axis():
-    start = Start(INIT, 0)
+    start = InitialPositions(INIT, 0)
     np.testing.assert_array_equal(start.of_chain(2)["a"], [4, 5])
     np.testing.assert_array_equal(start.of_chains(3)["a"], INIT["a"])
 

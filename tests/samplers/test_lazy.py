@@ -22,8 +22,8 @@ from laws import sghmc_covariance
 from sghmc import theory
 from sghmc.core import runtime, tree
 from sghmc.engine import blocking, driver, init, loop
-from sghmc.engine.chain import Program
-from sghmc.engine.init import Start
+from sghmc.engine.chain import RunSpec
+from sghmc.engine.init import InitialPositions
 from sghmc.engine.layout import Layout
 from sghmc.engine.progress import Bar
 
@@ -368,7 +368,7 @@ def large_program(num_rows, num_steps):
         np.zeros((64, 2), np.int32),
         hyper=jnp.ones(3),
     )
-    return Program(
+    return RunSpec(
         target=target,
         kernel=sghmc.Lazy(sghmc.SGHMC(0.1, 1.0)).prepare(like, num_steps),
         estimator=sghmc.Minibatch(8).prepare(target, like),
@@ -397,7 +397,7 @@ def test_no_step_touches_a_whole_table():
     the velocity, of its kicks, of the position and of the number of steps. No copy, no sum."""
     num_rows = 5003
     program = large_program(num_rows, num_steps=16)
-    carry = init.begin(program, Start(jnp.zeros((1, num_rows, 3)), 0), looks=False).carry
+    carry = init.begin(program, InitialPositions(jnp.zeros((1, num_rows, 3)), 0), looks=False).carry
     one = np.int32(1)
     lowered = loop.compiled_draws().lower(program, carry, one, one, one, capacity=4)
     text = lowered.compile().compiled.as_text()

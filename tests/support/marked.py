@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sghmc
-from sghmc.engine.chain import Program, chain_keys
+from sghmc.engine.chain import RunSpec, chain_keys
 from sghmc.engine.layout import Layout
 from sghmc.gradients import GradientEstimator, Oracle
 from sghmc.samplers import NoiseRoom
@@ -141,7 +141,7 @@ def log_prior(params, hyper):
 POSTERIOR = sghmc.Posterior(log_likelihood, log_prior, ROWS, hyper=jnp.asarray(3.0))
 
 
-def program(num_chains=1, kernel=None, estimator=None, thinning=1, **parts) -> Program:
+def program(num_chains=1, kernel=None, estimator=None, thinning=1, **parts) -> RunSpec:
     usual: dict[str, Any] = {
         "target": POSTERIOR,
         "gibbs": None,
@@ -153,7 +153,7 @@ def program(num_chains=1, kernel=None, estimator=None, thinning=1, **parts) -> P
         "layout": Layout.of(LIKE, num_chains),
         "is_stacked": False,
     }
-    return Program(
+    return RunSpec(
         **usual | parts,
         kernel=MarkedKernel() if kernel is None else kernel,
         estimator=MarkedEstimator() if estimator is None else estimator,
@@ -161,7 +161,7 @@ def program(num_chains=1, kernel=None, estimator=None, thinning=1, **parts) -> P
     )
 
 
-def alone(num_chains=1, **parts) -> Program:
+def alone(num_chains=1, **parts) -> RunSpec:
     """The program as its only chain sees it."""
     whole = program(num_chains, **parts)
     return whole.with_keys(whole.keys[0])

@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec as P
 
 import sghmc
 from sghmc.engine import checks
-from sghmc.engine.chain import Batches, Program, chain_keys
+from sghmc.engine.chain import Batches, RunSpec, chain_keys
 from sghmc.engine.devices import for_compiler
-from sghmc.engine.init import Start
+from sghmc.engine.init import InitialPositions
 from sghmc.engine.mesh import OverMesh, placement_for
 from sghmc.engine.options import RunOptions
 from sghmc.posterior.sharded import CompilerShardedPosterior, ManuallyShardedPosterior
@@ -78,9 +78,9 @@ def check_draws_are_those_of_one_device_whatever_is_spread():
         assert other.info.potential.shape == (NUM_CHAINS, 3)
 
 
-def program(place, num_chains=4, gradient=None, **parts) -> Program:
+def program(place, num_chains=4, gradient=None, **parts) -> RunSpec:
     gradient = sghmc.Minibatch(4) if gradient is None else gradient
-    return Program(
+    return RunSpec(
         **{
             "target": POSTERIOR,
             "kernel": sghmc.SGHMC(0.05, 1.0).prepare(START),
@@ -209,11 +209,11 @@ def check_a_device_sees_its_rows_without_the_axes_of_the_mesh():
 def check_chains_start_where_they_are_told():
     place = over((("w", P("model")),), chain=2, model=2)
     layout = place.layout(START, 4)
-    repeated = place._positions(layout, Start(START, None))["w"]
+    repeated = place._positions(layout, InitialPositions(START, None))["w"]
     np.testing.assert_array_equal(repeated, np.broadcast_to(START["w"], (4, 2, 2)))
     assert [each.shape for each in own_parts(repeated)] == [(2, 1, 2)] * 4
     given = {"w": jnp.arange(16.0).reshape(4, 2, 2)}
-    placed = place._positions(layout, Start(given, 0))["w"]
+    placed = place._positions(layout, InitialPositions(given, 0))["w"]
     for device, part in enumerate(own_parts(placed)):
         chain, model = device // 2, device % 2
         wanted = given["w"][2 * chain : 2 * chain + 2, model : model + 1]
@@ -223,7 +223,7 @@ def check_chains_start_where_they_are_told():
 def check_a_carry_is_saved_raveled_and_comes_back_to_its_place():
     place = over((("w", P("model")),), chain=2, model=2)
     made = program(place)
-    begun = place.begin(place.place_program(made), Start(START, None), looks=True)
+    begun = place.begin(place.place_program(made), InitialPositions(START, None), looks=True)
     assert begun.potential is not None
     assert begun.potential.shape == (4,)
     checks.check_beginning(begun)

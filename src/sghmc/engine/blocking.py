@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from sghmc.core import runtime, tree
-from sghmc.engine.chain import Program
+from sghmc.engine.chain import RunSpec
 
 _BLOCK_VARIATES = 65_536
 """Variates drawn at once: enough to vectorize, few enough to stay in the cache."""
@@ -26,7 +26,7 @@ _BLOCK_ROWS = 1_048_576
 """Variates of gradients drawn at once, alone: each time costs an accelerator some launches."""
 
 
-class LoopPlan(NamedTuple):
+class Blocking(NamedTuple):
     """How a run is cut into loops of known length.
 
     `period` steps go by between moments when a Gibbs update, an adaptation, a renewal of the
@@ -71,8 +71,8 @@ adapt; accelerators, which would ask the host for that number |
 
     @classmethod
     def of(
-        cls, program: Program, num_normals: int, num_rows: int, capacity: int, must_watch: bool
-    ) -> "LoopPlan":
+        cls, program: RunSpec, num_normals: int, num_rows: int, capacity: int, must_watch: bool
+    ) -> "Blocking":
         """For a step of all chains that takes so many variates for its motion and for its rows.
 
         There is room for `capacity` records; for none in a program of burn-in alone.
@@ -119,7 +119,7 @@ adapt; accelerators, which would ask the host for that number |
 
 
 def _burnin(
-    program: Program, is_in_blocks: bool, records_after: bool
+    program: RunSpec, is_in_blocks: bool, records_after: bool
 ) -> Literal["kept", "skipped", "apart"]:
     if not is_in_blocks:
         return "skipped" if records_after or not runtime.has_accelerator() else "apart"

@@ -62,7 +62,7 @@ NEVER = np.iinfo(np.int32).max
 """A step that no run comes to: where a chain has not failed."""
 
 
-class Carry(NamedTuple):
+class LoopState(NamedTuple):
     """All that a run needs to go on, for every chain: `Layout` says where their axis is.
 
     `kernel` only where it changes, `noise` only where V̂ is estimated, `adaptation`, what it
@@ -127,7 +127,7 @@ class Variates(NamedTuple):
     gradient: PyTree
 
 
-class Program(eqx.Module):
+class RunSpec(eqx.Module):
     """The fixed parts of a run: its arrays are arguments of the compiled loop, the rest static.
 
     `keys` are those of all chains or, as one chain sees the program, its own. With `is_stacked`,
@@ -153,15 +153,15 @@ class Program(eqx.Module):
     batches: Batches | None = None
     has_info: bool = eqx.field(static=True, default=True)
 
-    def with_keys(self, keys: UInt32[Array, "stream word *chain"]) -> "Program":
+    def with_keys(self, keys: UInt32[Array, "stream word *chain"]) -> "RunSpec":
         """This program as a chain with these keys sees it; or as all do, their axis last."""
         return dataclasses.replace(self, keys=keys)
 
-    def with_kernel(self, arrays: Kernel) -> "Program":
+    def with_kernel(self, arrays: Kernel) -> "RunSpec":
         """This program with a chain's own kernel, of which the carry has the arrays."""
         return dataclasses.replace(self, kernel=matrices.combine(arrays, self.kernel))
 
-    def initial_carry(self, flat: PyTree, t) -> Carry:
+    def initial_carry(self, flat: PyTree, t) -> LoopState:
         """The carry before step t, which is 0, from a position; it knows nothing of a step yet."""
         hyper = self.target.hyper
         normals = random.normals_like(self.keys[INIT], t, 1, self.layout.flat_like)
@@ -170,7 +170,7 @@ class Program(eqx.Module):
         if self.adapt is not None:
             kernel = eqx.filter(self.kernel.adaptable(state), eqx.is_array)
             adaptation = self.adapt.begin(self.kernel, self.layout.shape(flat))
-        carry = Carry(
+        carry = LoopState(
             kernel=kernel,
             state=state,
             hyper=hyper,
@@ -189,7 +189,7 @@ class Program(eqx.Module):
         terms = jax.eval_shape(lambda: self._averaged(flat, hyper))
         return carry._replace(sums=tree.RunningSum.zeros(terms) if self.averages else None)
 
-    def look(self, t, flat: PyTree, carry: Carry) -> Evaluation:
+    def look(self, t, flat: PyTree, carry: LoopState) -> Evaluation:
         """What the first gradient evaluation of step t sees, at a position."""
         return self._oracle(self.draw_gradients(t, 1), carry)(0, flat)
 
@@ -219,14 +219,14 @@ class Program(eqx.Module):
             like,
         )
 
-    def step(self, t, variates: Variates, carry: Carry) -> tuple[Any, StepInfo]:
+    def step(self, t, variates: Variates, carry: LoopState) -> tuple[Any, StepInfo]:
         """The state after step t, from that step's variates."""
         oracle = self._oracle(variates.gradient, carry)
         state, info = self.kernel.step(t, variates.motion, carry.state, oracle)
         # What nobody asks for is not computed: the compiler sees to it.
         return state, info if self.has_info else info._replace(potential=None)
 
-    def settle(self, t, carry: Carry) -> Carry:
+    def settle(self, t, carry: LoopState) -> LoopState:
         """Bring all of the state to the end of step t, where the kernel leaves parts behind."""
         if not self.kernel.is_lazy:
             return carry
@@ -234,7 +234,7 @@ class Program(eqx.Module):
         state = self.kernel.flush(t, self.draw_motion(t, 1), carry.state, oracle)
         return carry._replace(state=state)
 
-    def observe(self, t, carry: Carry, is_counted) -> tuple[Carry, DrawRecord]:
+    def observe(self, t, carry: LoopState, is_counted) -> tuple[LoopState, DrawRecord]:
         """What is kept after step t, and the averages with that draw in them, if it counts."""
         flat = self.kernel.draw_from(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
@@ -253,7 +253,7 @@ class Program(eqx.Module):
             trace = _as_arrays(self.trace(carry.sums.mean()), "trace")
         return carry, DrawRecord(kept, carry.hyper, trace, info)
 
-    def update_hyper(self, t, carry: Carry) -> Carry:
+    def update_hyper(self, t, carry: LoopState) -> LoopState:
         """With new hyperparameters after step t, and the estimator's anchor under them."""
         assert self.gibbs is not None
         target = self.target.with_hyper(carry.hyper)
@@ -265,13 +265,13 @@ class Program(eqx.Module):
         anchor = self.estimator.renew_anchor(target.with_hyper(hyper), carry.anchor)
         return self._informed(carry._replace(hyper=hyper, anchor=anchor))
 
-    def follow(self, carry: Carry) -> Carry:
+    def follow(self, carry: LoopState) -> LoopState:
         """With the estimator's anchor of where the chain has come to."""
         position = self.layout.shape(self.kernel.position(carry.state))
         target = self.target.with_hyper(carry.hyper)
         return carry._replace(anchor=self.estimator.move_anchor(target, carry.anchor, position))
 
-    def update_noise(self, t, carry: Carry) -> Carry:
+    def update_noise(self, t, carry: LoopState) -> LoopState:
         """With a new V̂ in the kernel after step t, from the rows that the next step will see."""
         fisher, flat, noise = self.kernel.fisher, self.kernel.position(carry.state), carry.noise
         assert fisher is not None
@@ -292,7 +292,7 @@ class Program(eqx.Module):
             kernel=eqx.filter(kernel, eqx.is_array), noise=noise.judged(t + 1, *room)
         )
 
-    def update_kernel(self, t, carry: Carry) -> Carry:
+    def update_kernel(self, t, carry: LoopState) -> LoopState:
         """With kernel, state and what is remembered adapted after step t."""
         assert self.adapt is not None
         flat = self.kernel.position(carry.state)
@@ -312,12 +312,12 @@ class Program(eqx.Module):
             adaptation=adaptation,
         )
 
-    def _informed(self, carry: Carry) -> Carry:
+    def _informed(self, carry: LoopState) -> LoopState:
         """With a state that knows the target as it is now, where gradients are exact."""
         oracle = self._oracle([], carry)
         return carry._replace(state=self.kernel.with_cached_evaluation(carry.state, oracle))
 
-    def _oracle(self, noise: PyTree, carry: Carry) -> Oracle:
+    def _oracle(self, noise: PyTree, carry: LoopState) -> Oracle:
         target = self.target.with_hyper(carry.hyper)
         return self.layout.flatten_oracle(self.estimator.oracle(target, noise, carry.anchor))
 

@@ -13,7 +13,7 @@ from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.core.checks import as_array, check_count
 from sghmc.engine.chain import NEVER
-from sghmc.engine.init import Beginning, Start
+from sghmc.engine.init import InitialPositions, InitialState
 from sghmc.engine.layout import Layout
 from sghmc.engine.options import RunOptions
 from sghmc.gradients import Gradient, GradientEstimator
@@ -200,7 +200,7 @@ def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
             )
         if not np.all(np.isfinite(np.asarray(array))):
             raise ValueError(f"{name} is not finite: chains must start at finite numbers.")
-    one = jax.eval_shape(lambda: Start(init, init_axis).of_chain(0))
+    one = jax.eval_shape(lambda: InitialPositions(init, init_axis).of_chain(0))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one)
 
 
@@ -269,7 +269,7 @@ def _traced_once(function: Callable, *args) -> Any:
     )
 
 
-def check_beginning(begun: Beginning) -> None:
+def check_beginning(begun: InitialState) -> None:
     """Refuse a start where the potential or its gradient is not finite, where it was looked at."""
     if begun.is_finite is None or begun.potential is None:
         return

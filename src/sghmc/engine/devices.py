@@ -22,9 +22,9 @@ from jaxtyping import Int32
 
 from sghmc.core import runtime
 from sghmc.engine import init, loop
-from sghmc.engine.blocking import LoopPlan
-from sghmc.engine.chain import Batches, Carry, DrawRecord, Program
-from sghmc.engine.init import Beginning, Start
+from sghmc.engine.blocking import Blocking
+from sghmc.engine.chain import Batches, DrawRecord, LoopState, RunSpec
+from sghmc.engine.init import InitialPositions, InitialState
 from sghmc.engine.layout import Layout
 from sghmc.posterior.sources import increasing, inverse
 from sghmc.types import PyTree
@@ -207,24 +207,24 @@ class Placement(abc.ABC):
         return 1
 
     @abc.abstractmethod
-    def place_program(self, program: Program) -> Program:
+    def place_program(self, program: RunSpec) -> RunSpec:
         """The program with its arrays where they belong."""
 
     @abc.abstractmethod
-    def begin(self, program: Program, start: Start, *, looks: bool) -> Beginning:
+    def begin(self, program: RunSpec, start: InitialPositions, *, looks: bool) -> InitialState:
         """`beginning.begin`, where the arrays lie."""
 
     @abc.abstractmethod
-    def carry_like(self, program: Program) -> Carry:
+    def carry_like(self, program: RunSpec) -> LoopState:
         """The carry that `begin` returns, by shapes and dtypes."""
 
     @abc.abstractmethod
     def advance(
-        self, program: Program, carry: Carry, first, count, num_kept, *, capacity: int
-    ) -> tuple[Carry, Any]:
+        self, program: RunSpec, carry: LoopState, first, count, num_kept, *, capacity: int
+    ) -> tuple[LoopState, Any]:
         """`loop.advance`, where the arrays lie."""
 
-    def plan(self, program: Program, carry: Carry, capacity: int) -> LoopPlan:
+    def plan(self, program: RunSpec, carry: LoopState, capacity: int) -> Blocking:
         """How the loop is cut on each device."""
         return loop.plan_of(program, carry, capacity)
 
@@ -298,7 +298,7 @@ def in_shape(layout: Layout, carry: PyTree) -> PyTree:
 
 
 def _turned(layout: Layout, carry: PyTree, old: _Shape, new: _Shape) -> PyTree:
-    if layout.shardings is None or not isinstance(carry, Carry):
+    if layout.shardings is None or not isinstance(carry, LoopState):
         return carry
 
     def turn(leaf, like):

@@ -18,9 +18,9 @@ from sghmc.core import runtime, tree
 from sghmc.core.signals import Interruption
 from sghmc.engine import checks, loop
 from sghmc.engine.blocking import Pace
-from sghmc.engine.chain import NEVER, Carry, DrawInfo, DrawRecord, Program
+from sghmc.engine.chain import NEVER, DrawInfo, DrawRecord, LoopState, RunSpec
 from sghmc.engine.devices import Placement
-from sghmc.engine.init import Start
+from sghmc.engine.init import InitialPositions
 from sghmc.engine.layout import Layout
 from sghmc.engine.prefetch import Reader
 from sghmc.engine.progress import Bar
@@ -52,15 +52,15 @@ class StoredDraws(NamedTuple):
         return cls(*record, clock)
 
 
-class Host:
+class Driver:
     """How far a run is, and the draws it has gathered: those that `is_kept`, not of burn-in."""
 
     store: DrawStore
 
     def __init__(
         self,
-        program: Program,
-        start: Start,
+        program: RunSpec,
+        start: InitialPositions,
         is_kept: Bool[np.ndarray, " draw"],
         origin: Origin | None,
         folder: RunFolder | None,
@@ -101,12 +101,12 @@ class Host:
         save.state = place.place_carry(layout, save.state)
         return save
 
-    def _first_carry(self, *, looks: bool = False) -> Carry:
+    def _first_carry(self, *, looks: bool = False) -> LoopState:
         begun = self.place.begin(self.program, self.start, looks=looks)
         checks.check_beginning(begun)
         return begun.carry
 
-    def _room(self, carry: Carry) -> tuple[StoredDraws, int]:
+    def _room(self, carry: LoopState) -> tuple[StoredDraws, int]:
         """What no draws look like, and how many there will be."""
         record = loop.record_like(self.program, carry)
         self.capacity = capacity_for(record, self.program.layout)
@@ -162,7 +162,7 @@ class Host:
             most.append(end - self.done)
         return min(most)
 
-    def _read(self, reader: Reader) -> tuple[Program, int]:
+    def _read(self, reader: Reader) -> tuple[RunSpec, int]:
         """The program with the batches of the next draws; where reading fails, all processes do."""
         found, fault = None, None
         try:

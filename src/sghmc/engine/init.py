@@ -16,12 +16,12 @@ from jaxtyping import Array, Bool, Float
 from sghmc.core import runtime, tree
 from sghmc.core.checks import as_array
 from sghmc.engine import loop
-from sghmc.engine.chain import Carry, Program
+from sghmc.engine.chain import LoopState, RunSpec
 from sghmc.engine.loop import each_chain
 from sghmc.types import PyTree
 
 
-class Start(NamedTuple):
+class InitialPositions(NamedTuple):
     """As a user gave it: one start for all chains or, with `init_axis` 0, one for each."""
 
     init: PyTree
@@ -58,15 +58,15 @@ _LARGE = 1 << 21
 that was compiled in a hurry, than it takes to compile a better one."""
 
 
-class Beginning(NamedTuple):
+class InitialState(NamedTuple):
     """The carry before step 0 and, if asked for, what a gradient sees where each chain starts."""
 
-    carry: Carry
+    carry: LoopState
     potential: Float[Array, "*chain"] | None
     is_finite: Bool[Array, "*chain"] | None
 
 
-def begin(program: Program, start: Start, *, looks: bool) -> Beginning:
+def begin(program: RunSpec, start: InitialPositions, *, looks: bool) -> InitialState:
     """All chains before step 0."""
     layout, is_shared = program.layout, start.init_axis is None
     begun = compiled_beginning(is_large=layout.num_chains * tree.size(layout.like) >= _LARGE)
@@ -80,13 +80,13 @@ def compiled_beginning(*, is_large: bool) -> Any:
     )
 
 
-def _begin(program: Program, init: PyTree, t, *, looks: bool, shared: bool) -> Beginning:
+def _begin(program: RunSpec, init: PyTree, t, *, looks: bool, shared: bool) -> InitialState:
     """From one start for all chains, which is repeated here: outside, it would be a copy more."""
     positions = repeated(init, program.layout.num_chains) if shared else init
     return beginning(program, positions, t, looks=looks)
 
 
-def beginning(program: Program, positions: PyTree, t, *, looks: bool) -> Beginning:
+def beginning(program: RunSpec, positions: PyTree, t, *, looks: bool) -> InitialState:
     """`begin`, not compiled, before step t, which is 0.
 
     A step that begins with a gradient looks by itself: to compile another look at the model would
@@ -94,7 +94,7 @@ def beginning(program: Program, positions: PyTree, t, *, looks: bool) -> Beginni
     goes elsewhere first, or may stay where it starts.
     """
 
-    def of_chain(chain: Program, flat: PyTree) -> Beginning:
+    def of_chain(chain: RunSpec, flat: PyTree) -> InitialState:
         carry = chain.initial_carry(flat, t)
         # Without jax's weak types, which a saved number does not have: promotions are then the same
         # before and after.
@@ -104,9 +104,9 @@ def beginning(program: Program, positions: PyTree, t, *, looks: bool) -> Beginni
         carry = carry._replace(info=info)
         begins_elsewhere = chain.kernel.moves_before_gradients or carry.info.acceptance is not None
         if not (looks or begins_elsewhere):
-            return Beginning(carry, None, None)
+            return InitialState(carry, None, None)
         evaluation = chain.look(t, flat, carry)
-        return Beginning(carry, evaluation.potential, tree.all_finite(evaluation))
+        return InitialState(carry, evaluation.potential, tree.all_finite(evaluation))
 
     flat = program.layout.to_loop(jax.vmap(program.layout.flatten)(positions))
     return each_chain(program, of_chain, None, flat)

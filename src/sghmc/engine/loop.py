@@ -19,13 +19,13 @@ from jax import lax
 from jaxtyping import Array, Int32, Shaped
 
 from sghmc.core import runtime, tree
-from sghmc.engine.blocking import LoopPlan
-from sghmc.engine.chain import Carry, DrawRecord, Program, Variates
+from sghmc.engine.blocking import Blocking
+from sghmc.engine.chain import DrawRecord, LoopState, RunSpec, Variates
 from sghmc.samplers import Kernel
 from sghmc.types import PyTree, StepInfo
 
 
-def each_chain(program: Program, function: Callable, kernel: Kernel | None, *args: PyTree):
+def each_chain(program: RunSpec, function: Callable, kernel: Kernel | None, *args: PyTree):
     """`function(chain, *args)` for every chain, `chain` being the program as that chain sees it.
 
     `kernel` has the chains' own, or is None where they share the program's. It and the other
@@ -43,12 +43,14 @@ def each_chain(program: Program, function: Callable, kernel: Kernel | None, *arg
     return layout.over_chains(of_chain, leading=(0,))(own, keys, kernel, *args)
 
 
-def each_carry(program: Program, carry: Carry, function: Callable[[Program, Carry], Any]) -> Any:
+def each_carry(
+    program: RunSpec, carry: LoopState, function: Callable[[RunSpec, LoopState], Any]
+) -> Any:
     """`function(chain, carry)` for every chain, with its own kernel where it has one."""
     return each_chain(program, function, carry.kernel, carry)
 
 
-def _own_parts(program: Program) -> tuple:
+def _own_parts(program: RunSpec) -> tuple:
     """The parts of a program, besides its keys, that have a leading chain axis."""
     if program.is_stacked:
         return program.target, program.estimator
@@ -60,21 +62,21 @@ def _own_parts(program: Program) -> tuple:
 # What a run does in several places, traced once for all of them and for all runs alike.
 
 
-def step(chain: Program, t, variates: Variates, carry: Carry) -> tuple[Any, StepInfo]:
-    """`Program.step`, traced once for the beginning and for the loop; draws what is missing."""
+def step(chain: RunSpec, t, variates: Variates, carry: LoopState) -> tuple[Any, StepInfo]:
+    """`RunSpec.step`, traced once for the beginning and for the loop; draws what is missing."""
     t = jnp.asarray(t, jnp.int32)
     known = carry._replace(sums=None, info=None, failed_at=None, noise=None, adaptation=None)
     return _traced_step(chain, t, chain.draw(t, variates), known)
 
 
 @eqx.filter_jit
-def _traced_step(chain: Program, t, variates: Variates, carry: Carry) -> tuple[Any, StepInfo]:
+def _traced_step(chain: RunSpec, t, variates: Variates, carry: LoopState) -> tuple[Any, StepInfo]:
     return chain.step(t, variates, carry)
 
 
 def observe(
-    program: Program, t, carry: Carry, is_counted: bool | jax.Array = True
-) -> tuple[Carry, DrawRecord]:
+    program: RunSpec, t, carry: LoopState, is_counted: bool | jax.Array = True
+) -> tuple[LoopState, DrawRecord]:
     """What is kept of all chains after step t, and their averages, if it `is_counted`.
 
     Traced once for all that share a program.
@@ -83,11 +85,11 @@ def observe(
 
 
 @eqx.filter_jit
-def _observe(program: Program, t, carry: Carry, is_counted) -> tuple[Carry, DrawRecord]:
+def _observe(program: RunSpec, t, carry: LoopState, is_counted) -> tuple[LoopState, DrawRecord]:
     return each_carry(program, carry, lambda chain, carry: chain.observe(t, carry, is_counted))
 
 
-def record_like(program: Program, carry: Carry) -> DrawRecord:
+def record_like(program: RunSpec, carry: LoopState) -> DrawRecord:
     """Shapes of what `observe` records."""
     step, flag = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.int32, jnp.bool_))
     return eqx.filter_eval_shape(_observe, program, step, carry, flag)[1]
@@ -97,12 +99,12 @@ def record_like(program: Program, carry: Carry) -> DrawRecord:
 
 
 def advance(
-    program: Program, carry: Carry, first, count, num_kept, *, capacity: int
-) -> tuple[Carry, DrawRecord | None]:
+    program: RunSpec, carry: LoopState, first, count, num_kept, *, capacity: int
+) -> tuple[LoopState, DrawRecord | None]:
     """Make draws first, …, first + count − 1 and return the new carry and their records.
 
     `capacity`, the length of the records, is compiled in; where draws are kept it is at least
-    `count`, and 0 where burn-in has a program of its own (`LoopPlan.burnin`). The other numbers
+    `count`, and 0 where burn-in has a program of its own (`Blocking.burnin`). The other numbers
     are arguments, so that one program serves blocks of any length; `num_kept` is 1, or 0 for draws
     of burn-in. The memory of `carry` is taken over.
     """
@@ -114,17 +116,17 @@ def compiled_draws() -> Any:
     return eqx.filter_jit(make_draws, donate="all-except-first", **runtime.jit_options("loop"))
 
 
-def plan_of(program: Program, carry: Carry, capacity: int) -> LoopPlan:
+def plan_of(program: RunSpec, carry: LoopState, capacity: int) -> Blocking:
     one = eqx.filter_eval_shape(_variates, program)
     must_watch = carry.info.acceptance is not None
-    return LoopPlan.of(
+    return Blocking.of(
         program, tree.size(one.motion), tree.size(one.gradient), capacity, must_watch
     )
 
 
 def make_draws(
-    program: Program, carry: Carry, first, count, num_kept, *, capacity: int
-) -> tuple[Carry, DrawRecord | None]:
+    program: RunSpec, carry: LoopState, first, count, num_kept, *, capacity: int
+) -> tuple[LoopState, DrawRecord | None]:
     """`advance`, not compiled."""
     plan = plan_of(program, carry, capacity)
     if plan.records_after:
@@ -170,8 +172,8 @@ def make_draws(
 
 
 def _make_one_record(
-    program: Program, plan: LoopPlan, carry: Carry, first, count, num_kept
-) -> tuple[Carry, DrawRecord]:
+    program: RunSpec, plan: Blocking, carry: LoopState, first, count, num_kept
+) -> tuple[LoopState, DrawRecord]:
     """Of the last draw: the only one, where it is kept; of burn-in it is thrown away."""
 
     def make_draw(k, carry):
@@ -183,7 +185,7 @@ def _make_one_record(
     return carry, jax.tree.map(lambda leaf: leaf[None], record)
 
 
-def _empty_records(program: Program, carry: Carry, capacity: int) -> DrawRecord | None:
+def _empty_records(program: RunSpec, carry: LoopState, capacity: int) -> DrawRecord | None:
     if capacity == 0:
         return None
     record = record_like(program, carry)
@@ -208,12 +210,12 @@ class Block(NamedTuple):
     num_steps: int
 
 
-def _block(program: Program, t, num_steps: int, *, has_motion: bool) -> Block:
+def _block(program: RunSpec, t, num_steps: int, *, has_motion: bool) -> Block:
     """The variates of steps t, …, t + num_steps − 1 of all chains."""
     is_shared = program.estimator.is_shared
     is_given = program.batches is not None
 
-    def of_chains(chains: Program) -> Variates:
+    def of_chains(chains: RunSpec) -> Variates:
         motion = chains.draw_motion(t, num_steps) if has_motion else None
         is_own = not (is_shared or is_given)
         return Variates(motion, chains.draw_gradients(t, num_steps) if is_own else None)
@@ -230,7 +232,7 @@ def _block(program: Program, t, num_steps: int, *, has_motion: bool) -> Block:
 
 
 @eqx.filter_jit
-def _variates(program: Program) -> Variates:
+def _variates(program: RunSpec) -> Variates:
     """Of one step, for their shapes."""
     return _block(program, 0, 1, has_motion=True).variates
 
@@ -238,7 +240,9 @@ def _variates(program: Program) -> Variates:
 # Steps
 
 
-def _steps_of_draw(program: Program, plan: LoopPlan, carry: Carry, t, block, offset) -> Carry:
+def _steps_of_draw(
+    program: RunSpec, plan: Blocking, carry: LoopState, t, block, offset
+) -> LoopState:
     """All steps of one draw, and what is due between them."""
 
     def one_period(i, carry):
@@ -253,7 +257,7 @@ def _steps_of_draw(program: Program, plan: LoopPlan, carry: Carry, t, block, off
     return carry if plan.is_watched else _watch(program, t + program.thinning - 1, carry)
 
 
-def _steps_in_blocks(program: Program, plan: LoopPlan, carry: Carry, t) -> Carry:
+def _steps_in_blocks(program: RunSpec, plan: Blocking, carry: LoopState, t) -> LoopState:
     """The steps of one period, with variates made for some of them at a time."""
     length = plan.block_length
     num_blocks = -(-plan.period // length)
@@ -268,14 +272,16 @@ def _steps_in_blocks(program: Program, plan: LoopPlan, carry: Carry, t) -> Carry
     return _repeat(num_blocks, one_block, carry)
 
 
-def _steps(program: Program, plan: LoopPlan, carry: Carry, t, block: Block, offset, count) -> Carry:
+def _steps(
+    program: RunSpec, plan: Blocking, carry: LoopState, t, block: Block, offset, count
+) -> LoopState:
     """Steps t, …, t + count − 1 of all chains, with the block's variates from `offset` on."""
     own, shared = block.variates, None
     if program.estimator.is_shared:
         own, shared = own._replace(gradient=None), own.gradient
 
     def one(i, carry):
-        def of_chain(chain: Program, own: Variates, carry: Carry) -> Carry:
+        def of_chain(chain: RunSpec, own: Variates, carry: LoopState) -> LoopState:
             variates = own if shared is None else own._replace(gradient=shared)
             variates = jax.tree.map(lambda leaf: _part(leaf, offset + i, block.num_steps), variates)
             state, info = step(chain, t + i, variates, carry)
@@ -303,10 +309,10 @@ def _repeat(count: int | jax.Array, body: Callable, carry: Any) -> Any:
     return body(0, carry) if is_once else lax.fori_loop(0, count, body, carry)
 
 
-def _watch(program: Program, t, carry: Carry) -> Carry:
+def _watch(program: RunSpec, t, carry: LoopState) -> LoopState:
     """Look at the potential after step t, with the next batch; without info, at the state."""
 
-    def of_chain(chain: Program, carry: Carry) -> Carry:
+    def of_chain(chain: RunSpec, carry: LoopState) -> LoopState:
         info, seen = StepInfo(None), carry.state
         if program.has_info:
             seen = chain.look(t + 1, chain.kernel.position(carry.state), carry).potential
@@ -323,16 +329,16 @@ def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array,
 # Between steps
 
 
-def make_updates(program: Program, t, carry: Carry, *, adapts: bool) -> Carry:
+def make_updates(program: RunSpec, t, carry: LoopState, *, adapts: bool) -> LoopState:
     """What may be due after step t: Gibbs, the estimator's memory, adaptation, V̂, lazy steps."""
     gibbs, adapt, fisher = program.gibbs, program.adapt, program.kernel.fisher
     renew_every = program.estimator.renew_every
-    due: list[tuple[jax.Array, Callable[[Program, Carry], Carry]]] = []
+    due: list[tuple[jax.Array, Callable[[RunSpec, LoopState], LoopState]]] = []
     if gibbs is not None:
         is_due = ((t + 1) % gibbs.every == 0) & (t >= gibbs.start)
         due.append((is_due, lambda chain, carry: chain.update_hyper(t, carry)))
     if renew_every is not None:
-        due.append(((t + 1) % renew_every == 0, Program.follow))
+        due.append(((t + 1) % renew_every == 0, RunSpec.follow))
     if adapt is not None and adapts:
         due.append((adapt.is_due(t), lambda chain, carry: chain.update_kernel(t, carry)))
     if fisher is not None:

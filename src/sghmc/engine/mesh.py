@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 from sghmc.core import runtime
 from sghmc.engine import devices, loop
 from sghmc.engine import init as beginning
-from sghmc.engine.chain import Batches, Carry, Program
+from sghmc.engine.chain import Batches, LoopState, RunSpec
 from sghmc.engine.devices import (
     AXES,
     CHAIN,
@@ -44,7 +44,7 @@ from sghmc.engine.devices import (
     shardings,
     used_axes,
 )
-from sghmc.engine.init import Beginning, Start, repeated
+from sghmc.engine.init import InitialPositions, InitialState, repeated
 from sghmc.engine.layout import Layout
 from sghmc.engine.options import RunOptions
 from sghmc.gradients import Gradient
@@ -124,7 +124,7 @@ class OverMesh(Placement):
 
         return jax.tree.map(put_once, arrays, specs)
 
-    def _specs(self, program: Program, other: Callable[[Any], P]) -> PyTree:
+    def _specs(self, program: RunSpec, other: Callable[[Any], P]) -> PyTree:
         """How the arrays of a program lie; of those not named here `other` says it."""
         arrays = eqx.filter(program, eqx.is_array)
         named: list[tuple[Callable, P]] = [(lambda p: p.keys, self.spec(CHAIN))]
@@ -165,7 +165,7 @@ class OverMesh(Placement):
     def begin(self, program, start, *, looks):
         positions = self._positions(program.layout, start)
         begun = _compiled_beginning()(self, program, positions, np.int32(0), looks=looks)
-        return Beginning(begun.carry, *runtime.fetch(begun[1:]))
+        return InitialState(begun.carry, *runtime.fetch(begun[1:]))
 
     def carry_like(self, program):
         start = program.layout.chains_like
@@ -179,7 +179,7 @@ class OverMesh(Placement):
         own = dataclasses.replace(program, layout=self._own_layout(program))
         return super().plan(own, carry, capacity)
 
-    def _positions(self, layout: Layout, start: Start) -> PyTree:
+    def _positions(self, layout: Layout, start: InitialPositions) -> PyTree:
         """Where all chains start; no device has more of it than it will need."""
         specs = self._carry_specs(layout, layout.chains_like)
         if start.init_axis == 0:
@@ -189,7 +189,7 @@ class OverMesh(Placement):
         repeat = jax.jit(lambda init: repeated(init, layout.num_chains), out_shardings=where)
         return repeat(self._put(start.init, of_chain))
 
-    def on_devices(self, function: Callable, program: Program, chains: PyTree, *others: Any):
+    def on_devices(self, function: Callable, program: RunSpec, chains: PyTree, *others: Any):
         """`function(program, chains, *others)` on every device; chains are the first axis."""
         arrays, rest = eqx.partition(program, eqx.is_array)
 
@@ -207,14 +207,14 @@ class OverMesh(Placement):
             check_vma=False,  # what is the same on all devices of an axis is so by construction
         )(arrays, chains, others)
 
-    def _manual_specs(self, program: Program) -> PyTree:
+    def _manual_specs(self, program: RunSpec) -> PyTree:
         """How `shard_map` cuts a program: what the compiler has is whole to it."""
         specs = self._specs(program, lambda _: P())
         return jax.tree.map(
             lambda spec: P(*(name if name in self.manual else None for name in spec)), specs
         )
 
-    def _own(self, program: Program) -> Program:
+    def _own(self, program: RunSpec) -> RunSpec:
         """A device's own program, from its part of the arrays."""
         target, batches = program.target, program.batches
         if DATA in self.manual:
@@ -232,7 +232,7 @@ class OverMesh(Placement):
         layout = self._own_layout(program)
         return dataclasses.replace(program, layout=layout, target=target, batches=batches)
 
-    def _own_layout(self, program: Program) -> Layout:
+    def _own_layout(self, program: RunSpec) -> Layout:
         num_chains = program.layout.num_chains // self.size(CHAIN)
         return dataclasses.replace(program.layout, num_chains=num_chains)
 
@@ -244,7 +244,9 @@ class OverMesh(Placement):
         return jax.lax.with_sharding_constraint(carry, shardings)
 
 
-def _beginning(over: OverMesh, program: Program, positions: PyTree, t, *, looks: bool) -> Beginning:
+def _beginning(
+    over: OverMesh, program: RunSpec, positions: PyTree, t, *, looks: bool
+) -> InitialState:
     def of_device(program, positions, t):
         return program.layout.chains_first(beginning.beginning(program, positions, t, looks=looks))
 
@@ -258,7 +260,7 @@ def _compiled_beginning() -> Any:
 
 
 def _make_draws(
-    fixed: tuple[OverMesh, Program], carry: Carry, first, count, num_kept, *, capacity: int
+    fixed: tuple[OverMesh, RunSpec], carry: LoopState, first, count, num_kept, *, capacity: int
 ):
     over, program = fixed
 
@@ -277,7 +279,7 @@ def compiled_draws() -> Any:
     return eqx.filter_jit(_make_draws, donate="all-except-first", **runtime.jit_options("loop"))
 
 
-def _table(program: Program) -> AbstractPosterior | None:
+def _table(program: RunSpec) -> AbstractPosterior | None:
     """The posterior whose rows can be spread: arrays, of which all chains have the same."""
     target = program.target
     if program.is_stacked or target.source is not None:

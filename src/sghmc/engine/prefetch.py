@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
-from sghmc.engine.chain import GRADIENT, Batches, Program
+from sghmc.engine.chain import GRADIENT, Batches, RunSpec
 from sghmc.engine.devices import Placement
 from sghmc.engine.mesh import OverMesh
 from sghmc.gradients import GradientEstimator
@@ -48,7 +48,7 @@ class Reader:
     N and the sampler's settings: arguments of the compiled loop all of them.
     """
 
-    def __init__(self, program: Program, sampler: Sampler, num_draws: int, place: Placement):
+    def __init__(self, program: RunSpec, sampler: Sampler, num_draws: int, place: Placement):
         assert isinstance(program.target, AbstractPosterior)
         assert program.target.source is not None
         self.program, self.source, self.place = program, program.target.source, place
@@ -73,14 +73,14 @@ class Reader:
 
     @classmethod
     def of(
-        cls, program: Program, sampler: Sampler, num_draws: int, place: Placement
+        cls, program: RunSpec, sampler: Sampler, num_draws: int, place: Placement
     ) -> "Reader | None":
         """A reader where the program needs one: batches of data that are not arrays."""
         if program.target.source is None or not program.estimator.takes_rows:
             return None
         return cls(program, sampler, num_draws, place)
 
-    def program_at(self, draw: int) -> tuple[Program, int]:
+    def program_at(self, draw: int) -> tuple[RunSpec, int]:
         """The program with the batches of this draw, and after which draw they end.
 
         Asked for when all draws before are made: a window's memory is written over.

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.checkpoint.fingerprint import jaxpr_hash
-from sghmc.engine.chain import Batches, Carry, DrawRecord, Program
+from sghmc.engine.chain import Batches, DrawRecord, LoopState, RunSpec
 from sghmc.engine.loop import each_chain
 from sghmc.types import PyTree
 
 
-def trace_run(program: Program) -> str:
+def trace_run(program: RunSpec) -> str:
     """All that a run does to its chains: begin, step, keep, and what is due between steps."""
     # As on one device: a run may go on where parameters lie otherwise.
     layout = dataclasses.replace(program.layout, shardings=None)
     program = dataclasses.replace(program, layout=layout)
     positions = layout.chains_like
 
-    def run(program: Program, positions: PyTree, t) -> tuple[Carry, DrawRecord]:
+    def run(program: RunSpec, positions: PyTree, t) -> tuple[LoopState, DrawRecord]:
         flat = program.layout.to_loop(jax.vmap(program.layout.flatten)(positions))
         return each_chain(program, lambda chain, flat: _chain(chain, flat, t), None, flat)
 
@@ -27,7 +27,7 @@ def trace_run(program: Program) -> str:
     return jaxpr_hash(run, with_batches(program), positions, step)
 
 
-def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
+def _chain(chain: RunSpec, flat: PyTree, t) -> tuple[LoopState, DrawRecord]:
     carry = chain.initial_carry(flat, t)
     chain = chain if carry.kernel is None else chain.with_kernel(carry.kernel)
     state, info = chain.step(t, chain.draw(t), carry)
@@ -43,7 +43,7 @@ def _chain(chain: Program, flat: PyTree, t) -> tuple[Carry, DrawRecord]:
     return chain.observe(t, carry, True)
 
 
-def with_batches(program: Program) -> Program:
+def with_batches(program: RunSpec) -> RunSpec:
     """The program with room for the rows of two steps, where these are read from a source."""
     source, estimator = program.target.source, program.estimator
     if source is None or not estimator.takes_rows:

@@ -18,11 +18,11 @@ from sghmc.core import runtime
 from sghmc.core.signals import Interruption
 from sghmc.engine import checks
 from sghmc.engine.agreement import check_agreement
-from sghmc.engine.chain import Program, chain_keys, with_shared_gradients
+from sghmc.engine.chain import RunSpec, chain_keys, with_shared_gradients
 from sghmc.engine.devices import CHAIN, Placement
-from sghmc.engine.driver import Host
+from sghmc.engine.driver import Driver
 from sghmc.engine.footprint import check_memory
-from sghmc.engine.init import Start
+from sghmc.engine.init import InitialPositions
 from sghmc.engine.layout import Layout
 from sghmc.engine.mesh import placement_for
 from sghmc.engine.options import RunOptions
@@ -46,7 +46,7 @@ class Parts(NamedTuple):
 
     one: Target
     place: Placement
-    start: Start
+    start: InitialPositions
     layout: Layout
     is_kept: Bool[np.ndarray, " draw"]
     kernel: Kernel
@@ -73,7 +73,7 @@ def run(
         num_steps = len(is_kept) * options.thinning
         origin = _origin(target, sampler, program.estimator, options, num_steps)
         with _reading(program, sampler, len(is_kept), place) as reader:
-            host = Host(program, parts.start, is_kept, origin, folder, reader, place)
+            host = Driver(program, parts.start, is_kept, origin, folder, reader, place)
             return host.run(progress=options.progress, throw=options.throw)
 
 
@@ -92,7 +92,10 @@ def checked(
     place = placement_for(options, target)
     runtime.avoid_preemption()
     like = checks.check_init(init, options.init_axis, options.num_chains)
-    start, layout = Start(init, options.init_axis), place.layout(like, options.num_chains)
+    start, layout = (
+        InitialPositions(init, options.init_axis),
+        place.layout(like, options.num_chains),
+    )
     one = target[0] if isinstance(target, StackedPosterior) else target
     checks.check_functions(one, like)
     checks.check_gibbs(options.gibbs, one, like)
@@ -105,10 +108,10 @@ def checked(
 
 def program_of(
     parts: Parts, key: jax.Array, target: Target | StackedPosterior, options: RunOptions
-) -> Program:
+) -> RunSpec:
     """The program of a run, with its estimator."""
     estimator = _prepare(options, target, parts.start)
-    return Program(
+    return RunSpec(
         target=target.chains if isinstance(target, StackedPosterior) else target,
         kernel=parts.kernel,
         estimator=estimator,
@@ -126,7 +129,7 @@ def program_of(
 
 
 def _prepared_outside(
-    program: Program, sampler: Sampler, options: RunOptions
+    program: RunSpec, sampler: Sampler, options: RunOptions
 ) -> dict[str, list[Any]]:
     """Return the arrays that `prepare` of a user's own classes made, by what prepared them.
 
@@ -158,7 +161,7 @@ def _opened(
 
 @contextlib.contextmanager
 def _reading(
-    program: Program, sampler: Sampler, num_draws: int, place: Placement
+    program: RunSpec, sampler: Sampler, num_draws: int, place: Placement
 ) -> Iterator[Reader | None]:
     """What reads batches for a run, where the data are a source; else None."""
     reader = Reader.of(program, sampler, num_draws, place)
@@ -170,7 +173,7 @@ def _reading(
 
 
 def _prepare(
-    options: RunOptions, target: Target | StackedPosterior, start: Start
+    options: RunOptions, target: Target | StackedPosterior, start: InitialPositions
 ) -> GradientEstimator:
     """The estimator of all chains; with a chain axis where each has a posterior of its own."""
 

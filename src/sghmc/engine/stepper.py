@@ -11,7 +11,7 @@ from sghmc.core import tree
 from sghmc.engine import chain as keys
 from sghmc.engine import checks, loop
 from sghmc.engine import init as beginning
-from sghmc.engine.chain import Carry, Program
+from sghmc.engine.chain import LoopState, RunSpec
 from sghmc.engine.layout import Layout
 from sghmc.engine.loop import each_carry
 from sghmc.gradients import Gradient
@@ -27,7 +27,7 @@ class StepperState(NamedTuple):
 
     t: Int32[Array, ""]
     keys: UInt32[Array, "1 stream 3"]
-    carry: Carry
+    carry: LoopState
 
 
 class Draw(NamedTuple):
@@ -64,7 +64,7 @@ class Stepper(eqx.Module):
     (2,)
     """
 
-    program: Program
+    program: RunSpec
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Stepper(eqx.Module):
                 f"parameters: give the sampler inside of it."
             )
         checks.check_fisher(kernel.fisher, gradient, target)
-        self.program = Program(
+        self.program = RunSpec(
             target=target,
             kernel=kernel,
             estimator=estimator,
@@ -122,7 +122,7 @@ class Stepper(eqx.Module):
         """The chain after its next step, and what is due after it: Gibbs updates, V̂ and centers."""
         program = self.program.with_keys(state.keys)
 
-        def of_chain(chain: Program, carry: Carry) -> Carry:
+        def of_chain(chain: RunSpec, carry: LoopState) -> LoopState:
             moved, info = chain.step(state.t, chain.draw(state.t), carry)
             return carry._replace(state=moved, info=info)
 

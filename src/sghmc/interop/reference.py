@@ -11,7 +11,7 @@ import numpy as np
 
 from sghmc.core.checks import require
 from sghmc.engine import checks
-from sghmc.engine.init import Start
+from sghmc.engine.init import InitialPositions
 from sghmc.posterior.posterior import RowPosterior, StackedPosterior
 from sghmc.posterior.target import Potential
 from sghmc.results.samples import Samples
@@ -59,7 +59,7 @@ def nuts(
     if backend not in _BACKENDS:
         raise ValueError(f'backend must be "numpyro" or "blackjax", but is {backend!r}.')
     checks.check_init(init, init_axis, num_chains)
-    positions = Start(init, init_axis).of_chains(num_chains)
+    positions = InitialPositions(init, init_axis).of_chains(num_chains)
     started = time.perf_counter()
     # Other libraries may break under jax's strict modes, which a user may have switched on.
     with jax.debug_key_reuse(False), jax.numpy_rank_promotion("allow"):

@@ -20,7 +20,7 @@ from sghmc.core import tree
 from sghmc.core.checks import check_count
 from sghmc.core.signals import whole_or_nothing
 from sghmc.engine import checks
-from sghmc.engine.init import Start
+from sghmc.engine.init import InitialPositions
 from sghmc.engine.options import RunOptions, hold_fixed
 from sghmc.gradients.minibatch import Minibatch, with_data
 from sghmc.posterior.gibbs import Gibbs
@@ -113,7 +113,7 @@ results then depend on the machine and its load. None: work is counted, and they
     _check_arguments(
         target, like, batch_size, tolerance, engine, mode, num_gradients, num_chains, budget
     )
-    start = jax.tree.map(np.asarray, Start(init, None).of_chain(0))
+    start = jax.tree.map(np.asarray, InitialPositions(init, None).of_chain(0))
     checks.check_functions(target, like)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     num_draws, missed = num_samples * num_chains, ()
