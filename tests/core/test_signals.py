@@ -129,6 +129,25 @@ def test_threads_have_no_signals_but_work():
     thread.join()
 
 
+def test_a_run_on_a_thread_hears_of_a_signal_to_the_main_one():
+    """A fit with two threads waits for both: they end with the block that they are at."""
+    found = []
+
+    def work():
+        with Interruption() as interruption:
+            found.append(interruption.happened)
+
+    with Interruption():
+        for step in (work, ctrl_c, work):
+            thread = threading.Thread(target=step) if step is work else None
+            if thread is None:
+                step()
+            else:
+                thread.start()
+                thread.join()
+    assert found == [False, True]
+
+
 def test_a_signal_to_one_process_ends_the_run_in_all(monkeypatch):
     monkeypatch.setattr(runtime, "is_multiprocess", lambda: True)
     monkeypatch.setattr(runtime, "gather_texts", lambda text: [text, str(int(signal.SIGTERM))])

@@ -2,16 +2,14 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 
 from estimator_data import NETWORK, by_hand, line
-from sghmc.estimators import BayesianMLPRegressor, isokinetic, regression_chains
-from sghmc.estimators.regression_chains import NumberChains, Plan, Run, _together
-from sghmc.estimators.regression_network import Kind, NumberNetwork, columns
+from sghmc.estimators import BayesianMLPRegressor, regression_chains
+from sghmc.estimators.regression_chains import RegressionChains, Run
+from sghmc.estimators.regression_network import RegressionNetwork
 from sghmc.estimators.weighted_rows import Rows, Scaling
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -137,7 +135,7 @@ def test_the_noise_is_chosen_anew_when_the_rows_have_doubled(monkeypatch):
     """The first rows of a stream may be too few to tell."""
     seen = []
 
-    def choose(key, network, rows, num_chains, num_steps):
+    def choose(key, network, rows, num_chains, plan):
         seen.append(len(rows.x))
         return "constant" if len(rows.x) < 40 else "student"
 
@@ -247,68 +245,29 @@ def test_small_noise_does_not_heat_the_chains():
     assert np.ptp(found.potential) < 200
 
 
-def test_two_threads_draw_what_one_does(monkeypatch):
-    """Every chain gets its own noise, kind and place, whichever thread it is on."""
-    x, y = line()
-    network, table = NumberNetwork(5, (), "silu"), columns(Rows(x, y, np.ones(30)))
-
-    def block(network, noise, walkers, table, kind, phases):
-        steps = noise.normal + noise.uniform.sum(1)[..., None] + kind.is_student[None, :, None]
-        path = walkers.position[None] + steps.cumsum(0)
-        passed = isokinetic.Passed(path, path[..., 0], path[..., 1])
-        return walkers._replace(position=path[-1]), passed
-
-    monkeypatch.setattr(regression_chains, "_block", block)
-
-    def found():
-        chains = NumberChains(network, table, Kind.of(["constant", "student"] * 2))
-        num_groups = len(chains._groups())
-        walkers, passed = chains.explore(jax.random.key(1), np.zeros((4, 8)), Plan(10, 5, 5, 2))
-        np.testing.assert_array_equal(passed.position[-1], walkers.position)
-        return num_groups, passed
-
-    num_groups, halves = found()
-    assert num_groups == (2 if jax.default_backend() == "cpu" else 1)
-    monkeypatch.setattr(NumberChains, "_groups", lambda self: [slice(0, 4)])
-    for one, other in zip(found()[1], halves, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert halves.position.shape == (10, 4, 8)
-
-
-def test_chains_that_fell_behind_begin_again_where_the_others_are():
-    position = np.arange(12.0).reshape(4, 3)
-    walkers = isokinetic.start(np.ones_like(position), position, 0.1)
-    behind = walkers._replace(potential=jnp.array([1.0, 2.0, 900.0, 1.5]))
-    together, count = _together(behind)
-    assert count == 1
-    np.testing.assert_array_equal(together.position[2], position[1])
-    np.testing.assert_array_equal(np.delete(together.position, 2, 0), np.delete(position, 2, 0))
-    assert _together(walkers._replace(potential=jnp.array([1.0, 2.0, 3.9, 1.5])))[1] == 0
-
-
 def test_a_fit_that_cannot_move_is_an_error(monkeypatch):
-    def stuck(self, key, position, plan):
+    def stuck(self, key, num_chains, plan, position):
         draws = np.zeros((2, 10, self.network.num_parameters), np.float32)
         return Run(draws, np.zeros((2, 10)), np.zeros(2))
 
-    monkeypatch.setattr(NumberChains, "sample", stuck)
+    monkeypatch.setattr(RegressionChains, "sample", stuck)
     with pytest.raises(FloatingPointError, match="No chain accepts"):
         BayesianMLPRegressor(**NETWORK, noise="constant").fit(*line())
 
 
 def test_predictions_that_are_worse_than_none_are_an_error(monkeypatch):
-    def lost(self, key, position, plan):
+    def lost(self, key, num_chains, plan, position):
         draws = np.full((2, 10, self.network.num_parameters), 9.0, np.float32)
         return Run(draws, np.zeros((2, 10)), np.ones(2))
 
-    monkeypatch.setattr(NumberChains, "sample", lost)
+    monkeypatch.setattr(RegressionChains, "sample", lost)
     with pytest.raises(FloatingPointError, match="standard deviations of the target"):
         BayesianMLPRegressor(**NETWORK, noise="constant").fit(*line())
 
 
 def test_rows_that_no_model_can_foresee_are_no_error():
     """A target of zeros and few large values, as burnt areas: its mean alone is far off, too."""
-    count, size = 500, NumberNetwork(2, (4,), "silu").num_parameters
+    count, size = 500, RegressionNetwork(2, (4,), "silu").num_parameters
     rows = Rows(np.zeros((count, 2)), np.where(np.arange(count) == 0, 22.0, 0.0), np.ones(count))
     model = BayesianMLPRegressor((4,), num_chains=2)
     attributes = {"hidden_layer_sizes_": (4,), "noise_": "constant", "target_rounding_": 0.0}
@@ -330,37 +289,14 @@ def test_a_rounded_target_is_known_no_better_than_its_rounding():
     assert uncertainty.aleatoric.max() < 2e3 / 12**0.5
 
 
-def test_too_few_accepted_trajectories_are_run_again_with_a_smaller_step(monkeypatch):
-    x, y = line()
-    network, table = NumberNetwork(5, (8,), "silu"), columns(Rows(x, y, np.ones(30)))
-    chains = NumberChains(network, table, Kind.of(["constant"] * 2))
-    steps, plan = [], Plan.of(200, 10)
-
-    def passed(key, walkers, count, length, errors=None, is_adapting=False):
-        if errors is None and not is_adapting:
-            steps.append(np.exp(np.asarray(walkers.log_step_mean)))
-        # What did well once may do worse in another pass.
-        rate = np.array([0.9 if len(steps) < 2 else 0.1, 0.1 if len(steps) < 3 else 0.8])
-        position = np.full((count, *walkers.position.shape), float(len(steps)))
-        ones = np.ones((count, 1))
-        return walkers, isokinetic.Passed(position, ones * [[1.0, 1.0]], ones * rate[None])
-
-    monkeypatch.setattr(chains, "_pass", passed)
-    run = chains.sample(jax.random.key(0), jnp.zeros((2, chains.network.num_parameters)), plan)
-    np.testing.assert_allclose(np.array(steps)[:, 0], steps[0][0])
-    np.testing.assert_allclose(np.array(steps)[:, 1] / steps[0][1], [1, 1 / 3, 1 / 9], rtol=1e-5)
-    np.testing.assert_allclose(run.acceptance, [0.9, 0.8])
-    assert [set(draws.ravel()) for draws in run.draws] == [{1.0}, {3.0}]
-
-
 def test_ctrl_c_leaves_the_model_as_it_was(fitted, monkeypatch):
     model, x, y = fitted
     before = model.predict(x)
 
-    def interrupted(self, key, position, plan):
+    def interrupted(self, key, num_chains, plan, position):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(NumberChains, "sample", interrupted)
+    monkeypatch.setattr(RegressionChains, "sample", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(x + 100, y)
     np.testing.assert_array_equal(model.predict(x), before)

@@ -9,10 +9,17 @@ from sklearn.exceptions import ConvergenceWarning
 from sghmc.estimators.network_convergence import (
     Diagnostics,
     diagnose,
-    effective_size,
     judged_rows,
-    rhat,
 )
+
+
+def rhat(location, variance):
+    return diagnose(location, variance, **OTHERS).rhat
+
+
+def effective_size(location):
+    return diagnose(location, np.zeros_like(location), **OTHERS).effective_size
+
 
 RNG = np.random.default_rng(0)
 SOUND = RNG.normal(size=(4, 200, 10))
@@ -42,12 +49,12 @@ def test_a_chain_that_drifts_disagrees_with_itself():
 
 def test_effective_sizes():
     independent = effective_size(SOUND)
-    assert np.all(np.abs(independent / 800 - 1) < 0.35)
+    assert abs(independent / 800 - 1) < 0.35
     # Each draw three times: a third of them counts.
     slow = effective_size(np.repeat(SOUND, 3, axis=1))
-    assert np.all(np.abs(slow / 800 - 1) < 0.4)
+    assert abs(slow / 800 - 1) < 0.4
     apart = effective_size(SOUND + 10 * np.arange(4)[:, None, None])
-    assert apart.max() < 40
+    assert apart < 40
 
 
 def test_troubles_are_told_with_their_remedy():
@@ -90,8 +97,8 @@ def test_rhat_by_hand():
     assert rhat(location[:1, :1], variance[:1, :1]) == 1
 
 
-def test_few_draws_count_in_full():
-    assert effective_size(SOUND[:3, :3, :2]).tolist() == [9, 9]
+def test_of_few_draws_no_effective_size_is_known():
+    assert np.isnan(effective_size(SOUND[:3, :3, :2]))
 
 
 @pytest.mark.parametrize(("value", "is_trouble"), [(1.19, False), (1.2, True), (np.nan, True)])

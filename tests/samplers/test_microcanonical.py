@@ -96,7 +96,7 @@ def trajectory_of(sampler, potential, position, direction):
     """Where it ends, Σ w, and its energy error."""
     kernel = sampler.prepare(position)
     state = MCHMCState(position, direction)
-    end, start, reached, work = kernel.trajectory(kernel.step_size, state, oracle_of(potential))
+    end, start, reached, work, _ = kernel.trajectory(kernel.step_size, state, oracle_of(potential))
     return end, work, reached - start + work
 
 
@@ -136,6 +136,25 @@ def test_w_is_the_change_of_volume():
     assert abs(work) > 0.05
 
 
+def test_energy_errors_of_single_steps_are_those_of_trajectories_of_one_step():
+    """Three steps in one trajectory, and one after another: the sum of squares is the same."""
+    oracle, state = oracle_of(cosh_bent), MCHMCState(jnp.array(POSITION), point(ANGLES))
+    whole = sghmc.MCHMC(0.3, 3).prepare(state.position)
+    single = sghmc.MCHMC(0.3, 1).prepare(state.position)
+
+    @jax.jit
+    def both(state):
+        squares, total, own = whole.trajectory(whole.step_size, state, oracle)[4], 0.0, 0.0
+        for _ in range(3):
+            state, start, end, work, square = single.trajectory(single.step_size, state, oracle)
+            total, own = total + (end - start + work) ** 2, own + square
+        return squares, total, own
+
+    squares, total, own = both(state)
+    np.testing.assert_allclose(squares, total, rtol=1e-3)
+    np.testing.assert_allclose(own, total, rtol=1e-3)
+
+
 def test_the_energy_error_has_the_order_of_the_scheme():
     """ε³ in a step, ε² over a path of one length."""
 
@@ -144,7 +163,7 @@ def test_the_energy_error_has_the_order_of_the_scheme():
             sampler = sghmc.MCHMC(1.0, num_steps)
             kernel = dataclasses.replace(sampler.prepare(start[:2]), step_size=step_size)
             state = MCHMCState(start[:2], start[2:])
-            _, begun, end, work = kernel.trajectory(step_size, state, oracle_of(bent))
+            _, begun, end, work, _ = kernel.trajectory(step_size, state, oracle_of(bent))
             return jnp.abs(end - begun + work)
 
         return jax.jit(of)
@@ -210,8 +229,8 @@ class EverythingAccepted(MCHMCKernel):
 
 class VolumeLeftOut(MCHMCKernel):
     def trajectory(self, epsilon, state, oracle):
-        proposal, start, end, work = super().trajectory(epsilon, state, oracle)
-        return proposal, start, end, 0.9 * work
+        proposal, start, end, work, squares = super().trajectory(epsilon, state, oracle)
+        return proposal, start, end, 0.9 * work, squares
 
 
 def test_the_accept_step_leaves_the_law_invariant():

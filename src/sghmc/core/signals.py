@@ -41,7 +41,8 @@ class Interruption:
 
     @property
     def happened(self) -> bool:
-        return self.noted > 0
+        # Handlers run in the main thread: a run on another one asks those that are open there.
+        return self.noted > 0 or any(each.noted for each in self._open)
 
     def agreed(self) -> bool:
         """Return whether a signal came, to any process of the run; all return the same."""

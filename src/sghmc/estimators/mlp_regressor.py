@@ -11,9 +11,9 @@ from sghmc.estimators import regression_chains
 from sghmc.estimators.network_convergence import Diagnostics, diagnose, judged_rows
 from sghmc.estimators.network_training import BayesianNetwork
 from sghmc.estimators.predictive import BayesianRegressor
-from sghmc.estimators.regression_batches import NumberBatches
-from sghmc.estimators.regression_chains import NumberChains, Plan, Run
-from sghmc.estimators.regression_network import KINDS, Kind, NumberNetwork, columns
+from sghmc.estimators.regression_batches import RegressionBatches
+from sghmc.estimators.regression_chains import Plan, RegressionChains, Run
+from sghmc.estimators.regression_network import KINDS, Kind, RegressionNetwork, columns
 from sghmc.estimators.weighted_rows import Rows, Scaling, rounding
 
 _FULL_BATCH, _BATCH = 12_288, 512
@@ -95,8 +95,8 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         check_is_fitted(self)
         return Diagnostics.of_plain(self.diagnostics_)
 
-    def _network(self) -> NumberNetwork:
-        return NumberNetwork(self.n_features_in_, self.hidden_layer_sizes_, self.activation)
+    def _network(self) -> RegressionNetwork:
+        return RegressionNetwork(self.n_features_in_, self.hidden_layer_sizes_, self.activation)
 
     def _batch_size(self, num_rows: int) -> int | None:
         """None: all rows."""
@@ -132,7 +132,8 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         self._num_judged = len(rows.x)
         sizes = self.hidden_layer_sizes_ if len(rows.x) <= _FULL_BATCH else _SMALL
         network = dataclasses.replace(self._network(), hidden=sizes)
-        chosen = regression_chains.choose(key, network, rows, self.num_chains, num_steps)
+        plan = Plan.of(num_steps, self._draws_per_chain)
+        chosen = regression_chains.choose(key, network, rows, self.num_chains, plan)
         if self._chains is not None and chosen != self.noise_:
             self._chains = None
         self.noise_ = chosen
@@ -153,21 +154,20 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         """Train starts, or go on from where the chains stand, and sample."""
         start_key, key = jax.random.split(key)
         network, table, start = self._network(), columns(rows), None
-        kind = Kind.of([self.noise_] * self.num_chains, self._least_scale())
+        kind = Kind.of(self.noise_, self._least_scale())
         if self._chains is not None:
             position, old = self._chains
             start = network.rescaled(position, old, (self.input_scaling_, self.target_scaling_))
-        size = self._batch_size(len(rows.x))
+        size, count = self._batch_size(len(rows.x)), self.num_chains
         if size is not None:
-            batches = NumberBatches(network, table, kind, size, self.progress)
+            batches = RegressionBatches(network, table, kind, size, count, self.progress)
             if start is None:
                 start = batches.train(start_key, num_steps)
             return batches.sample(key, start, num_steps, self._draws_per_chain)
         plan = Plan.of(num_steps, self._draws_per_chain)
-        chains = NumberChains(network, table, kind, self.progress)
-        if start is None:
-            return chains.sample(key, chains.train(start_key), plan)
-        return chains.sample(key, start, plan.going_on())
+        plan = plan if start is None else plan.going_on()
+        chains = RegressionChains(network, table, kind, self.progress)
+        return chains.sample(key, count, plan, start)
 
     def _keep(self, draws: np.ndarray) -> None:
         places = np.linspace(0, draws.shape[1] - 1, self._draws_per_chain).round().astype(int)

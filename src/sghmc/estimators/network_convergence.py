@@ -1,4 +1,4 @@
-"""Whether chains agree where users look: in predictions."""
+"""Convergence of a network: its chains should agree in their predictions."""
 
 import dataclasses
 import warnings
@@ -7,32 +7,33 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from sghmc.results.convergence import autocorrelation_time
+from sghmc.results.convergence import by_quantity, effective_size, pooled_r_hat
 
-_LARGEST_RHAT = 1.2
-"""Of new observations: chains that differ by two thirds of the spread that each of them expects."""
-_LEAST_ACCEPTANCE = 0.3
-_MORE = 4
-"""Times as many steps are worth a try: the spread of chains falls by a quarter to a half."""
-_ROWS = 64
+_MAX_RHAT = 1.2
+"""Largest R-hat of observations: the means of chains differ by two thirds of a chain's own standard
+deviation."""
+_MIN_ACCEPTANCE = 0.3
+_STEPS_FACTOR = 4
+"""A fit with 4 times as many steps is worth a try: chains are then a quarter to a half closer."""
+_MAX_JUDGED_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnostics:
-    """What a fit says about itself.
+    """Convergence diagnostics of a fit.
 
     | field | meaning |
     | --- | --- |
     | `rhat` | R-hat over chains of new observations: mean, noise and all |
     | `rhat_mean` | R-hat over chains of the predicted mean alone |
     | `effective_size` | independent draws that the predicted mean is worth, median over rows |
-    | `acceptance` | share of trajectories accepted by each chain; empty where no step asks |
+    | `acceptance` | share of trajectories that each chain accepts; empty without accept step |
     | `potential` | mean potential energy of each chain |
-    | `temperature` | of the momenta where batches are used; 1 is right |
-    | `num_replaced` | chains that exploration left behind, begun again where another was |
-    | `apart` | how far a chain's mean is from that of all, over rows: root mean square |
-    | `unit` | of `apart` |
-    | `num_steps` | of each chain |
+    | `temperature` | temperature of the momenta with batches; 1 is right |
+    | `num_replaced` | chains that were left behind and begun again where another was |
+    | `apart` | root mean squared distance, over rows, of a chain's mean from that of all |
+    | `unit` | unit of `apart` |
+    | `num_steps` | steps of each chain |
 
     R-hats compare variances summed over rows. Weights of networks never agree, since units can
     change places; predictions should.
@@ -51,16 +52,16 @@ class Diagnostics:
 
     @property
     def troubles(self) -> list[str]:
-        """What is wrong and what to do about it, in words; empty: nothing was found."""
+        """Return what is wrong and what to do about it, in words; empty if nothing was found."""
         found = []
-        if not self.rhat < _LARGEST_RHAT:
+        if not self.rhat < _MAX_RHAT:
             apart = "" if self.apart is None else f"; they are {self.apart:.2g} {self.unit} apart"
             found.append(
                 f"chains predict different things (R-hat of observations {self.rhat:.2f}, above "
-                f"{_LARGEST_RHAT}{apart}). Predictions average over chains, and their spread "
+                f"{_MAX_RHAT}{apart}). Predictions average over chains, and their spread "
                 f"includes what these disagree about: if it is too much, {self._more()}"
             )
-        if self.acceptance and min(self.acceptance) < _LEAST_ACCEPTANCE:
+        if self.acceptance and min(self.acceptance) < _MIN_ACCEPTANCE:
             found.append(
                 f"a chain accepts {min(self.acceptance):.0%} of its trajectories: {self._more()}, "
                 f"or look for a target without noise"
@@ -68,10 +69,11 @@ class Diagnostics:
         return found
 
     def _more(self) -> str:
-        """By number: who left the steps to the rows does not know how many there were."""
+        """Name a number of steps, which a user of "auto" does not know."""
         if self.num_steps is None:
             return "take a larger num_steps"
-        return f"take a larger num_steps, such as {_MORE * self.num_steps} for {self.num_steps}"
+        more = _STEPS_FACTOR * self.num_steps
+        return f"take a larger num_steps, such as {more} for {self.num_steps}"
 
     def __str__(self) -> str:
         lines = [
@@ -99,37 +101,17 @@ class Diagnostics:
 
 
 def judged_rows(num_rows: int) -> np.ndarray:
-    """Places of the rows that predictions are judged at, evenly spaced."""
-    return np.unique(np.linspace(0, num_rows - 1, min(_ROWS, num_rows)).astype(int))
+    """Return the numbers of the rows at which predictions are judged, evenly spaced."""
+    return np.unique(np.linspace(0, num_rows - 1, min(_MAX_JUDGED_ROWS, num_rows)).astype(int))
 
 
 def diagnose(location: np.ndarray, variance: np.ndarray, **others) -> Diagnostics:
-    """From predicted means and variances of the noise, axes (chain, draw, row)."""
+    """Compare chains by predicted means and noise variances, axes (chain, draw, row)."""
+    means, noise = by_quantity(location), by_quantity(variance)
     return Diagnostics(
-        rhat=rhat(location, variance),
-        rhat_mean=rhat(location, np.zeros_like(variance)),
-        effective_size=float(np.median(effective_size(location))),
+        rhat=pooled_r_hat(means, noise),
+        rhat_mean=pooled_r_hat(means, np.zeros_like(noise)),
+        effective_size=float(np.median(effective_size(means))),
         apart=float(np.sqrt(location.mean(1).var(0).mean())),
         **others,
     )
-
-
-def rhat(location: np.ndarray, variance: np.ndarray) -> float:
-    """√(1 + ΣB/ΣW) over rows: B of the chains' means, W the variance inside a chain.
-
-    Each chain is cut in halves, so that one that drifts disagrees with itself.
-    """
-    half = location.shape[1] // 2
-    parts = location if half == 0 else np.concatenate([location[:, :half], location[:, -half:]])
-    inside = parts.var(1).mean(0) + variance.mean((0, 1))
-    between = parts.mean(1).var(0, ddof=1) if len(parts) > 1 else np.zeros(location.shape[2])
-    return float(np.sqrt(1 + between.sum() / max(inside.sum(), np.finfo(float).tiny)))
-
-
-def effective_size(location: np.ndarray) -> np.ndarray:
-    """Draws over their correlation time, and no more than chains that disagree leave over."""
-    num_chains, num_draws, _ = location.shape
-    if num_draws < 4:
-        return np.full(location.shape[2], float(num_chains * num_draws))
-    time = 2 * autocorrelation_time(np.moveaxis(location, -1, 0)) - 1
-    return num_chains * num_draws / np.maximum(time, 1.0)

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from scipy.optimize import minimize_scalar
 
 from sghmc.estimators.base import BayesianEstimator
 from sghmc.estimators.predictive import softmax
-from sghmc.estimators.regression_network import ACTIVATIONS, Kind, NumberNetwork, Table
+from sghmc.estimators.regression_network import ACTIVATIONS, Kind, RegressionNetwork, Table
 from sghmc.estimators.weighted_rows import Rows
 from sghmc.types import PyTree
 
@@ -83,63 +84,42 @@ def _is(value: Any, word: str | None) -> bool:
 # Starts for chains: each trains by itself, by Adam with a step that falls to nothing.
 
 _RATE = 0.005
-_MEMORY, _SQUARE_MEMORY, _TINY = 0.9, 0.999, 1e-8
-_FEW_STEPS = 300
-"""With all rows: more make starts that are surer, and chains that see less of the posterior."""
 
 
-def of_all_rows(
-    network: NumberNetwork, position: np.ndarray, table: Table, kind: Kind
-) -> jax.Array:
-    """Few steps."""
-    return _with_all(network, position, table, kind, _FEW_STEPS)
-
-
-def of_batches(
-    network: NumberNetwork,
+@functools.partial(jax.jit, static_argnames=("network", "batch_size"))
+def train(
+    network: RegressionNetwork,
     key: jax.Array,
     position: jax.Array | np.ndarray,
     table: Table,
     kind: Kind,
     num_steps: int,
-    batch_size: int,
+    batch_size: int | None,
 ) -> jax.Array:
-    """By random batches, the same for all chains."""
-    return _with_batches(network, key, position, table, kind, num_steps, batch_size)
+    """Return positions (chain, parameter) after Adam's steps with a rate that falls as a cosine.
 
-
-@functools.partial(jax.jit, static_argnames="network")
-def _with_all(network: NumberNetwork, position, table: Table, kind: Kind, num_steps):
-    grads = jax.vmap(jax.grad(network.potential), in_axes=(0, None, 0))
-    total = jnp.sum(table.weight)
-    return _adam(position, num_steps, lambda t, z: grads(z, table, kind) / total)
-
-
-@functools.partial(jax.jit, static_argnames=("network", "batch_size"))
-def _with_batches(network, key, position, table: Table, kind: Kind, num_steps, batch_size: int):
-    grads = jax.vmap(jax.grad(network.log_likelihood), in_axes=(0, None, 0))
+    Each step has random rows, the same for all chains, or all rows if `batch_size` is None.
+    """
     num_rows, total = table.x.shape[1], jnp.sum(table.weight)
+    optimizer = optax.adam(lambda t: _RATE * 0.5 * (1 + jnp.cos(jnp.pi * t / num_steps)))
 
-    def slope(t, z):
-        rows = jax.random.randint(jax.random.fold_in(key, t), (batch_size,), 0, num_rows)
-        batch = Table(table.x[:, rows], table.y[rows], table.weight[rows])
-        return z / total - grads(z, batch, kind) * (num_rows / batch_size / total)
+    def loss(z, batch: Table):
+        scale = num_rows / batch.x.shape[1]
+        likelihood = jax.vmap(network.log_likelihood, in_axes=(0, None, None))(z, batch, kind)
+        return (0.5 * jnp.sum(z**2) - scale * jnp.sum(likelihood)) / total
 
-    return _adam(position, num_steps, slope)
-
-
-def _adam(position, num_steps, slope):
     def step(t, carry):
-        position, mean, square = carry
-        grad = slope(t, position)
-        mean = _MEMORY * mean + (1 - _MEMORY) * grad
-        square = _SQUARE_MEMORY * square + (1 - _SQUARE_MEMORY) * grad**2
-        speed = _RATE * 0.5 * (1 + jnp.cos(jnp.pi * t / num_steps))
-        size = jnp.sqrt(square / (1 - _SQUARE_MEMORY ** (t + 1.0))) + _TINY
-        return position - speed * mean / (1 - _MEMORY ** (t + 1.0)) / size, mean, square
+        z, state = carry
+        batch = table
+        if batch_size is not None:
+            rows = jax.random.randint(jax.random.fold_in(key, t), (batch_size,), 0, num_rows)
+            batch = Table(table.x[:, rows], table.y[rows], table.weight[rows])
+        updates, state = optimizer.update(jax.grad(loss)(z, batch), state)
+        return z + updates, state
 
-    zeros = jnp.zeros_like(position)
-    return jax.lax.fori_loop(0, num_steps, step, (position, zeros, zeros))[0]
+    position = jnp.asarray(position)
+    carry = jax.lax.fori_loop(0, num_steps, step, (position, optimizer.init(position)))
+    return carry[0]
 
 
 # How strongly a network's likelihood bends along each layer: what its mass should be.

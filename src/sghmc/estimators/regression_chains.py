@@ -1,50 +1,57 @@
-"""Chains for a network of numbers: trained starts, exploration, then exact sampling.
+"""Chains of the regression network: trained starts, exploration, then exact sampling.
 
-Isokinetic trajectories with large steps find the typical set from a trained start, and such with an
-accept step sample it: their law is exact, so that more steps never make it worse. All chains are
-one compiled program, and no number that a fit may change is part of it.
+Microcanonical trajectories with large steps find the typical set from a trained start; with an
+accept step they sample it, so that their law is exact and more steps never make it worse.
 
-Which noise a target has, as rows tell that were not seen.
+Rows that were held out say which noise a target has.
 """
 
-import functools
+import dataclasses
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.engine.chain import NEVER
-from sghmc.engine.progress import Bar
-from sghmc.estimators import isokinetic, network_training
-from sghmc.estimators.isokinetic import Noise, Passed, Phase, Walkers
-from sghmc.estimators.network_training import clearly_likeliest
-from sghmc.estimators.regression_network import Kind, NumberNetwork, Table, columns, host_generator
+from sghmc.core import random
+from sghmc.estimators.network_training import clearly_likeliest, train
+from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table, columns
 from sghmc.estimators.weighted_rows import Rows, rounding
+from sghmc.posterior.target import Potential
+from sghmc.samplers import Sampler, Traits
+from sghmc.samplers.microcanonical import MCHMC, MCHMCKernel, MCHMCNoise, MCHMCState
+from sghmc.sampling import sample
+from sghmc.types import Evaluation, PyTree, StepInfo
 
-_BLOCK = 5
-"""Trajectories of one call: between calls Ctrl-C is heard and the bar moves."""
-_TRAJECTORY = 20
-_MOST_AT_ONCE = 2048
-"""Rows that training looks at together."""
+_TRAJECTORY_STEPS = 20
+_MAX_FULL_BATCH = 2048
+"""Largest number of rows for training with all of them in every step."""
+_FULL_STEPS = 300
+"""Training steps with all rows: with more of them, chains see less of the posterior."""
 _TRAIN_STEPS, _TRAIN_BATCH = 4000, 512
 _FIRST_ERROR, _LAST_ERROR = 5.0, 0.05
-"""Energy variance a dimension in exploration, from large steps to smaller ones."""
+"""Variances of a step's energy error for each dimension: exploration begins with large steps."""
 _FIRST_STEP = 0.01
-_NO_STEP = -60.0
-"""Of the logarithm of a step: no position moves by it."""
 _EXACT_SHARE = 0.3
-"""Of the explorer's step, where exact sampling begins."""
-_ACCEPT_RATE, _JITTER = 0.85, 0.4
-_LEAST_ACCEPTANCE = 0.3
-_MOST_RERUNS = 3
-_FAR = 1.0
+"""Share of the explorer's step size with which exact sampling begins."""
+_ACCEPTANCE, _JITTER = 0.85, 0.4
+_MIN_ACCEPTANCE = 0.3
+_MAX_RERUNS = 3
+_MAX_EXCESS = 1.0
 """How much higher than the median a chain's potential may be, for each parameter."""
+_MAX_LOG_CHANGE = 0.5
+"""Largest change of the step size's logarithm after a trajectory of exploration."""
+_ERROR_DECAY = 0.8
+_GAIN, _GAIN_DECAY = 2.0, 0.6
+_MAX_ERROR = 1e8
+_TINY = 1e-30
 
 
 class Plan(NamedTuple):
-    """Trajectories of each phase, and the steps of one."""
+    """Numbers of trajectories in each phase, and the steps of one trajectory."""
 
     explore: int
     settle: int
@@ -53,240 +60,295 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, num_steps: int, num_draws: int) -> "Plan":
-        """Two thirds of the steps explore, a ninth settles the step, the rest makes draws."""
+        """Two thirds of the steps explore, a ninth settles the step size, the rest makes draws."""
         keep_steps = max(2 * num_steps // 9, 1)
-        length = int(np.clip(keep_steps // num_draws, 1, _TRAJECTORY))
-        settle = _blocks(num_steps / 9 / length)
-        explore = _blocks(2 * num_steps / 3 / length)
-        return cls(explore, settle, _blocks(max(keep_steps / length, num_draws)), length)
-
-    def trial(self) -> "Plan":
-        """To judge a model by."""
-        return self._replace(explore=_blocks(self.explore / 4), settle=0, keep=0)
+        length = int(np.clip(keep_steps // num_draws, 1, _TRAJECTORY_STEPS))
+        explore, settle = _up(2 * num_steps / 3 / length), _up(num_steps / 9 / length)
+        return cls(explore, settle, _up(max(keep_steps / length, num_draws)), length)
 
     def going_on(self) -> "Plan":
-        """For chains that take more rows in."""
-        return self._replace(explore=_blocks(self.explore / 4))
+        """A quarter of the exploration: to judge a noise by, or for chains that take in rows."""
+        return self._replace(explore=_up(self.explore / 4))
 
 
-def _blocks(count: float) -> int:
-    return max(1, -(-int(np.ceil(count)) // _BLOCK)) * _BLOCK
+def _up(count: float) -> int:
+    return max(1, int(np.ceil(count)))
+
+
+class ExplorerState(NamedTuple):
+    """`MCHMCState` with a step size of the chain's own and the memory of its energy errors.
+
+    `error` is the energy variance for each dimension over ε⁶, a sum that fades, and `weight` is the
+    sum of its weights.
+    """
+
+    position: PyTree
+    direction: PyTree
+    cached: Evaluation | None
+    log_step: jax.Array
+    log_mean: jax.Array
+    error: jax.Array
+    weight: jax.Array
+
+
+class Explorer(Sampler):
+    """`MCHMC` that warms up by itself: trajectories explore, settle the step size, then sample.
+
+    | field | meaning |
+    | --- | --- |
+    | `step_size` | ε of the first trajectory |
+    | `num_steps` | steps of a trajectory |
+    | `explore` | trajectories without accept step, in which the energy error sets ε |
+    | `settle` | trajectories with accept step, in which the acceptance sets ε |
+
+    While it explores, the wanted variance of a step's energy error for each dimension falls from 5
+    to 0.05. As it goes with ε⁶, log ε moves by a sixth of its logarithm's distance. From then on
+    every trajectory has an accept step; after `settle` of them ε is the mean of those tried, and
+    the law is exact. What comes before is burn-in.
+    """
+
+    traits: ClassVar[Traits] = Traits("0", "none", "networks of a few hundred weights")
+
+    step_size: float
+    num_steps: int
+    explore: int
+    settle: int
+
+    @property
+    def is_affine(self) -> bool:
+        return False
+
+    def prepare(self, like, num_steps=1):
+        plain = MCHMC(self.step_size, self.num_steps, jitter=_JITTER).prepare(like, num_steps)
+        given = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
+        # Arrays, so that runs of any length share a compiled program.
+        phases: Any = {name: jnp.asarray(getattr(self, name)) for name in ("explore", "settle")}
+        return ExplorerKernel(**given, **phases)
+
+
+class ExplorerKernel(MCHMCKernel):
+    explore: jax.Array
+    settle: jax.Array
+
+    def init(self, normals, position) -> Any:
+        state, log = super().init(normals, position), jnp.log(self.constant_step_size())
+        return ExplorerState(*state, log, log, jnp.zeros_like(log), jnp.zeros_like(log))
+
+    def step(self, t, noise: MCHMCNoise, state: ExplorerState, oracle):
+        number, size = t - self.explore, state.position.size
+        is_exact = number >= 0
+        log_step = state.log_step + jnp.where(number == 0, np.float32(np.log(_EXACT_SHARE)), 0)
+        log_mean = jnp.where(number <= 0, log_step, state.log_mean)
+        state = state._replace(log_step=log_step, log_mean=log_mean)
+        mean_step = jnp.exp(jnp.where(number < self.settle, log_step, log_mean))
+        # Without accept step a direction is forgotten over a path of √d.
+        path = self.num_steps * mean_step / self.decoherence
+        kick = jnp.sqrt(jnp.expm1(2 * path) / size)
+        normals = random.copy_of(noise.normals, 0, state.position)
+        fresh = jnp.where(is_exact, normals, state.direction + kick * normals)
+        fresh = fresh / jnp.linalg.norm(fresh)
+        jitter = jnp.where(is_exact, self.jitter, 0)
+        epsilon = mean_step * (1 + jitter * (2 * noise.uniforms[1] - 1))
+        begun = MCHMCState(state.position, fresh, state.cached)
+        proposal, start, end, work, squares = self.trajectory(epsilon, begun, oracle)
+        loss = end - start + work
+        is_finite = jnp.isfinite(loss) & jnp.isfinite(squares)
+        acceptance = jnp.where(is_finite, jnp.exp(jnp.minimum(0, -loss)), 0)
+        is_taken = jnp.where(is_exact, noise.uniforms[0] < acceptance, is_finite)
+        old = begun._replace(direction=-fresh)
+        moved = jax.tree.map(lambda new, old: jnp.where(is_taken, new, old), proposal, old)
+        error = jnp.where(is_finite, jnp.minimum(squares / self.num_steps, _MAX_ERROR), _MAX_ERROR)
+        state = state._replace(position=moved[0], direction=moved[1], cached=moved[2])
+        state = self.with_new_step(t, state, error / (size * epsilon**6), acceptance)
+        return state, StepInfo(jnp.where(is_taken, end, start), acceptance)
+
+    def with_new_step(self, t, state: ExplorerState, error, acceptance) -> ExplorerState:
+        """Return the state with the step size of the next trajectory, after number t."""
+        number, old = t - self.explore, state.log_step
+        errors, weight = _ERROR_DECAY * state.error + error, _ERROR_DECAY * state.weight + 1
+        share = jnp.minimum(1, t / (0.8 * self.explore))
+        wanted = _FIRST_ERROR * (_LAST_ERROR / _FIRST_ERROR) ** share
+        free = jnp.log(wanted * weight / (errors + _TINY)) / 6
+        free = jnp.clip(free, old - _MAX_LOG_CHANGE, old + _MAX_LOG_CHANGE)
+        # The power of a negative number would be NaN, in the branch that exploration does not take.
+        count = jnp.maximum(number, 0)
+        gain = _GAIN / (count + 2) ** _GAIN_DECAY
+        settled = old + (acceptance - _ACCEPTANCE) * gain
+        mean = state.log_mean + jnp.minimum(1, 4 / (count + 1)) * (settled - state.log_mean)
+        is_free, is_settling = number < 0, number < self.settle
+        log_step = jnp.where(is_free, free, jnp.where(is_settling, settled, old))
+        log_mean = jnp.where(is_free, free, jnp.where(is_settling, mean, state.log_mean))
+        return state._replace(log_step=log_step, log_mean=log_mean, error=errors, weight=weight)
+
+    def map_parameters(self, state, shape):
+        return state._replace(position=shape(state.position), direction=shape(state.direction))
 
 
 class Run(NamedTuple):
-    """Draws (chain, draw, parameter), potentials (chain, draw), each chain's accept rate."""
+    """Draws (chain, draw, parameter), potentials (chain, draw), each chain's acceptance."""
 
     draws: np.ndarray
     potentials: np.ndarray
     acceptance: np.ndarray
     num_replaced: int = 0
-    """Chains that were left behind in exploration, and began again where another was."""
+    """Number of chains that were left behind and began again where another was."""
     temperature: float | None = None
-    """Of the momenta, where there are such."""
+    """Temperature of the momenta, if there are any."""
 
 
-def _gradient(network: NumberNetwork, table: Table, kind: Kind):
-    function = jax.vmap(jax.value_and_grad(network.potential), in_axes=(0, None, 0))
-    return lambda position: function(position, table, kind)
+class _TablePotential(eqx.Module):
+    """The network's potential; its arrays are arguments of the compiled loop."""
+
+    network: RegressionNetwork = eqx.field(static=True)
+    table: Table
+    kind: Kind
+
+    def __call__(self, z: jax.Array) -> jax.Array:
+        return self.network.potential(z, self.table, self.kind)
 
 
-@functools.partial(jax.jit, static_argnames="network")
-def _block(network: NumberNetwork, noise: Noise, walkers, table: Table, kind: Kind, phases: Phase):
-    gradient = _gradient(network, table, kind)
-    return jax.lax.scan(
-        lambda carry, each: isokinetic.trajectory(each[0], carry, gradient, each[1]),
-        walkers,
-        (noise, phases),
-    )
+class RegressionChains:
+    """Chains of a network with one kind of noise; programs are shared by all of the same shapes."""
 
-
-class NumberChains:
-    """The chains of one fit."""
-
-    def __init__(self, network: NumberNetwork, table: Table, kind: Kind, progress: bool = False):
-        """`kind` is the noise of each chain."""
-        self.network, self.table = network, Table(*map(jnp.asarray, table))
-        self.kind, self.num_chains = kind, len(kind.is_input)
+    def __init__(self, network: RegressionNetwork, table: Table, kind: Kind, progress=False):
+        self.network, self.table, self.kind = network, Table(*map(jnp.asarray, table)), kind
         self.progress = progress
-        self._is_compiled = False
 
-    def train(self, key: jax.Array) -> jax.Array:
-        """The mean of each chain, by few steps with all rows, or by batches of many."""
+    def train(self, key: jax.Array, num_chains: int) -> jax.Array:
+        """Train the mean of each chain, by few steps with all rows, or by batches of many."""
         start_key, key = jax.random.split(key)
-        start = self.network.start(start_key, self.num_chains)
-        if self.table.x.shape[1] <= _MOST_AT_ONCE:
-            return network_training.of_all_rows(self.network, start, self.table, self.kind.plain())
-        return network_training.of_batches(
-            self.network, key, start, self.table, self.kind.plain(), _TRAIN_STEPS, _TRAIN_BATCH
+        start = self.network.start(start_key, num_chains)
+        is_small = self.table.x.shape[1] <= _MAX_FULL_BATCH
+        steps, size = (_FULL_STEPS, None) if is_small else (_TRAIN_STEPS, _TRAIN_BATCH)
+        return train(self.network, key, start, self.table, self.kind.plain(), steps, size)
+
+    def draw(self, key: jax.Array, position, plan: Plan, progress: bool = False) -> Run:
+        """Return the draws of a plan; those of the exploration if it keeps no others."""
+        warmup, count = (plan.explore + plan.settle, plan.keep) if plan.keep else (0, plan.explore)
+        samples = sample(
+            key,
+            Potential(_TablePotential(self.network, self.table, self.kind)),
+            Explorer(_FIRST_STEP, plan.length, plan.explore, plan.settle),
+            jnp.asarray(position),
+            init_axis=0,
+            num_burnin=warmup,
+            num_samples=count,
+            num_chains=len(position),
+            progress=progress,
         )
+        # Ctrl-C ends a run with what was drawn so far: a part of a run is no model.
+        if samples.positions.shape[1] < count:
+            raise KeyboardInterrupt
+        acceptance = samples.info.acceptance
+        assert acceptance is not None
+        return Run(samples.positions, np.asarray(samples.info.potential), acceptance.mean(1))
 
-    def explore(self, key: jax.Array, position, plan: Plan) -> tuple[Walkers, Passed]:
-        start_key, key = jax.random.split(key)
-        walkers = self._begun(start_key, position)
-        share = np.minimum(1, np.arange(plan.explore) / (0.8 * plan.explore))
-        errors = _FIRST_ERROR * (_LAST_ERROR / _FIRST_ERROR) ** share
-        return self._pass(key, walkers, plan.explore, plan.length, errors=errors)
+    def sample(self, key: jax.Array, num_chains: int, plan: Plan, position=None) -> Run:
+        """Return exact draws; chains that were left behind or accept too few draw again."""
+        groups = num_groups(num_chains)
+        starts = groups * [None] if position is None else np.split(position, groups)
 
-    def _begun(self, key: jax.Array, position) -> Walkers:
-        """Walkers that know potential and gradient, by steps of no length.
+        def all_chains(key, starts, plan: Plan) -> Run:
+            size, keys = num_chains // groups, list(jax.random.split(key, groups))
+            runs = in_threads(groups * [self], keys, starts, size, plan)
+            parts = zip(*(each[:3] for each in runs), strict=True)
+            draws, potentials, acceptance = (np.concatenate(part) for part in parts)
+            return Run(draws, potentials, acceptance)
 
-        By the program that runs anyhow: one of its own would take seconds to compile.
-        """
-        key, pass_key = jax.random.split(key)
-        noise = host_generator(key).standard_normal(position.shape, np.float32)
-        walkers = isokinetic.start(noise, position, _FIRST_STEP)
-        still = walkers._replace(log_step=np.full(self.num_chains, _NO_STEP, np.float32))
-        looked, _ = self._pass(pass_key, still, _BLOCK, 1, errors=np.ones(_BLOCK))
-        return walkers._replace(potential=looked.potential, grad=looked.grad)
-
-    def sample(self, key: jax.Array, position, plan: Plan) -> Run:
-        """Exploration, then exact draws; chains that accept too few draw again by smaller steps."""
-        key, explore_key = jax.random.split(key)
-        walkers, _ = self.explore(explore_key, position, plan)
-        walkers, num_replaced = _together(walkers)
-        begin = walkers.log_step + np.float32(np.log(_EXACT_SHARE))
-        walkers = walkers._replace(log_step=begin, log_step_mean=begin)
-        settle_key, key = jax.random.split(key)
-        walkers, _ = self._pass(settle_key, walkers, plan.settle, plan.length, is_adapting=True)
-        kept: Any = None
-        is_low = np.ones(self.num_chains, bool)
-        for attempt in range(1 + _MOST_RERUNS):
-            keep_key = jax.random.fold_in(key, attempt)
-            walkers, drawn = self._pass(keep_key, walkers, plan.keep, plan.length)
-            # Chains that did well keep what they have: another pass could go worse.
-            kept = drawn if kept is None else _of_each(is_low, drawn, kept)
-            is_low = kept.acceptance.mean(0) < _LEAST_ACCEPTANCE
-            if not is_low.any():
+        run = all_chains(key, starts, plan)
+        for attempt in range(_MAX_RERUNS):
+            level = run.potentials.mean(1)
+            middle = np.argsort(level)[len(level) // 2]
+            is_behind = level > level[middle] + _MAX_EXCESS * run.draws.shape[2]
+            is_bad = is_behind | (run.acceptance < _MIN_ACCEPTANCE)
+            if not is_bad.any():
                 break
-            smaller = np.where(is_low, np.log(3.0), 0.0).astype(np.float32)
-            walkers = walkers._replace(log_step_mean=walkers.log_step_mean - smaller)
-        position, potential, acceptance = kept
-        return Run(
-            position.swapaxes(0, 1), potential.swapaxes(0, 1), acceptance.mean(0), num_replaced
-        )
-
-    def _pass(self, key, walkers: Walkers, count: int, length: int, errors=None, is_adapting=False):
-        """So many trajectories, exact ones unless wanted `errors` are given."""
-        numbers = np.arange(count)
-        phases = Phase(
-            np.full(count, errors is None),
-            np.full(count, is_adapting),
-            numbers.astype(np.float32),
-            np.ones(count, np.float32) if errors is None else errors.astype(np.float32),
-            np.full(count, length, np.int32),
-            np.full(count, _ACCEPT_RATE, np.float32),
-            np.full(count, _JITTER, np.float32),
-        )
-        generator, parts = host_generator(key), []
-        shape, groups = walkers.position.shape, self._groups()
-        each = [_of_chains(group, walkers) for group in groups]
-        kinds = [_of_chains(group, self.kind) for group in groups]
-        with Bar(self.progress, count) as bar, ThreadPoolExecutor(len(groups)) as pool:
-            for i in range(0, count, _BLOCK):
-                now = Phase(*(column[i : i + _BLOCK] for column in phases))
-                noise = Noise.draw(generator, _BLOCK, shape)
-                noises = [noise.of_chains(group) for group in groups]
-                blocks = functools.partial(_block_on_host, self.network, self.table, now)
-                # One after the other until it is compiled: else each thread would compile it.
-                over = pool.map if self._is_compiled and len(groups) > 1 else map
-                done = list(over(blocks, noises, each, kinds))
-                self._is_compiled = True
-                each = [walkers for walkers, _ in done]
-                parts.append(_joined([passed for _, passed in done], axis=1))
-                bar.update(i + _BLOCK, np.full(self.num_chains, NEVER))
-        return _joined(each), _joined(parts)
-
-    def _groups(self) -> list[slice]:
-        """Halves of the chains, for two threads: on a host a program as small takes one core."""
-        is_cut = jax.default_backend() == "cpu" and self.num_chains % 2 == 0
-        size = self.num_chains // 2 if is_cut else self.num_chains
-        return [slice(first, first + size) for first in range(0, self.num_chains, size)]
+            source = np.where(is_behind, middle, np.arange(num_chains))
+            starts = np.split(run.draws[source, -1], groups)
+            again = all_chains(jax.random.fold_in(key, attempt), starts, plan.going_on())
+            # Chains that did well keep what they have: another run could go worse.
+            run = Run(
+                _chosen(is_bad, again.draws, run.draws),
+                _chosen(is_bad, again.potentials, run.potentials),
+                _chosen(is_bad, again.acceptance, run.acceptance),
+                run.num_replaced + int(is_behind.sum()),
+            )
+        return run
 
 
-def _block_on_host(network: NumberNetwork, table: Table, phases: Phase, noise, walkers, kind):
-    return jax.tree.map(np.asarray, _block(network, noise, walkers, table, kind, phases))
+def _chosen(is_new: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    return np.where(is_new.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
-def _of_chains(group: slice, tree):
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[group], tree)
+def num_groups(num_chains: int) -> int:
+    """Return the number of threads for the chains: one such program keeps one core busy."""
+    return 2 if jax.default_backend() == "cpu" and num_chains % 2 == 0 else 1
 
 
-def _joined(trees: list, axis: int = 0):
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *trees)
+def in_threads(
+    chains: Sequence[RegressionChains], keys, starts: list, size: int, plan: Plan
+) -> list[Run]:
+    """Run `size` chains of each of some models from their starts, trained where there are none."""
+
+    def begun(i: int):
+        if starts[i] is not None:
+            return starts[i]
+        return chains[i].train(jax.random.fold_in(keys[i], 0), size)
+
+    def drawn(i: int) -> Run:
+        key = jax.random.fold_in(keys[i], 1)
+        position = first if i == 0 else begun(i)
+        return chains[i].draw(key, position, plan, progress=chains[i].progress and i == 0)
+
+    first = begun(0)
+    if len(chains) > 1:
+        # Compiled before the threads begin: each would do it by itself.
+        chains[0].draw(jax.random.fold_in(keys[0], 2), first, Plan(0, 0, 1, plan.length))
+    with ThreadPoolExecutor(num_groups(2 * size)) as pool:
+        return list(pool.map(drawn, range(len(chains))))
 
 
-def _of_each(is_new: np.ndarray, new: Passed, old: Passed) -> Passed:
-    """Trajectories of some chains from one pass, of the others from another."""
-    return jax.tree.map(
-        lambda one, other: np.where(is_new[:, None] if one.ndim == 3 else is_new, one, other),
-        new,
-        old,
-    )
+# Rows that were held out choose the noise.
 
-
-def _together(walkers: Walkers) -> tuple[Walkers, int]:
-    """A chain that is left far behind the others begins again where the median chain is."""
-    potential = np.asarray(walkers.potential)
-    size = walkers.position.shape[1]
-    middle = np.argsort(potential)[len(potential) // 2]
-    is_behind = potential > potential[middle] + _FAR * size
-    source = np.where(is_behind, middle, np.arange(len(potential)))
-    return jax.tree.map(lambda leaf: leaf[source], walkers), int(is_behind.sum())
-
-
-# Which noise a target has, as rows tell that were not seen.
-
-_SHARE = 0.15
-_FEWEST_ROWS, _MOST_ROWS = 40, 2048
-"""Of few rows none can be spared; of many some are enough to choose by."""
-_JUDGED = 0.5
-"""The share of a trial's trajectories that is judged: the last ones."""
+_HELD_SHARE = 0.15
+_MIN_ROWS, _MAX_ROWS = 40, 2048
+"""Numbers of rows from which on some can be held out, and that are enough to choose by."""
+_JUDGED_SHARE = 0.5
+"""Share of a trial's trajectories that is judged: the last ones."""
 _PLAIN, _USUAL = "constant", "student"
 _TRIED = (_PLAIN, _USUAL)
-"""Not "input": Student's t has it as its limit, and where it seems likelier on the rows held out, a
-single row far off undoes that."""
+"""Kinds of noise that are tried; not "input": Student's t has it as its limit, and where it seems
+likelier on the rows held out, a single row far off undoes that."""
 
 
 def choose(
-    key: jax.Array, network: NumberNetwork, rows: Rows, num_chains: int, num_steps: int
+    key: jax.Array, network: RegressionNetwork, rows: Rows, num_chains: int, plan: Plan
 ) -> str:
-    """Chains with each kind of noise explore most rows; the others say which is likeliest.
+    """Return the kind of noise under which held-out rows are likeliest, after some exploration.
 
     Student's t is taken unless one noise for all rows is clearly better.
     """
-    if len(rows.x) < _FEWEST_ROWS:
+    if len(rows.x) < _MIN_ROWS:
         return _PLAIN
-    order = np.random.default_rng(0).permutation(len(rows.x))[:_MOST_ROWS]
-    held, seen = np.split(order, [round(_SHARE * len(order))])
-    logs = held_out_logs(key, network, _part(rows, seen), _part(rows, held), num_chains, num_steps)
-    return clearly_likeliest(logs, _USUAL)
-
-
-def _part(rows: Rows, places: np.ndarray) -> Rows:
-    return Rows(*(column[np.sort(places)] for column in rows))
+    order = np.random.default_rng(0).permutation(len(rows.x))[:_MAX_ROWS]
+    parts = np.split(order, [round(_HELD_SHARE * len(order))])
+    held, seen = (Rows(*(column[np.sort(part)] for column in rows)) for part in parts)
+    return clearly_likeliest(held_out_logs(key, network, seen, held, num_chains, plan), _USUAL)
 
 
 def held_out_logs(
-    key: jax.Array,
-    network: NumberNetwork,
-    seen: Rows,
-    held: Rows,
-    num_chains: int,
-    num_steps: int,
+    key: jax.Array, network: RegressionNetwork, seen: Rows, held: Rows, num_chains: int, plan: Plan
 ) -> dict[str, np.ndarray]:
-    """Weighted log-likelihoods of held-out rows under each kind of noise tried."""
+    """Return weighted log-likelihoods of held-out rows under each kind of noise tried."""
     # Of the length that the fit of all rows has: its program serves the trial, too.
-    table = columns(seen, room=len(seen.x) + len(held.x))
-    plan, least_scale, logs = Plan.of(num_steps, 1).trial(), rounding(seen.y), {}
-    for first in range(0, len(_TRIED), num_chains):
-        names = [_TRIED[first:][i % len(_TRIED[first:])] for i in range(num_chains)]
-        chains = NumberChains(network, table, Kind.of(names, least_scale))
-        train_key, run_key = jax.random.split(jax.random.fold_in(key, first))
-        position = chains.train(train_key)
-        _, passed = chains.explore(run_key, position, plan)
-        draws = passed.position[-int(_JUDGED * len(passed.position)) :]
-        for name in dict.fromkeys(names):
-            mine = draws[:, [each == name for each in names]].reshape(-1, draws.shape[-1])
-            law = network.predictive(mine, held.x.T, name, least_scale)
-            logs[name] = held.weight * law.log_density(held.y)
+    table, least_scale = columns(seen, room=len(seen.x) + len(held.x)), rounding(seen.y)
+    chains = [RegressionChains(network, table, Kind.of(name, least_scale)) for name in _TRIED]
+    size, plan = num_chains // num_groups(num_chains), plan.going_on()._replace(settle=0, keep=0)
+    keys = list(jax.random.split(key, len(chains)))
+    runs = in_threads(chains, keys, len(chains) * [None], size, plan)
+    logs = {}
+    for name, run in zip(_TRIED, runs, strict=True):
+        draws = run.draws[:, -int(np.ceil(_JUDGED_SHARE * plan.explore)) :]
+        law = network.predictive(draws.reshape(-1, draws.shape[-1]), held.x.T, name, least_scale)
+        logs[name] = held.weight * law.log_density(held.y)
     return logs

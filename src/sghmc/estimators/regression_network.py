@@ -1,4 +1,4 @@
-"""A network for numbers, as a potential of one vector whose prior is standard normal."""
+"""The network for regression: a potential of one vector whose prior is standard normal."""
 
 import dataclasses
 import itertools
@@ -13,30 +13,30 @@ from sghmc.estimators.predictive import Predictive
 from sghmc.estimators.weighted_rows import Rows, Scaling, padded, padded_size
 
 _GAINS = {"relu": 2.0, "tanh": 1.6, "silu": 2.8}
-"""1 / E[σ(z)²] for z ~ N(0, 1): with it a layer keeps the size of its inputs."""
+"""Gains 1 / E[σ(z)²] for z ~ N(0, 1), with which a layer keeps the size of its inputs."""
 ACTIVATIONS = tuple(_GAINS)
 KINDS = ("constant", "input", "student")
 _FIRST_SPREAD, _INNER_SPREAD, _LAST_SPREAD = 3.0, 2.0, 1.5
-"""Of the prior of the weights, relative to weights that keep sizes.
+"""Standard deviations of the weights' prior, relative to weights that keep sizes.
 
 Narrower priors are too smooth for tables such as concrete, and wider ones gave no more.
 """
 _LOG_SCALE, _LOG_SCALE_SPREAD = -2.0, 2.0
 _LOG_DEGREES, _LOG_DEGREES_SPREAD = 2.0, 1.5
-_LEAST_DEGREES = 3.0
-"""From 2 down no variance exists; from 3 up it is at most three times the squared scale."""
-_LEAST_SCALE, _LARGEST_SCALE = 1e-4, 10.0
-"""Of the noise, in standard deviations of the target: float32 tells no less apart, and far from all
-rows a draw's noise should not be without bounds. A rounded target has a larger least scale."""
+_MIN_DEGREES = 3.0
+"""Least degrees of freedom: from 3 up the variance is at most three times the squared scale."""
+_MIN_SCALE, _MAX_SCALE, _MAX_LOG_SCALE = 1e-4, 10.0, 20.0
+"""Bounds of the noise, in standard deviations of the target: float32 resolves no less, and far from
+all rows a draw's noise should be bounded. A rounded target has a larger least scale."""
 _START_LOG_SCALE = -1.0
 _START_HEAD = 0.1
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 class Kind(NamedTuple):
-    """Which noise, one entry a chain: numbers, so that one compiled program serves all.
+    """The kind of noise in numbers, so that one compiled program serves all.
 
-    `log_least` is the logarithm of the scale that its own is never below: σ² ← σ² + least².
+    `log_least` is the logarithm of the scale that σ is never below: σ² ← σ² + least².
     """
 
     is_input: Any
@@ -44,20 +44,13 @@ class Kind(NamedTuple):
     log_least: Any
 
     @classmethod
-    def of(cls, names, least_scale: float = 0.0) -> "Kind":
-        return cls(
-            np.array([name != "constant" for name in names], np.float32),
-            np.array([name == "student" for name in names], np.float32),
-            np.full(len(names), np.log(max(least_scale, _LEAST_SCALE)), np.float32),
-        )
+    def of(cls, name: str, least_scale: float = 0.0) -> "Kind":
+        found = name != "constant", name == "student", np.log(max(least_scale, _MIN_SCALE))
+        return cls(*(np.float32(value) for value in found))
 
     def plain(self) -> "Kind":
-        """One Gaussian noise for all rows."""
+        """Return one Gaussian noise for all rows."""
         return self._replace(is_input=0 * self.is_input, is_student=0 * self.is_student)
-
-    def of_one(self) -> "Kind":
-        """That of the first chain."""
-        return Kind(*(column[0] for column in self))
 
 
 class Table(NamedTuple):
@@ -69,15 +62,15 @@ class Table(NamedTuple):
 
 
 class Law(NamedTuple):
-    """Of y at each row: location, logarithm of its scale, degrees of freedom (inf: Gaussian)."""
+    """The distribution of y at each row: location, 1/scale², Student's degrees of freedom."""
 
     location: Any
-    log_scale: Any
+    precision: Any
     degrees: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class NumberNetwork:
+class RegressionNetwork:
     """y = f(x) + σ(x) e for standardized x and y, all of it one vector z with prior N(0, I).
 
         f, g = W_L s(… s(W_1 x + b_1) …) + b_L          two outputs
@@ -102,7 +95,7 @@ class NumberNetwork:
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """Of the layers' matrices (output, input and bias)."""
+        """Return the shapes (output, input and bias) of the layers' matrices."""
         sizes = (self.num_inputs, *self.hidden, 2)
         return [(after, before + 1) for before, after in itertools.pairwise(sizes)]
 
@@ -111,7 +104,7 @@ class NumberNetwork:
         return sum(rows * columns for rows, columns in self.shapes) + 2
 
     def start_spreads(self) -> list[np.ndarray]:
-        """Standard deviations of starting weights: they keep sizes. The noise's head is small."""
+        """Return standard deviations of starting weights; those of the noise are small."""
         spreads = []
         for i, (rows, columns) in enumerate(self.shapes):
             gain = 1.0 if i == 0 else _GAINS[self.activation]
@@ -133,7 +126,7 @@ class NumberNetwork:
         return spreads
 
     def start(self, key: jax.Array, num_chains: int) -> np.ndarray:
-        """Small random weights for each chain, far inside the prior."""
+        """Draw small weights for each chain, far inside the prior."""
         ratio = [
             (small / wide).ravel()
             for small, wide in zip(self.start_spreads(), self.prior_spreads(), strict=True)
@@ -145,7 +138,7 @@ class NumberNetwork:
         return np.concatenate([z, tail], axis=1).astype(np.float32)
 
     def layers(self, z) -> list:
-        """Matrices (…, output, input and bias) of vectors z (…, parameter), jax or numpy."""
+        """Return matrices (…, output, input and bias) of vectors z (…, parameter), jax or numpy."""
         found, place = [], 0
         for (rows, columns), spread in zip(self.shapes, self.prior_spreads(), strict=True):
             part = z[..., place : place + rows * columns]
@@ -154,30 +147,33 @@ class NumberNetwork:
         return found
 
     def law(self, z, x, kind: Kind, numpy=jnp) -> Law:
-        """For one z, or with numpy for several (…, parameter) at once."""
+        """Return the law of y for one z, or with numpy for several (…, parameter) at once."""
         value = x
         layers = self.layers(z)
         for i, layer in enumerate(layers):
             value = layer[..., :-1] @ value + layer[..., -1:]
             if i < len(self.hidden):
                 value = _activated(self.activation, value, numpy)
-        level = _LOG_SCALE + _LOG_SCALE_SPREAD * z[..., -2:-1]
-        log_scale = level + kind.is_input[..., None] * value[..., 1, :]
-        log_scale = 0.5 * numpy.logaddexp(2 * log_scale, 2 * kind.log_least[..., None])
-        log_scale = -0.5 * numpy.logaddexp(-2 * log_scale, np.float32(-2 * np.log(_LARGEST_SCALE)))
-        degrees = _LEAST_DEGREES + numpy.exp(_LOG_DEGREES + _LOG_DEGREES_SPREAD * z[..., -1])
-        return Law(value[..., 0, :], log_scale, degrees)
+        log_scale = (
+            _LOG_SCALE + _LOG_SCALE_SPREAD * z[..., -2:-1] + kind.is_input * value[..., 1, :]
+        )
+        # Far above the upper bound, so that nothing overflows and no gradient is NaN.
+        variance = numpy.exp(2 * numpy.minimum(log_scale, _MAX_LOG_SCALE))
+        variance = variance + numpy.exp(2 * kind.log_least)
+        precision = 1 / variance + np.float32(_MAX_SCALE**-2)
+        degrees = _MIN_DEGREES + numpy.exp(_LOG_DEGREES + _LOG_DEGREES_SPREAD * z[..., -1])
+        return Law(value[..., 0, :], precision, degrees)
 
     def log_likelihood(self, z: jax.Array, table: Table, kind: Kind) -> jax.Array:
-        """The weighted sum over rows."""
+        """Return the weighted sum of the rows' log-likelihoods."""
         law = self.law(z, table.x, kind)
-        errors = (table.y - law.location) * jnp.exp(-law.log_scale)
-        bell = -0.5 * errors**2 - _HALF_LOG_TAU
+        squares = (table.y - law.location) ** 2 * law.precision
+        bell = -0.5 * squares - _HALF_LOG_TAU
         degrees, log_gamma = law.degrees, jax.scipy.special.gammaln
-        tail = -(degrees + 1) / 2 * jnp.log1p(errors**2 / degrees)
-        tail = tail + log_gamma((degrees + 1) / 2) - log_gamma(degrees / 2)
-        tail = tail - 0.5 * jnp.log(degrees * np.pi)
-        logs = jnp.where(kind.is_student > 0, tail, bell) - law.log_scale
+        norm = log_gamma((degrees + 1) / 2) - log_gamma(degrees / 2)
+        norm = norm - 0.5 * jnp.log(degrees * np.pi)
+        tail = norm - (degrees + 1) / 2 * jnp.log1p(squares / degrees)
+        logs = jnp.where(kind.is_student > 0, tail, bell) + 0.5 * jnp.log(law.precision)
         return jnp.sum(table.weight * logs)
 
     def potential(self, z: jax.Array, table: Table, kind: Kind) -> jax.Array:
@@ -186,16 +182,15 @@ class NumberNetwork:
     def predictive(
         self, z: np.ndarray, x: np.ndarray, name: str, least_scale: float = 0.0
     ) -> Predictive:
-        """On the host, for draws (draw, parameter) and standardized inputs as columns."""
-        kind = Kind.of([name] * len(z), least_scale)
+        """Return the law on the host, for draws (draw, parameter) and inputs as columns."""
+        kind = Kind.of(name, least_scale)
         law = self.law(z, x.astype(np.float32), kind, np)
         degrees = np.where(kind.is_student > 0, law.degrees, np.inf)[:, None]
-        return Predictive(
-            law.location.astype(np.float64), np.exp(law.log_scale.astype(np.float64)), degrees
-        )
+        location, precision = (part.astype(np.float64) for part in law[:2])
+        return Predictive(location, precision**-0.5, degrees)
 
     def constant(self, key: jax.Array, count: int, num_rows: float) -> np.ndarray:
-        """Draws whose mean is 0 everywhere, with the noise that so many rows of 0 allow.
+        """Return draws whose mean is 0 everywhere, with the noise that `num_rows` rows of 0 allow.
 
         Its precision is Gamma(1 + n/2, 0.1): such a target tells nothing else.
         """
@@ -209,13 +204,13 @@ class NumberNetwork:
         return z.astype(np.float32)
 
     def named(self, z: np.ndarray) -> dict[str, np.ndarray]:
-        """Draws by name: weights (draw, input, unit), biases, log σ of the target, degrees."""
+        """Return draws by name: weights (draw, input, unit), biases, log σ, degrees of freedom."""
         found = {}
         for i, layer in enumerate(self.layers(z)):
             found[f"{i}.weight"] = layer[..., :-1].swapaxes(1, 2)
             found[f"{i}.bias"] = layer[..., -1]
         found["log_scale"] = _LOG_SCALE + _LOG_SCALE_SPREAD * z[:, -2]
-        found["degrees"] = _LEAST_DEGREES + np.exp(
+        found["degrees"] = _MIN_DEGREES + np.exp(
             _LOG_DEGREES + _LOG_DEGREES_SPREAD * z[:, -1].astype(np.float64)
         )
         return found
@@ -223,7 +218,7 @@ class NumberNetwork:
     def rescaled(
         self, z: np.ndarray, old: tuple[Scaling, Scaling], new: tuple[Scaling, Scaling]
     ) -> np.ndarray:
-        """The same laws of raw targets given raw inputs, for rows standardized in a new way."""
+        """Return z for rows standardized anew, with the same law of raw targets and inputs."""
         z = np.array(z, np.float64)
         layers = [layer.astype(np.float64) for layer in self.layers(z)]
         (m, s), (new_m, new_s) = old[0], new[0]
@@ -239,7 +234,7 @@ class NumberNetwork:
 
 
 def host_generator(key: jax.Array) -> np.random.Generator:
-    """For draws outside of compiled programs: those that jax compiles for them take seconds."""
+    """Return a numpy generator for a few draws, which jax would compile a program for."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
 
 
@@ -255,9 +250,9 @@ def _activated(name: str, value, numpy):
 
 
 def columns(rows: Rows, room: int = 0) -> Table:
-    """Standardized rows as columns, padded to lengths that programs are compiled for.
+    """Return standardized rows as columns, padded to lengths that programs are compiled for.
 
-    With `room` for so many rows, the length is that of a table of as many.
+    The length is that of a table of `room` rows, if these are more.
     """
     count = max(len(rows.x), room)
     length = padded_size(count, 1 if count <= 256 else 4)

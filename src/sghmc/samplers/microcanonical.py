@@ -159,7 +159,7 @@ class MCHMCKernel(Kernel):
         if self.jitter:
             epsilon = epsilon * (1 + self.jitter * (2 * noise.uniforms[1] - 1))
         begun = MCHMCState(state.position, _normalized(fresh), state.cached)
-        proposal, start, end, work = self.trajectory(epsilon, begun, oracle)
+        proposal, start, end, work, _ = self.trajectory(epsilon, begun, oracle)
         if not self.metropolis:
             return proposal, StepInfo(end, jnp.ones(()))
         if not oracle.is_exact:
@@ -172,26 +172,34 @@ class MCHMCKernel(Kernel):
         return state, StepInfo(jnp.where(is_accepted, end, start), acceptance)
 
     def trajectory(self, epsilon, state, oracle):
-        """Return the state after m steps, the potentials seen at both ends, and Σ w."""
+        """Return the state after m steps, the potentials seen at both ends, Σ w, and Σ of squares.
+
+        The squares are those of each step's energy error.
+        """
         start, grad = oracle(0, state.position) if state.cached is None else state.cached
         direction, work = turn(state.direction, grad, _OUTER_SHARE * epsilon)
         last = 2 * self.num_steps - 1
 
         def half_step(i, carry):
             # One gradient in the loop's body, though a step has two: it compiles once.
-            position, direction, _, work = carry
+            position, direction, _, work, (before, squares) = carry
             position = tree.add_scaled(position, epsilon / 2, direction)
             seen = oracle(i + 1, position)
             # Turns at the end of a step and the beginning of the next have the same gradient.
             at_end = jnp.where(i == last, _OUTER_SHARE, 2 * _OUTER_SHARE)
             share = jnp.where(i % 2 == 0, 1 - 2 * _OUTER_SHARE, at_end)
+            # A step ends in the middle of the turn that it shares with the next.
+            energy = seen.potential + work + turn(direction, seen.grad, _OUTER_SHARE * epsilon)[1]
+            error = jnp.where(i % 2 == 0, 0, energy - before)
             direction, more = turn(direction, seen.grad, share.astype(epsilon.dtype) * epsilon)
-            return position, direction, seen, work + more
+            return position, direction, seen, work + more, (before + error, squares + error**2)
 
-        carry = (state.position, direction, Evaluation(start, grad), work)
-        position, direction, seen, work = lax.fori_loop(0, last + 1, half_step, carry)
+        errors = start, jnp.zeros_like(start)
+        carry = (state.position, direction, Evaluation(start, grad), work, errors)
+        carry = lax.fori_loop(0, last + 1, half_step, carry)
+        position, direction, seen, work, (_, squares) = carry
         end = MCHMCState(position, direction, None if state.cached is None else seen)
-        return end, start, seen.potential, work
+        return end, start, seen.potential, work, squares
 
     def with_cached_evaluation(self, state, oracle):
         return state._replace(cached=oracle(0, state.position)) if oracle.is_exact else state

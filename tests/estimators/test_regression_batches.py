@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from sghmc.estimators import regression_batches
-from sghmc.estimators.regression_batches import NumberBatches
-from sghmc.estimators.regression_chains import NumberChains, Plan, Run
-from sghmc.estimators.regression_network import Kind, NumberNetwork, Table
+from sghmc.estimators.regression_batches import RegressionBatches
+from sghmc.estimators.regression_chains import Plan, RegressionChains, Run
+from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table
 
-NETWORK = NumberNetwork(2, (), "silu")
+NETWORK = RegressionNetwork(2, (), "silu")
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 512)).astype(np.float32)
 TABLE = Table(X, (X[0] + RNG.normal(size=512)).astype(np.float32), np.ones(512, np.float32))
@@ -21,7 +21,7 @@ TABLE = Table(X, (X[0] + RNG.normal(size=512)).astype(np.float32), np.ones(512, 
 
 @pytest.fixture
 def batches():
-    return NumberBatches(NETWORK, TABLE, Kind.of(["constant"] * 2), 64)
+    return RegressionBatches(NETWORK, TABLE, Kind.of("constant"), 64, 2)
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_masses_and_noise_are_those_of_the_rows(batches, monkeypatch):
     monkeypatch.setattr(regression_batches, "sample", sample)
     z = np.asarray(NETWORK.start(jax.random.key(0), 2))
     squares = batches._fisher(z)
-    kind = batches.kind.of_one()
+    kind = batches.kind
 
     def of_row(z, i):
         row = Table(X[:, i][:, None], TABLE.y[i][None], np.ones(1, np.float32))
@@ -55,7 +55,7 @@ def test_masses_and_noise_are_those_of_the_rows(batches, monkeypatch):
         axis=0,
     )
     some = regression_batches._squares(
-        NETWORK, z, Table(X[:, :8], TABLE.y[:8], TABLE.weight[:8]), Kind.of(["constant"] * 2)
+        NETWORK, z, Table(X[:, :8], TABLE.y[:8], TABLE.weight[:8]), Kind.of("constant")
     )
     np.testing.assert_allclose(some, by_hand, rtol=1e-4, atol=1e-6)
     batches._round(jax.random.key(0), z, 0.02, squares, 3, 5)
@@ -73,7 +73,7 @@ def test_masses_and_noise_are_those_of_the_rows(batches, monkeypatch):
 def test_the_step_is_a_part_of_the_shortest_period(batches):
     """Frequencies are those of an eigendecomposition, and less noise makes them higher."""
     z = np.asarray(NETWORK.start(jax.random.key(0), 2))
-    table, kind = Table(*map(jnp.asarray, batches._part())), batches.kind.of_one()
+    table, kind = Table(*map(jnp.asarray, batches._part())), batches.kind
     squares = batches._fisher(z)
     mass = 1 + 512 * squares
 
@@ -144,12 +144,10 @@ def test_ctrl_c_ends_the_fit(batches, monkeypatch):
 @pytest.mark.slow
 def test_the_law_is_that_of_exact_chains():
     """Means within 5 standard errors, of eight chains each, and sds within 15 %."""
-    kind = Kind.of(["constant"] * 8)
-    exact = NumberChains(NETWORK, TABLE, kind)
-    truth = exact.sample(
-        jax.random.key(0), exact.train(jax.random.key(1)), Plan.of(9000, 100)
-    ).draws
-    batches = NumberBatches(NETWORK, TABLE, kind, 64)
+    kind = Kind.of("constant")
+    exact = RegressionChains(NETWORK, TABLE, kind)
+    truth = exact.sample(jax.random.key(0), 8, Plan.of(9000, 100)).draws
+    batches = RegressionBatches(NETWORK, TABLE, kind, 64, 8)
     start = batches.train(jax.random.key(2), 1000)
     found = batches.sample(jax.random.key(3), start, 16_000, 400).draws
     # The mean's weights and bias, and the noise; the other output has no part in the likelihood.
@@ -174,15 +172,15 @@ FEW = Table(
     jnp.array([2.0, -3.0, 0.4]),
     jnp.array([0.6, 1.7, 2.2]),
 )
-LEVELS = jnp.array([0.7, 1.9])
+LEVEL = jnp.array(0.7)
 ENDS = jnp.array([[0.2, -0.4], [1.1, 0.9]])
 
 
 def test_squares_frequencies_and_levels_of_a_line():
     x, y, weight = (np.asarray(part, np.float64) for part in FEW)
-    grads = [level * (weight * y * x).T for level in (0.7, 1.9)]
+    grads = [level * (weight * y * x).T for level in (0.7, 0.7)]
     squares = np.mean([(each**2).mean(0) for each in grads], axis=0)
-    arguments: Any = (Line(), ENDS, FEW, LEVELS)
+    arguments: Any = (Line(), ENDS, FEW, LEVEL)
     np.testing.assert_allclose(regression_batches._squares(*arguments), squares, rtol=1e-5)
     levels = [g.sum(0) @ z / weight.sum() for g, z in zip(grads, np.asarray(ENDS), strict=True)]
     np.testing.assert_allclose(regression_batches._levels(*arguments), levels, rtol=1e-5)
@@ -207,9 +205,9 @@ def test_a_round_has_the_masses_and_the_noise_of_its_rows(monkeypatch):
         return types.SimpleNamespace(positions=np.zeros((2, 2, 2)), info=info)
 
     monkeypatch.setattr(regression_batches, "sample", sample)
-    monkeypatch.setattr(NumberBatches, "_posterior", None)
+    monkeypatch.setattr(RegressionBatches, "_posterior", None)
     table = Table(np.ones((2, 12)), np.ones(12), np.ones(12))
-    batches = NumberBatches(NETWORK, table, Kind.of(["constant"] * 2), 4)
+    batches = RegressionBatches(NETWORK, table, Kind.of("constant"), 4, 2)
     squares = np.array([0.5, 0.25])
     run = batches._round(jax.random.key(0), np.zeros((2, 2)), 0.02, squares, 3, 2)
     sampler = seen["sampler"]
@@ -225,12 +223,12 @@ def test_a_round_has_the_masses_and_the_noise_of_its_rows(monkeypatch):
 def test_training_takes_small_batches_with_one_noise_first(monkeypatch):
     seen = []
 
-    def of_batches(network, key, position, table, kind, num_steps, batch_size):
-        seen.append((kind.is_input.tolist(), num_steps, batch_size))
+    def train(network, key, position, table, kind, num_steps, batch_size):
+        seen.append((float(kind.is_input), num_steps, batch_size))
         return position + 1
 
-    monkeypatch.setattr(regression_batches.network_training, "of_batches", of_batches)
-    batches = NumberBatches(NETWORK, TABLE, Kind.of(["student"] * 2), 65)
+    monkeypatch.setattr(regression_batches, "train", train)
+    batches = RegressionBatches(NETWORK, TABLE, Kind.of("student"), 65, 2)
     start = batches.train(jax.random.key(0), 50)
-    assert seen == [([0, 0], 100, 33), ([1, 1], 100, 33)]
+    assert seen == [(0, 100, 33), (1, 100, 33)]
     assert start.shape == (2, NETWORK.num_parameters)

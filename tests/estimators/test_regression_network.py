@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sghmc.estimators.regression_network import ACTIVATIONS, KINDS, Kind, NumberNetwork, Table
+from sghmc.estimators.regression_network import ACTIVATIONS, KINDS, Kind, RegressionNetwork, Table
 from sghmc.estimators.weighted_rows import Scaling
 
 RNG = np.random.default_rng(0)
@@ -14,15 +14,15 @@ X = RNG.normal(size=(3, 9)).astype(np.float32)
 TABLE = Table(X, RNG.normal(size=9).astype(np.float32), RNG.random(9).astype(np.float32))
 
 
-def draws(network: NumberNetwork, count: int = 4) -> np.ndarray:
+def draws(network: RegressionNetwork, count: int = 4) -> np.ndarray:
     return RNG.normal(size=(count, network.num_parameters)).astype(np.float32)
 
 
 def one(name: str) -> Kind:
-    return Kind.of([name]).of_one()
+    return Kind.of(name)
 
 
-def by_hand(network: NumberNetwork, z: np.ndarray, name: str):
+def by_hand(network: RegressionNetwork, z: np.ndarray, name: str):
     """Location, scale and degrees from the drawn weights, row by row."""
     named = network.named(z[None])
     scales = []
@@ -47,7 +47,7 @@ def by_hand(network: NumberNetwork, z: np.ndarray, name: str):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("name", KINDS)
 def test_the_potential_is_that_of_prior_and_noise(activation, name):
-    network = NumberNetwork(3, (5, 4), activation)
+    network = RegressionNetwork(3, (5, 4), activation)
     z = 0.5 * draws(network)[0]
     location, scale, degrees = by_hand(network, z, name)
     logs = stats.t.logpdf(TABLE.y, degrees, location, scale)
@@ -65,14 +65,14 @@ def test_the_potential_is_that_of_prior_and_noise(activation, name):
 @pytest.mark.parametrize("name", KINDS)
 def test_noise_is_not_below_the_least_scale(name):
     """Variances add, in the potential as in predictions."""
-    network = NumberNetwork(3, (5,), "tanh")
+    network = RegressionNetwork(3, (5,), "tanh")
     z = 0.5 * draws(network)[0]
     free, bound = (network.predictive(z[None], X, name, least) for least in (0.0, 0.5))
     # The upper bound of 10 comes after the lower one.
     whole = [1 / np.sqrt(law.scale**-2.0 - 0.01) for law in (free, bound)]
     np.testing.assert_allclose(whole[1], np.hypot(whole[0], 0.5), rtol=1e-4)
     logs = TABLE.weight @ bound.log_density(TABLE.y)
-    kind, table = Kind.of([name], 0.5).of_one(), Table(*map(jnp.asarray, TABLE))
+    kind, table = Kind.of(name, 0.5), Table(*map(jnp.asarray, TABLE))
     assert float(network.log_likelihood(jnp.asarray(z), table, kind)) == pytest.approx(
         logs, rel=1e-4
     )
@@ -80,7 +80,7 @@ def test_noise_is_not_below_the_least_scale(name):
 
 def test_potentials_stay_single_where_double_is_enabled():
     """Else the loops of the chains, whose numbers are single, would not compile."""
-    network = NumberNetwork(3, (5,), "silu")
+    network = RegressionNetwork(3, (5,), "silu")
     with jax.enable_x64(True):
         shape = jax.eval_shape(network.potential, draws(network)[0], TABLE, one("student"))
     assert shape.dtype == np.float32
@@ -88,7 +88,7 @@ def test_potentials_stay_single_where_double_is_enabled():
 
 def test_weights_have_the_prior_that_is_said():
     """Standard deviations of 4000 draws: within 5 standard errors of 1.1 %."""
-    network = NumberNetwork(4, (6, 5), "tanh")
+    network = RegressionNetwork(4, (6, 5), "tanh")
     named = network.named(draws(network, 4000))
     wanted = {
         "0.weight": 3 / 2,
@@ -107,7 +107,7 @@ def test_weights_have_the_prior_that_is_said():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_new_units_leave_the_law_as_it_was(name):
-    network = NumberNetwork(3, (5,), "silu")
+    network = RegressionNetwork(3, (5,), "silu")
     # Noise well inside its bounds, which are relative to the target's spread.
     z = 0.1 * draws(network)
     raw = RNG.normal(size=(7, 3))
@@ -124,7 +124,7 @@ def test_new_units_leave_the_law_as_it_was(name):
 
 
 def test_starts_keep_sizes_and_differ():
-    network = NumberNetwork(10, (200, 200), "silu")
+    network = RegressionNetwork(10, (200, 200), "silu")
     z = np.asarray(network.start(jax.random.key(0), 3))
     x = RNG.normal(size=(10, 50)).astype(np.float32)
     law = network.predictive(z, x, "input")
@@ -135,7 +135,7 @@ def test_starts_keep_sizes_and_differ():
 
 @pytest.mark.slow
 def test_a_constant_has_no_mean_but_noise_of_its_count():
-    network = NumberNetwork(3, (5,), "silu")
+    network = RegressionNetwork(3, (5,), "silu")
     law = network.predictive(network.constant(jax.random.key(0), 2000, 18.0), X, "constant")
     np.testing.assert_array_equal(law.location, 0)
     # Precision Gamma(10, 0.1) has mean 100, and a standard error of 0.7.
