@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from sghmc.estimators import MatrixFactorization
-from sghmc.recommender.rating_likelihoods import Gaussian
+from sghmc.recommender.rating_likelihoods import GaussianRatings
 from sghmc.recommender.ratings import Ratings, load_ratings
 from workloads.tables import NOISE, made_up_ratings, step_costs
 
@@ -157,7 +157,7 @@ def scale(options: argparse.Namespace) -> dict[str, Any]:
         means = model.predict(test.user, test.item)
         error = float(np.sqrt(np.mean((means - test.rating) ** 2)))
         return result | {"seconds": seconds, "RMSE": error, "RMSE of the exact means": NOISE}
-    usual = Gaussian.schedule
+    usual = GaussianRatings.schedule
     few = {"thinning": usual.thinning, "num_burnin": 2 * usual.thinning}
     first, _ = fit(1, **few)
     short, _ = fit(1, **few)

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from handmade_factors import handmade_draws
 from sghmc import cli
 from sghmc.recommender import matrix_factorization
-from sghmc.recommender.chain import Chain
 from sghmc.recommender.ratings import synthetic_ratings
 
 
@@ -58,7 +57,7 @@ def model(table, tmp_path, monkeypatch):
     """What fit-ratings wrote, of draws made by hand: 24 users, 16 items."""
 
     def run(key, ratings, settings, start, *_):
-        return Chain.of(handmade_draws(sizes={"user": 24, "item": 16}))
+        return handmade_draws(sizes={"user": 24, "item": 16})
 
     monkeypatch.setattr(matrix_factorization, "run_factor_chain", run)
     fitted = call("fit-ratings", table, "--out", tmp_path / "m", "--holdout", 0)
@@ -85,7 +84,7 @@ def test_features_of_users_come_from_a_file(table, tmp_path, monkeypatch):
         seen.append(sides)
         draws = handmade_draws(sizes={"user": 25, "item": 16})
         weights = {"user.weights": np.ones((5, 2, 4)), "user.weight_scale": np.ones((5, 1, 2))}
-        return Chain.of(draws | weights)
+        return draws | weights
 
     monkeypatch.setattr(matrix_factorization, "run_factor_chain", run)
     people = "".join(f"user{i},{'ab'[i % 2]}\n" for i in range(24))
@@ -109,7 +108,7 @@ def test_events_are_judged_by_their_rankings(tmp_path, monkeypatch):
     """A file without ratings, in which a pair comes twice."""
     rows = "".join(f"{i % 7},{i % 6}\n" for i in range(50))
     (tmp_path / "log.csv").write_text(f"user,item\n{rows}")
-    drawn = Chain.of(handmade_draws())
+    drawn = handmade_draws()
     monkeypatch.setattr(matrix_factorization, "run_factor_chain", lambda *_: drawn)
     options = ("--likelihood", "implicit", "--out", tmp_path / "m")
     fitted = call("fit-ratings", tmp_path / "log.csv", *options)
@@ -145,7 +144,11 @@ def test_what_cannot_be_is_refused(table, tmp_path):
         (("recommend", tmp_path / "nowhere.csv", "--user", 1), 1, "There is no file"),
         (("recommend", tmp_path / "numbers.csv", "--user", 1), 1, "rates the same item twice"),
         (("recommend", table, "--user", 1, "--rank", 0), 2, "rank"),
-        (("fit-ratings", table, "--out", tmp_path / "m", "--holdout", 0.001), 1, "too few"),
+        (
+            ("fit-ratings", table, "--out", tmp_path / "m", "--holdout", 0.001),
+            1,
+            "some to hold out and some to learn",
+        ),
         (("fit-ratings", table, "--out", tmp_path / "m", "--split", "last"), 1, "timestamp"),
     ]
     for args, code, message in cases:

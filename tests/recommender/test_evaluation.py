@@ -8,13 +8,12 @@ import pytest
 from handmade_factors import handmade_draws
 from sghmc.estimators import MatrixFactorization
 from sghmc.recommender import matrix_factorization
-from sghmc.recommender.chain import Chain
 from sghmc.recommender.evaluation import (
     fit_and_judge,
+    format_scores,
     is_model,
     plot_coverage,
     plot_rankings,
-    told_scores,
 )
 from sghmc.recommender.ratings import Ratings
 
@@ -35,7 +34,7 @@ def seen(monkeypatch):
 
     def run(key, ratings, settings, start, *_):
         runs.append(set(zip(ratings.user.tolist(), ratings.item.tolist(), strict=True)))
-        return Chain.of(handmade_draws(seed=len(runs)))
+        return handmade_draws(seed=len(runs))
 
     monkeypatch.setattr(matrix_factorization, "run_factor_chain", run)
     return runs
@@ -72,7 +71,7 @@ def test_the_last_by_time_are_held_out(seen):
 
 
 def test_scores_are_told_with_their_errors():
-    told = told_scores({"num_ratings": 3, "rmse": 0.9, "rmse_error": 0.01, "log_likelihood": -1.0,
+    told = format_scores({"num_ratings": 3, "rmse": 0.9, "rmse_error": 0.01, "log_likelihood": -1.0,
                         "log_likelihood_error": None, "ndcg@10": 0.25, "ndcg@10_error": 0.5,
                         "ndcg@3": 0.5, "recall@10": None, "recall@10_error": None})  # fmt: skip
     assert told == {
@@ -123,7 +122,7 @@ def test_nothing_is_judged_where_nothing_is_held_out(seen):
 
 @pytest.mark.parametrize("holdout", [0.001, 0.999])
 def test_too_few_to_hold_out_or_to_learn_from(seen, holdout):
-    with pytest.raises(ValueError, match=r"of 42 ratings are .*: too few"):
+    with pytest.raises(ValueError, match=r"of 42 ratings are .*, but a split needs"):
         fit_and_judge(RATINGS, holdout)
     assert seen == []
 

@@ -4,6 +4,7 @@ That it samples the posterior is tested where it is used, in test_matrix_factori
 """
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,16 +15,15 @@ from scipy import stats
 
 import sghmc
 from exact_factorization import make_ratings, predictions
-from handmade_factors import NUM_DRAWS, SIZES, WIDTH, handmade_draws
+from handmade_factors import SIZES, WIDTH, handmade_draws
 from sghmc.models import MatrixFactorization as Model
-from sghmc.recommender import chain as factor_chain
-from sghmc.recommender.chain import Chain, ChainSettings
-from sghmc.recommender.likelihood import Sizes
-from sghmc.recommender.rating_likelihoods import RESOLUTION, Gaussian
-from sghmc.recommender.ratings import Ratings
+from sghmc.recommender import factor_chain
+from sghmc.recommender.factor_chain import ChainSettings
+from sghmc.recommender.rating_likelihoods import RESOLUTION, GaussianRatings
+from sghmc.recommender.ratings import Ratings, Sizes
 
 RANK = 2
-GAUSSIAN = Gaussian(np.array([0.0, 1.0]))
+GAUSSIAN = GaussianRatings(np.array([0.0, 1.0]))
 SETTINGS = ChainSettings(
     rank=RANK,
     num_draws=1000,
@@ -46,17 +46,30 @@ def small_ratings() -> Ratings:
 RATINGS = small_ratings()
 
 
-def test_draws_by_name_are_the_chain_again():
-    named = handmade_draws()
-    chain = Chain.of(named)
-    again = chain.by_name()
-    assert set(again) == set(named)
-    for name, values in named.items():
-        np.testing.assert_array_equal(again[name], values)
+def test_draws_have_names_and_no_padding():
+    """Of the centers of rows that have features, mean and variance are kept."""
+    rng = np.random.default_rng(0)
+    model = GAUSSIAN.problem(RATINGS, Sizes(9, 8), RANK, {}).model
+    rows = rng.normal(size=(1, 3, 17, RANK + 1))
+    prior = {"mean": rng.normal(size=(1, 3, 3)), "precision": rng.gamma(3.0, size=(1, 3, 3))}
+    center = rng.normal(size=(1, 3, 9, 3))
+    noise = rng.gamma(3.0, size=(1, 3, 9))
+    hyper = {
+        "user": {**prior, "center": center}, "item": prior, "noise": noise,
+        "noise_rate": np.ones((1, 3)), "counts": np.ones(3),
+    }  # fmt: skip
+    samples: Any = SimpleNamespace(positions=rows, hyper=hyper)
+    found = factor_chain._draws_by_name(samples, model, RATINGS, GAUSSIAN)
+    expected = {
+        "user": rows[0][:, :6], "item": rows[0][:, 9:14], "noise": noise[0][:, :6],
+        "noise_rate": np.ones(3), "user.typical": center[0][:, :6].mean(1),
+        "user.varied": center[0][:, :6].var(1),
+    }  # fmt: skip
     for side in ("user", "item"):
-        np.testing.assert_array_equal(chain.last.position[side], named[side][-1])
-        np.testing.assert_array_equal(chain.last.hyper[side]["mean"], named[f"{side}.mean"][-1])
-    assert len(chain.hyper["noise"]) == NUM_DRAWS
+        expected |= {f"{side}.{name}": part[0] for name, part in prior.items()}
+    assert set(found) == set(expected)
+    for name, part in expected.items():
+        np.testing.assert_array_equal(found[name], part)
 
 
 def test_a_chain_goes_on_where_it_stands_and_strangers_come_from_the_prior():
@@ -64,24 +77,25 @@ def test_a_chain_goes_on_where_it_stands_and_strangers_come_from_the_prior():
 
     24 of them: a false alarm once in 70,000 keys.
     """
-    start = Chain.of(handmade_draws()).last
+    last = {name: part[-1] for name, part in handmade_draws().items()}
     sizes = {side: size + 20_000 for side, size in SIZES.items()}
     problem = GAUSSIAN.problem(RATINGS, Sizes(**sizes), WIDTH - 1, {})
     model = problem.model
-    begun = factor_chain._begin(jax.random.key(0), problem, GAUSSIAN, start)
-    for side, rows in model.sides(begun.position).items():
-        np.testing.assert_array_equal(rows[: SIZES[side]], start.position[side])
-        prior = start.hyper[side]
+    position, hyper = factor_chain._initial_state(jax.random.key(0), problem, GAUSSIAN, last)
+    for side, rows in model.sides(position).items():
+        np.testing.assert_array_equal(rows[: SIZES[side]], last[side])
+        prior = {name: last[f"{side}.{name}"] for name in ("mean", "precision")}
         new = np.asarray(rows[SIZES[side] :], float) - prior["mean"]
         normal = new * prior["precision"] ** 0.5
         assert np.abs(normal.mean(0)).max() < 5 / np.sqrt(20_000)
         assert np.abs((normal**2).mean(0) - 1).max() < 5 * np.sqrt(2 / 20_000)
         assert stats.kstest(normal.ravel(), "norm").pvalue > 1e-6
-        assert begun.hyper[side] is prior
-    noise = start.hyper["noise"]
-    np.testing.assert_array_equal(begun.hyper["noise"][: len(noise)], noise)
-    np.testing.assert_allclose(begun.hyper["noise"][len(noise) :], noise.mean())
-    users, items = (np.asarray(rows) for rows in model.sides(begun.position).values())
+        assert set(hyper[side]) == set(prior)
+        assert all(hyper[side][name] is part for name, part in prior.items())
+    noise = last["noise"]
+    np.testing.assert_array_equal(hyper["noise"][: len(noise)], noise)
+    np.testing.assert_allclose(hyper["noise"][len(noise) :], noise.mean())
+    users, items = (np.asarray(rows) for rows in model.sides(position).values())
     assert not np.array_equal(users[SIZES["user"] :], items[SIZES["item"] :])
 
 
@@ -89,17 +103,17 @@ def test_a_first_start_has_the_spread_of_standardized_ratings():
     """¼ of products, ⅕ of each bias and ½ of noise, as the priors it starts from have them, too."""
     problem = GAUSSIAN.problem(RATINGS, Sizes(4000, 3000), 3, {})
     model = problem.model
-    begun = factor_chain._begin(jax.random.key(0), problem, GAUSSIAN, None)
-    user, item = (np.asarray(rows, float) for rows in model.sides(begun.position).values())
+    position, hyper = factor_chain._initial_state(jax.random.key(0), problem, GAUSSIAN, None)
+    user, item = (np.asarray(rows, float) for rows in model.sides(position).values())
     # 3,000 products, whose variance has a standard error of 4 %: within five.
     assert np.var(predictions(user[:3000], item)) == pytest.approx(0.25, rel=0.2)
     for side in ("user", "item"):
-        precision = begun.hyper[side]["precision"]
+        precision = hyper[side]["precision"]
         np.testing.assert_allclose(1 / precision[:-1], np.sqrt(0.25 / 3), rtol=1e-5)
         assert 1 / precision[-1] == pytest.approx(0.2)
-    assert np.all(begun.hyper["noise"] == 2)
+    assert np.all(hyper["noise"] == 2)
     # The mean of Gamma(3, ρ).
-    assert 3 / begun.hyper["noise_rate"] == pytest.approx(2)
+    assert 3 / hyper["noise_rate"] == pytest.approx(2)
 
 
 @pytest.mark.slow

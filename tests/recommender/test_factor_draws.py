@@ -6,7 +6,7 @@ from scipy import stats
 
 from exact_factorization import predictions
 from handmade_factors import NUM_DRAWS, SIZES, handmade_draws
-from sghmc.recommender.draws import FactorDraws
+from sghmc.recommender.factor_draws import FactorDraws
 
 DRAWS = handmade_draws()
 FACTORS = FactorDraws.of(DRAWS)

@@ -6,7 +6,7 @@ from scipy import stats
 
 from exact_factorization import predictions
 from handmade_factors import SIZES, handmade_draws
-from sghmc.recommender.draws import aligned_factors, write
+from sghmc.recommender.factor_draws import aligned_factors, write
 from sghmc.recommender.ratings import Ratings
 
 RATINGS = Ratings(

@@ -298,5 +298,5 @@ def test_a_run_with_features_is_compiled_once_for_other_values(caplog):
 
 
 def test_features_are_of_users_and_items():
-    with pytest.raises(ValueError, match="features are of"):
+    with pytest.raises(ValueError, match="features must be of"):
         MatrixFactorization(4, NUM_ROWS, 2, features={"movie": FEATURES})

@@ -10,12 +10,12 @@ from scipy import stats
 import exact_factorization
 from exact_factorization import conditional
 from handmade_factors import SIZES, handmade_draws
-from sghmc.recommender.fold_in import Known, Newcomers
-from sghmc.recommender.rating_likelihoods import Gaussian
-from sghmc.recommender.ratings import Ratings
+from sghmc.recommender.fold_in import Newcomers
+from sghmc.recommender.rating_likelihoods import GaussianRatings
+from sghmc.recommender.ratings import Ratings, Sizes
 
 NUM_DRAWS = 4000
-KNOWN = Known(SIZES["user"], SIZES["item"])
+KNOWN = Sizes(SIZES["user"], SIZES["item"])
 USERS, ITEMS = KNOWN.user + 3, KNOWN.item + 1
 NEW_ITEM, NEW_USER, SILENT, LAST = KNOWN.item, KNOWN.user, KNOWN.user + 1, USERS - 1
 rng = np.random.default_rng(5)
@@ -27,7 +27,9 @@ PAIRS = np.array(
 
 
 def fold_in(key, draws, ratings, known, users):
-    return Gaussian(np.array([0.0, 1.0])).fold_in(key, Newcomers(draws, ratings, known, users, {}))
+    return GaussianRatings(np.array([0.0, 1.0])).fold_in(
+        key, Newcomers(draws, ratings, known, users, {})
+    )
 
 
 RATINGS = Ratings(
@@ -135,7 +137,7 @@ def test_many_ratings_fill_many_blocks():
     order = generator.permutation(220)
     rating = generator.normal(size=220).astype(np.float32)
     table = Ratings(users[order], items[order], rating, np.arange(9), np.arange(num_items))
-    known = Known(SIZES["user"], num_items)
+    known = Sizes(SIZES["user"], num_items)
     after = fold_in(jax.random.key(1), draws, table, known, np.array([7, 8]))
     data = exact_factorization.Ratings(table.user, table.item, rating.astype(float), 9, num_items)
     prior = draws["user.mean"], draws["user.precision"]

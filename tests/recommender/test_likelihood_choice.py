@@ -7,8 +7,8 @@ import pytest
 
 from handmade_factors import handmade_draws
 from sghmc.estimators import MatrixFactorization
-from sghmc.recommender import likelihood_choice, matrix_factorization
-from sghmc.recommender.chain import Chain
+from sghmc.recommender import matrix_factorization
+from sghmc.recommender.matrix_factorization import likeliest
 from sghmc.recommender.ratings import Ratings
 
 USERS, ITEMS = (axis.ravel().astype(np.int32) for axis in np.indices((7, 6)))
@@ -25,9 +25,10 @@ def test_tables_without_levels_to_compare_need_no_fit():
         item=np.tile(ITEMS, 2),
         rating=np.arange(84, dtype=np.float32),
     )
-    assert likelihood_choice.likeliest(None, many, {}) == ("gaussian", {})
+    model = MatrixFactorization(likelihood="auto")
+    assert likeliest(model, many, {}) == ("gaussian", {})
     ones = dataclasses.replace(few, rating=np.ones(42, np.float32))
-    assert likelihood_choice.likeliest(None, ones, {}) == ("implicit", {})
+    assert likeliest(model, ones, {}) == ("implicit", {})
 
 
 @pytest.mark.parametrize(("gain", "expected"), [(0.5, "ordinal"), (0.0, "gaussian")])
@@ -38,7 +39,7 @@ def test_held_out_levels_decide(monkeypatch, gain, expected):
     def run(key, ratings, settings, start, likelihood, sides):
         seen.append((type(likelihood).__name__, len(ratings)))
         draws = handmade_draws()
-        return Chain.of(draws | {"cuts": np.tile([-1.0, 0.0, 1.0, 2.0], (5, 1))})
+        return draws | {"cuts": np.tile([-1.0, 0.0, 1.0, 2.0], (5, 1))}
 
     def log_probabilities(self, ratings):
         asked.append(len(ratings))

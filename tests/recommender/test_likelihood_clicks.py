@@ -9,11 +9,10 @@ from scipy import special, stats
 
 from exact_factorization import predictions
 from handmade_factors import handmade_draws
-from sghmc.recommender.draws import FactorDraws
-from sghmc.recommender.fold_in import Known, Newcomers
-from sghmc.recommender.interactions import ClickOutcome, Counts, Implicit
-from sghmc.recommender.likelihood import Sizes
-from sghmc.recommender.ratings import Ratings, from_table
+from sghmc.recommender.clicks import ClickOutcome, Counts, Implicit
+from sghmc.recommender.factor_draws import FactorDraws
+from sghmc.recommender.fold_in import Newcomers
+from sghmc.recommender.ratings import Ratings, Sizes, from_table
 
 DRAWS = handmade_draws()
 FACTORS = FactorDraws.of(DRAWS)
@@ -112,7 +111,7 @@ def test_newcomers_have_their_law_under_every_draw(kind):
     ratings = Ratings(
         user.astype(np.int32), item.astype(np.int32), amount, np.arange(10), np.arange(9)
     )
-    new = Newcomers(draws, ratings, Known(9, 8), np.array([9]), {})
+    new = Newcomers(draws, ratings, Sizes(9, 8), np.array([9]), {})
     after = kind(np.array([offset, 1.0])).fold_in(jax.random.key(0), new)
     np.testing.assert_array_equal(after["user"][:, :9], draws["user"])
     np.testing.assert_array_equal(after["item"][:, :8], draws["item"])
@@ -140,7 +139,7 @@ def test_newcomers_have_their_law_under_every_draw(kind):
 def test_nobody_new_changes_nothing():
     table = Ratings(np.zeros(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.float32),
                     np.arange(7), np.arange(6))  # fmt: skip
-    new = Newcomers(dict(DRAWS), table, Known(7, 6), np.zeros(0, np.int64), {})
+    new = Newcomers(dict(DRAWS), table, Sizes(7, 6), np.zeros(0, np.int64), {})
     after = Implicit(np.array([0.0, 1.0])).fold_in(jax.random.key(0), new)
     np.testing.assert_array_equal(after["user"], DRAWS["user"])
     assert dataclasses.is_dataclass(Implicit)

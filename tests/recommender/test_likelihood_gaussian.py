@@ -7,11 +7,11 @@ from scipy import stats
 
 from exact_factorization import predictions
 from handmade_factors import SIZES, WIDTH, handmade_draws
-from sghmc.recommender import features
-from sghmc.recommender.draws import FactorDraws
-from sghmc.recommender.fold_in import Known, Newcomers
-from sghmc.recommender.rating_likelihoods import Gaussian, NormalOutcome
-from sghmc.recommender.ratings import Ratings, from_table
+from sghmc.recommender.factor_draws import FactorDraws
+from sghmc.recommender.fold_in import Newcomers
+from sghmc.recommender.rating_likelihoods import GaussianRatings, NormalOutcome
+from sghmc.recommender.ratings import Ratings, Sizes, from_table
+from sghmc.recommender.side_information import given, learned
 
 DRAWS = handmade_draws()
 FACTORS = FactorDraws.of(DRAWS)
@@ -48,10 +48,10 @@ def test_many_different_ratings_have_no_levels():
 
 def test_scales_are_those_of_the_ratings():
     table = from_table(([1, 2, 3], [1, 1, 1], [2.0, 4.0, 6.0]))
-    likelihood = Gaussian.of(table)
+    likelihood = GaussianRatings.of(table)
     np.testing.assert_allclose(likelihood.scale, [4.0, float(np.std([2, 4, 6]))])
     np.testing.assert_allclose(likelihood.in_units(table).rating.std(), 1.0, rtol=1e-6)
-    same = Gaussian.of(from_table(([1, 2], [1, 1], [3.0, 3.0])))
+    same = GaussianRatings.of(from_table(([1, 2], [1, 1], [3.0, 3.0])))
     assert same.scale.tolist() == [3.0, 1.0]
 
 
@@ -69,8 +69,8 @@ def newcomers(num_draws: int) -> Newcomers:
         np.arange(SIZES["item"]),
     )
     kinds = {"user": np.arange(count + 2), "kind": [*"abababa", "a", "b"]}
-    sides = features.learned(features.given(kinds, None), ratings)
-    known = Known(SIZES["user"], SIZES["item"])
+    sides = learned(given(kinds, None), ratings)
+    known = Sizes(SIZES["user"], SIZES["item"])
     return Newcomers(draws, ratings, known, np.array([count, count + 1]), sides)
 
 
@@ -81,7 +81,7 @@ def test_newcomers_lie_around_what_their_features_say():
     4,000 draws, means within five standard errors: a false alarm in 10⁵ keys.
     """
     new = newcomers(4000)
-    after = Gaussian(np.array([0.0, 1.0])).fold_in(jax.random.key(0), new)
+    after = GaussianRatings(np.array([0.0, 1.0])).fold_in(jax.random.key(0), new)
     weights, mean = new.draws["user.weights"][0], new.draws["user.mean"][0]
     precision = new.draws["user.precision"][0]
     centers = [mean + weights[0], mean + weights[1]]  # kind a, then b

@@ -7,10 +7,10 @@ from scipy import stats
 
 from exact_factorization import predictions
 from handmade_factors import handmade_draws
-from sghmc.recommender.draws import FactorDraws
-from sghmc.recommender.fold_in import Known, Newcomers
-from sghmc.recommender.rating_likelihoods import Ordinal, OrdinalOutcome
-from sghmc.recommender.ratings import Ratings, from_table
+from sghmc.recommender.factor_draws import FactorDraws
+from sghmc.recommender.fold_in import Newcomers
+from sghmc.recommender.rating_likelihoods import OrdinalOutcome, OrdinalRatings
+from sghmc.recommender.ratings import Ratings, Sizes, from_table
 
 DRAWS = handmade_draws() | {"cuts": np.sort(np.random.default_rng(1).normal(size=(5, 3)), axis=1)}
 LEVELS = np.array([1.0, 2.0, 3.0, 5.0])
@@ -37,7 +37,7 @@ def test_probabilities_are_those_between_cuts():
 
 def test_scales_have_center_spread_and_levels():
     table = from_table((range(6), range(6), [1.0, 2.0, 2.0, 3.0, 5.0, 5.0]))
-    likelihood = Ordinal.of(table)
+    likelihood = OrdinalRatings.of(table)
     center, spread = table.rating.mean(), table.rating.std()
     np.testing.assert_allclose(likelihood.scale, [center, spread, 1, 2, 3, 5], rtol=1e-6)
     cuts = (np.array([1.5, 2.5, 4.0]) - center) / spread
@@ -46,9 +46,9 @@ def test_scales_have_center_spread_and_levels():
     with pytest.raises(ValueError, match="Ratings are 1, 2, 3, 5 here, but 4 came"):
         likelihood.in_units(from_table(([1], [2], [4.0])))
     with pytest.raises(ValueError, match=r"100 different ones. Take .* or round them"):
-        Ordinal.of(from_table((range(100), range(100), np.arange(100.0))))
+        OrdinalRatings.of(from_table((range(100), range(100), np.arange(100.0))))
     with pytest.raises(ValueError, match=r"1 different ones. Take .*implicit"):
-        Ordinal.of(from_table(([1], [1], [1.0])))
+        OrdinalRatings.of(from_table(([1], [1], [1.0])))
 
 
 @pytest.mark.slow
@@ -75,8 +75,8 @@ def test_newcomers_have_their_law_under_every_draw():
     ratings = Ratings(
         user.astype(np.int32), item.astype(np.int32), level, np.arange(4), np.arange(9)
     )
-    new = Newcomers(draws, ratings, Known(3, 8), np.array([3]), {})
-    after = Ordinal(np.array([0.0, 1.0, 1, 2, 3])).fold_in(jax.random.key(0), new)
+    new = Newcomers(draws, ratings, Sizes(3, 8), np.array([3]), {})
+    after = OrdinalRatings(np.array([0.0, 1.0, 1, 2, 3])).fold_in(jax.random.key(0), new)
     assert after["user"].shape == (count, 4, 2)
     assert after["item"].shape == (count, 9, 2)
     np.testing.assert_array_equal(after["user"][:, :3], draws["user"])

@@ -10,7 +10,7 @@ from exact_factorization import predictions
 from sghmc.core import random
 from sghmc.core.random import gammas
 from sghmc.recommender.fold_in import Blocks
-from sghmc.recommender.ordinal import Rows, sweep_items, sweep_users
+from sghmc.recommender.ordinal import LatentRows, sweep_items, sweep_users
 
 CUTS, RATE = np.array([-0.8, 0.3, 1.1]), 1.7
 NUM_CHAINS, NUM_SWEEPS = 4000, 40
@@ -65,12 +65,12 @@ def check(rows: np.ndarray, density: np.ndarray, row: int) -> None:
         assert stats.kstest(uniform, "uniform").pvalue > 1e-5
 
 
-def after_sweeps(sweep) -> Rows:
+def after_sweeps(sweep) -> LatentRows:
     def chain(key):
         def one(i, state):
             return sweep(jax.random.fold_in(key, i), state)
 
-        return jax.lax.fori_loop(0, NUM_SWEEPS, one, Rows(jnp.zeros((3, 2)), START))
+        return jax.lax.fori_loop(0, NUM_SWEEPS, one, LatentRows(jnp.zeros((3, 2)), START))
 
     return jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(1), NUM_CHAINS))
 
@@ -151,7 +151,7 @@ def test_a_sweep_of_users_is_the_one_written_down():
 
     @jax.jit
     def swept(rows, noise):
-        key, state = jax.random.key(7), Rows(rows, noise)
+        key, state = jax.random.key(7), LatentRows(rows, noise)
         return sweep_users(key, blocks(), state, f32(OTHERS), PRIOR, f32(RATE), f32(CUTS))
 
     found = swept(f32(ROWS), f32(noise))
@@ -175,7 +175,7 @@ def test_a_sweep_of_items_weighs_by_their_raters_precisions():
 
     @jax.jit
     def swept(rows, noise):
-        key, state = jax.random.key(9), Rows(rows, noise)
+        key, state = jax.random.key(9), LatentRows(rows, noise)
         return sweep_items(key, blocks(), state, f32(OTHERS), PRIOR, f32(CUTS))
 
     found = swept(f32(ROWS), f32(raters))

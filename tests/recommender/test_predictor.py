@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from handmade_factors import SIZES, handmade_draws
-from sghmc.recommender.draws import FactorDraws
+from sghmc.recommender.factor_draws import FactorDraws
 from sghmc.recommender.rating_answers import Predictor
 from sghmc.recommender.rating_likelihoods import NormalOutcome
 from sghmc.recommender.ratings import Ratings
@@ -93,5 +93,5 @@ def test_similar_items_leave_out_the_item_itself():
     order = np.argsort(-expected)[:3]
     assert items.tolist() == (10 * order).tolist()
     np.testing.assert_allclose(similarity, expected[order], rtol=1e-12)
-    with pytest.raises(ValueError, match="There is no item 999"):
+    with pytest.raises(ValueError, match="The model has no item 999"):
         PREDICTOR.similar_items(999, k=3)

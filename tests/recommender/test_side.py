@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from sghmc.recommender.features import Side, extended, given, learned, with_ids
 from sghmc.recommender.ratings import from_table
+from sghmc.recommender.side_information import (
+    SideFeatures,
+    extended,
+    given,
+    learned,
+    with_ids,
+)
 
 RATINGS = from_table(([1, 2, 2], [7, 7, 8], [3.0, 4.0, 5.0]))
 USERS = {"user": [2, 5, 1], "sex": ["F", "M", "F"], "age": [20.0, 30.0, None]}
@@ -18,7 +24,7 @@ def sides():
     return ratings, learned(tables, ratings)
 
 
-def rows(each: Side, num_rows: int) -> list[list[float]]:
+def rows(each: SideFeatures, num_rows: int) -> list[list[float]]:
     matrix = np.zeros((num_rows, len(each.encoding.names)))
     np.add.at(matrix, (each.entries.row, each.entries.column), each.entries.value)
     return matrix.tolist()

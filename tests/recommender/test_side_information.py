@@ -6,7 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sghmc.recommender.side_information import NUM_KNOTS, Entries, SideEncoding, side_table
+from sghmc.recommender.side_information import (
+    NUM_KNOTS,
+    Entries,
+    SideEncoding,
+    SideTable,
+    side_table,
+)
 
 pa, pl = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
 
@@ -31,7 +37,7 @@ def encoded(columns, role="user", ids=IDS):
     codes = np.array([ids.tolist().index(each) for each in table.ids])
     entries = encoding.entries(table, codes)
     rest = np.setdiff1d(np.arange(len(ids)), codes)
-    entries = entries.replaced(encoding.without_row(rest), rest)
+    entries = entries.replaced(encoding.entries(SideTable(rest, {}), rest), rest)
     return encoding, matrix(encoding, entries, len(ids))
 
 
@@ -110,7 +116,7 @@ def test_an_encoding_survives_as_plain_lists():
     assert again.names == encoding.names
     for wrong in ({}, [1], [["a", "number", [1.0], True]], [["a", "thing", ["b"], True]],
                   [["a", "set", [1], False]], [["a", "set", ["b"], 1]]):  # fmt: skip
-        with pytest.raises(ValueError, match="not made by sghmc"):
+        with pytest.raises(ValueError, match="not written by sghmc"):
             SideEncoding.restored(wrong)
 
 
@@ -120,8 +126,8 @@ def test_an_encoding_survives_as_plain_lists():
         ({"who": [1], "age": [2.0]}, "The table of users has the columns who, age: no column of"),
         ({"user": [1, 2, 1], "age": [1.0, 2.0, 3.0]}, "has 1 twice, again in row 3"),
         ({"user": [1, 2], "age": [1.0]}, "has 2 ids, but columns of"),
-        ({"user": IDS, "name": ["a", "b", "c", "d"]}, "The columns name tell nobody from anybody"),
-        ({"user": IDS, "what": [{"a": 1}] * 4}, "The column 'what' holds struct"),
+        ({"user": IDS, "name": ["a", "b", "c", "d"]}, "The columns name carry no information"),
+        ({"user": IDS, "what": [{"a": 1}] * 4}, "the column 'what' holds struct"),
     ],
 )
 def test_wrong_tables_are_refused(columns, message):

@@ -7,26 +7,27 @@ import pytest
 
 from handmade_factors import handmade_draws
 from sghmc.estimators import ModelFileError
-from sghmc.recommender import features
+from sghmc.recommender.matrix_factorization import packed, unpack
 from sghmc.recommender.ratings import from_table
+from sghmc.recommender.side_information import given, learned
 
 
 def fitted() -> SimpleNamespace:
-    tables = features.given({"user": [1, 2], "sex": ["F", "F"]}, None)
+    tables = given({"user": [1, 2], "sex": ["F", "F"]}, None)
     ratings = from_table(([1, 2, 3], [7, 7, 8], [3.0, 4.0, 5.0]))
     return SimpleNamespace(
         draws_=handmade_draws(),
         ratings_=ratings,
         scale_=np.array([4.0, 1.0]),
         num_fits_=3,
-        sides_=features.learned(tables, ratings),
+        sides_=learned(tables, ratings),
     )
 
 
 def test_all_parts_come_back():
     model = fitted()
-    again = SimpleNamespace(draws_=dict(features.packed(model)))
-    features.unpack(again, "file")
+    again = SimpleNamespace(draws_=dict(packed(model)))
+    unpack(again, "file")
     assert set(again.draws_) == set(model.draws_)
     assert (again.num_fits_, again.scale_.tolist()) == (3, [4.0, 1.0])
     np.testing.assert_array_equal(again.ratings_.item, model.ratings_.item)
@@ -40,7 +41,7 @@ def test_all_parts_come_back():
 
 @pytest.mark.parametrize("missing", ["ratings.scale", "features.user.row"])
 def test_files_of_others_are_refused(missing):
-    arrays = dict(features.packed(fitted()))
+    arrays = dict(packed(fitted()))
     del arrays[missing]
-    with pytest.raises(ModelFileError, match="none that sghmc wrote"):
-        features.unpack(SimpleNamespace(draws_=arrays), "file")
+    with pytest.raises(ModelFileError, match="was not written by sghmc"):
+        unpack(SimpleNamespace(draws_=arrays), "file")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from exact_factorization import predictions
-from sghmc.recommender.top_items import Block, By, Top, _top, top_items
+from sghmc.recommender.top_items import By, Top, UserBlock, _top, top_items
 
 NUM_DRAWS, NUM_USERS, WIDTH = 6, 5, 4
 SEEN = [(0, 3), (0, 7), (2, 1), (4, 39)]
@@ -35,7 +35,7 @@ class Problem:
 
     def top(self, k: int, by: By, seen: list[tuple[int, int]]) -> Top:
         padding = [(0, self.items.shape[1])] * 2
-        block = Block(jnp.asarray(self.users), jnp.asarray(seen + padding, jnp.int32))
+        block = UserBlock(jnp.asarray(self.users), jnp.asarray(seen + padding, jnp.int32))
         draw, width = jnp.asarray(4), jnp.asarray(1.5)
         return top_items(block, jnp.asarray(self.items), draw, width, k=k, by=by)
 

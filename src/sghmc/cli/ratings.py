@@ -65,7 +65,7 @@ def fit_ratings(
     """
     with session.work(debug), files.drafts(out) as stage:
         from sghmc.recommender import evaluation
-        from sghmc.recommender.evaluation import fit_and_judge, told_scores
+        from sghmc.recommender.evaluation import fit_and_judge, format_scores
 
         progress = session.has_bars(quiet, as_json)
         table = _ratings(ratings, duplicates, likelihood)
@@ -87,7 +87,7 @@ def fit_ratings(
     elif not quiet:
         if judged := result.get("held_out"):
             print(f"{judged['num_ratings']:,} held-out ratings:")
-            for name, score in told_scores(judged).items():
+            for name, score in format_scores(judged).items():
                 print(f"{name}: {score}")
             for level, share in judged.get("coverage", {}).items():
                 print(f"The {level} predictive intervals cover {share:.1%} of them.")
@@ -180,10 +180,10 @@ def recommend(
 
 
 def _ratings(path: pathlib.Path, duplicates: str, likelihood: str) -> Any:
-    from sghmc.recommender.likelihood_choice import reading
+    from sghmc.recommender.rating_answers import reading_options
     from sghmc.recommender.ratings import load_ratings
 
-    return load_ratings(path, **reading(likelihood, duplicates))
+    return load_ratings(path, **reading_options(likelihood, duplicates))
 
 
 def _features(users: pathlib.Path | None, items: pathlib.Path | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `sghmc fit-ratings` does: judge a recommender on held-out ratings, then give it all."""
+"""Fit a recommender, score it on held-out ratings, and report: what `sghmc fit-ratings` runs."""
 
 import pathlib
 import time
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 
 RANKS = (1, 3, 10, 30)
-"""Numbers of recommendations that a held-out part judges."""
+"""Numbers of recommendations that are scored on held-out ratings."""
 
-_SHOWN = 10
-"""The one whose scores are told; all are drawn."""
+_PRINTED_RANK = 10
+"""The number of recommendations whose scores are printed; the plot shows all."""
+
+_RANKINGS = {"ndcg": "NDCG", "recall": "recall"}
 
 
 def is_model(path: str | pathlib.Path) -> bool:
-    """Whether a file is one that `save` writes."""
+    """Check whether a file is a model that `save` wrote, by its first bytes."""
     path, first = pathlib.Path(path), b"sghmc model"
     if not path.is_file():
         return False
@@ -42,11 +44,10 @@ def fit_and_judge(
     items: Any = None,
     **settings: Any,
 ) -> tuple[MatrixFactorization, dict[str, Any]]:
-    """A model of all ratings, and how well it predicted some of them before it saw them.
+    """Fit a model, score it on held-out ratings, and add those by `partial_fit`.
 
-    `how` and `holdout` say which, as for `rating_scores.split`; a holdout of 0 is none.
-    The model is fitted without them first, and takes them in by `partial_fit`. `users` and `items`
-    are tables of features, as `MatrixFactorization.fit` takes them.
+    `how` and `holdout` choose them, as for `rating_scores.split`; a holdout of 0 is none. `users`
+    and `items` are tables of features, as `MatrixFactorization.fit` takes them.
     """
     seed = settings.get("random_state", 0)
     rows, held_out = np.arange(len(ratings)), None
@@ -70,60 +71,50 @@ def fit_and_judge(
     return model, result
 
 
-def told_scores(judged: dict[str, Any]) -> dict[str, str]:
-    """Scores of `evaluate` in words, each with its standard error where it has one."""
+def format_scores(judged: dict[str, Any]) -> dict[str, str]:
+    """Format the scores of `evaluate` by label, each with its standard error if it has one."""
     names = {"rmse": "RMSE", "log_likelihood": "mean log-likelihood"}
     names |= {"log_probability": "mean log-probability of the level"}
-    names |= {f"{name}@{_SHOWN}": f"{label}@{_SHOWN}" for name, label in _RANKINGS.items()}
-    return {
-        label: _with_error(judged[name], judged.get(f"{name}_error"))
-        for name, label in names.items()
-        if judged.get(name) is not None
-    }
-
-
-_RANKINGS = {"ndcg": "NDCG", "recall": "recall"}
+    k = _PRINTED_RANK
+    names |= {f"{name}@{k}": f"{label}@{k}" for name, label in _RANKINGS.items()}
+    scores = {}
+    for name, label in names.items():
+        value, error = judged.get(name), judged.get(f"{name}_error")
+        if value is not None:
+            scores[label] = f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
+    return scores
 
 
 def plot_rankings(judged: dict[str, Any]) -> "Figure":
-    """NDCG@k and recall@k by k, with two standard errors."""
-    figures = require("matplotlib.figure", extra="plots")
-    figure = figures.Figure(figsize=(5, 5), layout="constrained")
-    axis = figure.subplots()
+    """Plot NDCG@k and recall@k by k, with two standard errors."""
+    figure, axis = _square_figure()
     for name, label in _RANKINGS.items():
         known = [k for k in RANKS if judged.get(f"{name}@{k}") is not None]
         values = [judged[f"{name}@{k}"] for k in known]
-        spread = [2 * (judged.get(f"{name}@{k}_error") or 0.0) for k in known]
-        axis.errorbar(known, values, spread, fmt="o-", label=f"{label}@k")
+        bars = [2 * (judged.get(f"{name}@{k}_error") or 0.0) for k in known]
+        axis.errorbar(known, values, bars, fmt="o-", label=f"{label}@k")
     axis.set(
         xlabel="k: items recommended to each user",
         ylabel="mean over users",
         xscale="log",
         xticks=RANKS,
         xticklabels=[str(k) for k in RANKS],
-        title=f"{judged['num_users_ranked']:,} users with something held out that they liked",
+        title=f"{judged['num_users_ranked']:,} users with a relevant item held out",
     )
     axis.set_ylim(bottom=0)
     axis.minorticks_off()
     axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def _with_error(value: float, error: float | None) -> str:
-    return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
-
-
 def plot_coverage(judged: dict[str, Any]) -> "Figure":
-    """Shares of ratings inside predictive intervals, with two standard errors."""
-    figures = require("matplotlib.figure", extra="plots")
-    figure = figures.Figure(figsize=(5, 5), layout="constrained")
-    axis = figure.subplots()
+    """Plot the shares of ratings inside predictive intervals, with two standard errors."""
+    figure, axis = _square_figure()
     axis.plot([0, 1], [0, 1], color="gray", linewidth=1)
     levels = [float(level.rstrip("%")) / 100 for level in judged["coverage"]]
     errors = judged.get("coverage_errors", {})
-    spread = [2 * (errors.get(level) or 0.0) for level in judged["coverage"]]
-    axis.errorbar(levels, list(judged["coverage"].values()), spread, fmt="o-")
+    bars = [2 * (errors.get(level) or 0.0) for level in judged["coverage"]]
+    axis.errorbar(levels, list(judged["coverage"].values()), bars, fmt="o-")
     axis.set(
         xlabel="level of the interval",
         ylabel="share of held-out ratings inside",
@@ -131,17 +122,24 @@ def plot_coverage(judged: dict[str, Any]) -> "Figure":
         ylim=(0, 1),
         title=f"{judged['num_ratings']:,} held-out ratings",
     )
-    axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
+def _square_figure() -> tuple["Figure", Any]:
+    figures = require("matplotlib.figure", extra="plots")
+    figure = figures.Figure(figsize=(5, 5), layout="constrained")
+    axis = figure.subplots()
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure, axis
+
+
 def ratings_page(config: dict[str, Any], result: dict[str, Any]) -> str:
-    """Of a recommender that was judged on held-out ratings."""
+    """Render the report of a fitted recommender and its scores on held-out ratings."""
     sizes = {name: f"{result[f'num_{name}']:,}" for name in ("users", "items", "ratings")}
     judged = result.get("held_out")
     if judged is None:
         sections = [
-            display.paragraph("No ratings were held out, so its predictions were not judged.")
+            display.paragraph("No ratings were held out, so there are no scores of predictions.")
         ]
     else:
         drawn = [display.card(display.picture_address(plot_rankings(judged)), "rankings by length")]
@@ -165,7 +163,7 @@ def ratings_page(config: dict[str, Any], result: dict[str, Any]) -> str:
         sections.append(
             display.section(
                 f"On {judged['num_ratings']:,} held-out ratings",
-                display.facts(told_scores(judged)),
+                display.facts(format_scores(judged)),
                 *drawn,
             )
         )

@@ -1,4 +1,10 @@
-"""Side information as priors: rows of users or items lie around what their features say.
+"""Gibbs updates of a matrix factorization: priors of rows, weights of features, and noise.
+
+Every precision λ has a gamma prior, and some centered normal numbers x:
+
+    λ ~ Gamma(a, b),  x_i ~ N(0, 1/λ)   ⇒   λ | x ~ Gamma(a + n/2, b + Σx²/2)
+
+`Evidence` holds n, Σx², a and b. With side information a row's mean is linear in its features:
 
     w_ik ~ N(μ_k + Σ_f F_if B_fk, 1/λ_k),  B_fk ~ N(0, 1/(λ_k γ_gk)),  γ ~ Gamma(1, 1)
 
@@ -8,16 +14,8 @@ the rows: with X = (1 F) the regression of each column k has the precision λ_k(
 
     (XᵀX + D) x = Xᵀ(w + λ^−½ z) + D^½ λ^−½ z',   z, z' standard normal,
 
-has its exact law. F is sparse, and the system is solved by conjugate gradients: thousands of
-categories cost as many products as one.
-
-Gibbs updates of a matrix factorization: means and precisions of its priors, and its noise.
-
-Every precision λ stands behind some centered normal numbers x and has a gamma prior:
-
-    λ ~ Gamma(a, b),  x_i ~ N(0, 1/λ)   ⇒   λ | x ~ Gamma(a + n/2, b + Σx²/2)
-
-`Evidence` holds n, Σx², a and b.
+has its exact law. F is sparse, and the system is solved by conjugate gradients, whose cost grows
+with the entries of F, not with the number of categories.
 """
 
 from collections.abc import Callable
@@ -33,12 +31,12 @@ from sghmc.posterior.gibbs import draw_precision
 from sghmc.posterior.posterior import Posterior
 from sghmc.types import PyTree
 
-_TOLERANCE, _MOST_ITERATIONS = 1e-5, 1000
-"""Of the residual against the right-hand side, both in units of the diagonal: float32's reach."""
+_RESIDUAL_TOLERANCE, _MAX_ITERATIONS = 1e-5, 1000
+"""Largest residual, relative to the right-hand side in units of the diagonal: float32's limit."""
 
 
 class Features(NamedTuple):
-    """A sparse matrix with a row for each user or item: entry by entry, in any order.
+    """Sparse matrix with a row for each user or item, entry by entry in any order.
 
     Entries of value 0 are padding. Columns are features; those of a group share their γ.
     """
@@ -47,26 +45,26 @@ class Features(NamedTuple):
     column: Any
     value: Any
     group: Any
-    """(column,): the number of each feature's group."""
+    """Number of each feature's group: (column,)."""
     group_size: Any
-    """(group,): how many features each group has."""
+    """Number of features in each group: (group,)."""
 
     def times(self, weights: jax.Array, num_rows: int) -> jax.Array:
-        """F B, for B of (feature, column)."""
+        """Return F B, for B of (feature, column)."""
         terms = self.value[:, None] * take_rows(weights, self.column)
         return jax.ops.segment_sum(terms, self.row, num_rows)
 
     def transposed_times(self, rows: jax.Array) -> jax.Array:
-        """Fᵀ W, for W of (row, column)."""
+        """Return Fᵀ W, for W of (row, column)."""
         terms = self.value[:, None] * take_rows(rows, self.row)
         return jax.ops.segment_sum(terms, self.column, len(self.group))
 
     def squares(self) -> jax.Array:
-        """The diagonal of FᵀF."""
+        """Return the sums of squared entries, which precondition the solver like a diagonal."""
         return jax.ops.segment_sum(self.value**2, self.column, len(self.group))
 
     def start(self, num_rows: int, width: int) -> PyTree:
-        """Weights of 0, and what goes with them."""
+        """Return the starting hyperparameters: weights and centers of 0, scales of 1."""
         return {
             "weights": jnp.zeros((len(self.group), width)),
             "weight_scale": jnp.ones((len(self.group_size), 2)),
@@ -74,15 +72,15 @@ class Features(NamedTuple):
         }
 
     def relative_precision(self, scale: jax.Array, width: int) -> jax.Array:
-        """γ of every weight: (feature, column), of γ of (group, factors or bias)."""
+        """Return γ of every weight (feature, column), given γ of (group, factors or bias)."""
         return take_rows(scale, self.group)[:, _kinds(width)]
 
     def scale_shape(self, width: int) -> jax.Array:
-        """How many weights each γ stands behind: (group, factors or bias)."""
+        """Number of weights that share each γ: (group, factors or bias)."""
         return self.group_size[:, None] * np.bincount(_kinds(width))[None].astype(np.float32)
 
     def scale_squares(self, weights: jax.Array, precision: jax.Array) -> jax.Array:
-        """Σ λ B² over the weights behind each γ."""
+        """Return Σ λ B² over the weights that share each γ."""
         totals = jax.ops.segment_sum(precision[None] * weights**2, self.group, len(self.group_size))
         return jnp.stack([jnp.sum(totals[:, :-1], axis=1), totals[:, -1]], axis=1)
 
@@ -94,9 +92,9 @@ class Features(NamedTuple):
         scale: jax.Array,
         has_mean: np.ndarray,
     ) -> PyTree:
-        """Means, weights and the rows' centers from their law given the rows, λ and γ.
+        """Draw means, weights and the rows' centers given the rows, λ and γ.
 
-        `normals` are (rows + 1 + features, column). A column that has no mean has 0.
+        `normals` are (rows + 1 + features, column). A column without a mean has the mean 0.
         """
         num_rows, width = rows.shape
         is_free = jnp.asarray(has_mean, rows.dtype)[None]
@@ -105,7 +103,7 @@ class Features(NamedTuple):
         def center(x):
             return is_free * x[:1] + self.times(x[1:], num_rows)
 
-        def spread_out(rows):
+        def transposed(rows):
             return jnp.concatenate(
                 [is_free * jnp.sum(rows, axis=0)[None], self.transposed_times(rows)]
             )
@@ -113,20 +111,20 @@ class Features(NamedTuple):
         diagonal = jnp.concatenate([jnp.ones_like(is_free), relative])
         noise = normals * precision[None] ** -0.5
         of_rows, of_weights = noise[:num_rows], noise[num_rows:]
-        right = spread_out(rows + of_rows) + jnp.sqrt(diagonal) * of_weights
+        right = transposed(rows + of_rows) + jnp.sqrt(diagonal) * of_weights
         right = right.at[:1].multiply(is_free)
         whole = jnp.concatenate([num_rows * is_free, self.squares()[:, None] + 0 * relative])
-        x = solve(lambda x: spread_out(center(x)) + diagonal * x, right, whole + diagonal)
+        x = solve(lambda x: transposed(center(x)) + diagonal * x, right, whole + diagonal)
         return {"mean": x[0], "weights": x[1:], "center": center(x)}
 
 
 def solve(multiply, right: jax.Array, diagonal: jax.Array) -> jax.Array:
-    """x with multiply(x) = right, column by column: conjugate gradients, scaled by the diagonal."""
+    """Solve multiply(x) = right column by column, by conjugate gradients scaled by the diagonal."""
 
     def one(state):
         i, x, residual, direction, size = state
         image = multiply(direction)
-        # A column that is solved has nothing left to move by.
+        # Both are 0 in a column that is solved exactly.
         length = size / jnp.maximum(jnp.sum(direction * image, axis=0), _TINY)
         x, residual = x + length[None] * direction, residual - length[None] * image
         scaled = residual / diagonal
@@ -138,7 +136,7 @@ def solve(multiply, right: jax.Array, diagonal: jax.Array) -> jax.Array:
     size = jnp.sum(right * first, axis=0)
 
     def is_open(state):
-        return (state[0] < _MOST_ITERATIONS) & jnp.any(state[-1] > _TOLERANCE**2 * size)
+        return (state[0] < _MAX_ITERATIONS) & jnp.any(state[-1] > _RESIDUAL_TOLERANCE**2 * size)
 
     start = (jnp.int32(0), jnp.zeros_like(right), right, first, size)
     return jax.lax.while_loop(is_open, one, start)[1]
@@ -148,101 +146,101 @@ _TINY = np.finfo(np.float32).tiny
 
 
 def _kinds(width: int) -> np.ndarray:
-    """Of each column: 0 for a factor, 1 for the bias, which is the last."""
+    """Return the kind of each column: 0 for a factor, 1 for the bias, which is the last."""
     return (np.arange(width) == width - 1).astype(np.int64)
 
 
-# Gibbs updates of a matrix factorization: means and precisions of its priors, and its noise.
+# Priors of rows, and noise.
 
 SIDES = ("user", "item")
 
 NOISE_SHAPE = 3.0
-"""Of the gamma law of users' rating precisions: their standard deviation is 1/√3 of their mean."""
+"""Shape of the gamma law of users' noise precisions: their standard deviation is mean/√3."""
 
-_SLOT_OF_MEANS = 1 << 31
-"""Where the variates of means begin; those of precisions never come so far. (A second key would
-have to be compiled.)"""
+_MEANS_SLOT = 1 << 31
+"""First slot of the variates of means; precisions never use so many. A second key would be
+compiled, too."""
 
 
 class Evidence(NamedTuple):
-    """For each precision: how many numbers it stands behind, their squares, and its prior."""
+    """Count n and Σx² of the numbers with each precision, and shape a and rate b of its prior."""
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     squares: jax.Array
     shape: jax.Array
     rate: jax.Array
 
+    @classmethod
+    def of(cls, count: jax.Array, squares: jax.Array | None = None) -> "Evidence":
+        """Evidence with the prior Gamma(1, 1); squares of None are 0."""
+        one = jnp.ones_like(count)
+        return cls(count, jnp.zeros_like(count) if squares is None else squares, one, one)
+
 
 class ColumnPrior(NamedTuple):
-    """The prior of the columns of a side: its factors, then its bias.
+    """Prior of the columns of a side: its factors, then its bias.
 
     x_ik ~ N(μ_k, 1/λ_k),  λ_k ~ Gamma(1, 1),  μ_k | λ_k ~ N(0, 1/λ_k) or μ_k = 0
     """
 
     groups: np.ndarray
-    """The number of each column's precision."""
+    """Number of each column's precision."""
     has_mean: np.ndarray
     """Whether a column has a mean of its own."""
 
     @classmethod
     def shared(cls, rank: int) -> "ColumnPrior":
-        """One precision for all factors and one for the bias; no means."""
+        """Share one precision among all factors, with another for the bias; no means."""
         return cls(np.append(np.zeros(rank, np.int32), 1), np.zeros(rank + 1, bool))
 
     @classmethod
     def by_dimension(cls, rank: int) -> "ColumnPrior":
-        """A precision for every column, and a mean for every factor."""
+        """Give every column a precision, and every factor a mean."""
         return cls(np.arange(rank + 1), np.arange(rank + 1) < rank)
 
-    def evidence(self, rows: jax.Array, weights: "WeightEvidence | None" = None) -> Evidence:
-        """What the precisions are drawn from.
+    def evidence(
+        self, rows: jax.Array, num_weights: int = 0, weight_squares: jax.Array | float = 0.0
+    ) -> Evidence:
+        """Return the evidence about the precisions, given rows less the part that features explain.
 
-        A mean is integrated out, which leaves Σ(x − x̄)² + n x̄²/(n + 1). With side information
-        `rows` are what features leave unexplained, and weights count, too.
+        A mean is integrated out, which leaves Σ(x − x̄)² + n x̄²/(n + 1). Weights of features have
+        the precision, too: their number, and Σγ B².
         """
         count, average = len(rows), jnp.mean(rows, axis=0)
         share = np.where(self.has_mean, count / (count + 1), count).astype(np.float32)
         squares = jnp.sum((rows - average[None]) ** 2, axis=0) + share * average**2
-        if weights is not None:
-            count, squares = count + weights.count, squares + weights.squares
+        count, squares = count + num_weights, squares + weight_squares
         counts = jnp.asarray(count * np.bincount(self.groups), jnp.float32)
         totals = jnp.zeros_like(counts).at[self.groups].add(squares)
-        return Evidence(counts, totals, jnp.ones_like(counts), jnp.ones_like(counts))
+        return Evidence.of(counts, totals)
 
     def with_means(self, normal: jax.Array, rows: jax.Array, drawn: jax.Array) -> PyTree:
-        """The precision of each column, and its mean: μ | λ ~ N(n x̄/(n + 1), 1/(λ(n + 1)))."""
+        """Return each column's precision and mean: μ | λ ~ N(n x̄/(n + 1), 1/(λ(n + 1)))."""
         precision = drawn[self.groups]
         count, average = len(rows), jnp.mean(rows, axis=0)
         mean = count / (count + 1) * average + normal / jnp.sqrt(precision * (count + 1))
         return {"mean": jnp.where(self.has_mean, mean, 0.0), "precision": precision}
 
 
-class WeightEvidence(NamedTuple):
-    """What the weights of features say of the columns' precisions: their number, and Σγ B²."""
-
-    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
-    squares: jax.Array
-
-
 class SidePrior(NamedTuple):
-    """The prior of a side's rows: of its columns and, where there are any, of its features."""
+    """Prior of a side's rows: of its columns and, if there are any, of its features' weights."""
 
     columns: ColumnPrior
     features: Features | None
 
     def evidence(self, rows: jax.Array, hyper: PyTree) -> list[Evidence]:
-        """Of the columns' precisions; with features also, without squares, of their scales γ."""
+        """Return the evidence about the columns' precisions, and with features about the scales γ.
+
+        That about γ is without squares, which depend on the precisions drawn first.
+        """
         if self.features is None:
             return [self.columns.evidence(rows)]
         width, weights = rows.shape[1], hyper["weights"]
         relative = self.features.relative_precision(hyper["weight_scale"], width)
-        of_weights = WeightEvidence(len(weights), jnp.sum(relative * weights**2, axis=0))
+        squares = jnp.sum(relative * weights**2, axis=0)
         unexplained = rows - hyper["center"] + hyper["mean"][None]
-        count = self.features.scale_shape(width).ravel()
-        unscaled = Evidence(
-            count, jnp.zeros_like(count), jnp.ones_like(count), jnp.ones_like(count)
-        )
-        return [self.columns.evidence(unexplained, of_weights), unscaled]
+        of_scales = Evidence.of(self.features.scale_shape(width).ravel())
+        return [self.columns.evidence(unexplained, len(weights), squares), of_scales]
 
     def fresh(
         self,
@@ -252,7 +250,7 @@ class SidePrior(NamedTuple):
         hyper: PyTree,
         drawn: list[jax.Array],
     ) -> PyTree:
-        """Precisions and means; with features then γ given λ, and (μ, B) given both."""
+        """Draw precisions and means; with features then γ given λ, and (μ, B) given both."""
         if self.features is None:
             return self.columns.with_means(normal, rows, *drawn)
         precision = drawn[0][self.columns.groups]
@@ -272,25 +270,25 @@ class SharedNoise(NamedTuple):
         return {"noise": 1.0}
 
     def of_users(self, hyper: PyTree, users: jax.Array) -> jax.Array:
-        """The precision of ratings by these users."""
+        """Return the precision of ratings by these users."""
         return hyper["noise"]
 
     def evidence(self, squares: Callable[[PyTree], jax.Array], posterior: Posterior) -> Evidence:
-        """What τ is drawn from; `squares` gives the squared errors of some rows."""
+        """Return the evidence about τ; `squares` gives the squared errors of some rows."""
         total = posterior.sum_over_data(squares)
         count = jnp.asarray(posterior.num_examples, jnp.float32)
-        return Evidence(count[None], total[None], jnp.ones(1), jnp.ones(1))
+        return Evidence.of(count[None], total[None])
 
     def fresh(self, drawn: jax.Array) -> PyTree:
         return {"noise": drawn[0]}
 
     def average(self, hyper: PyTree, num_ratings: jax.Array) -> jax.Array:
-        """The mean precision of all ratings, given how many each user has."""
+        """Return the mean precision of all ratings, given how many each user has."""
         return hyper["noise"]
 
 
 class UserNoise(NamedTuple):
-    """Every user's ratings have a precision of their own: τ_i ~ Gamma(3, ρ), ρ ~ Gamma(1, 1)."""
+    """Each user's ratings have their own precision: τ_i ~ Gamma(3, ρ), ρ ~ Gamma(1, 1)."""
 
     num_users: int
 
@@ -301,7 +299,7 @@ class UserNoise(NamedTuple):
         return take_rows(hyper["noise"], users)
 
     def evidence(self, squares: Callable[[PyTree], jax.Array], posterior: Posterior) -> Evidence:
-        """What each τ_i is drawn from, and last a Gamma(1 + 3 · users, 1) for ρ."""
+        """Return the evidence about each τ_i, and last about ρ: Gamma(1 + 3 · users, 1)."""
 
         def weighted(weights):
             def of_rows(rows):
@@ -322,7 +320,7 @@ class UserNoise(NamedTuple):
         )
 
     def fresh(self, drawn: jax.Array) -> PyTree:
-        """All τ_i, and ρ given them: Gamma(1 + 3 · users, 1 + Σ τ_i)."""
+        """Return all τ_i, and ρ given them: Gamma(1 + 3 · users, 1 + Σ τ_i)."""
         noise, unscaled = drawn[:-1], drawn[-1]
         return {"noise": noise, "noise_rate": unscaled / (1 + jnp.sum(noise))}
 
@@ -341,13 +339,13 @@ def update(
     squares: Callable[[PyTree], jax.Array] | None,
     posterior: Posterior,
 ) -> PyTree:
-    """All hyperparameters, fresh from their law given the rows of both sides."""
+    """Draw all hyperparameters from their law given the rows of both sides."""
     hyper = posterior.hyper
     parts = {side: priors[side].evidence(sides[side], hyper[side]) for side in SIDES}
     if noise is not None and squares is not None:
         parts["noise"] = [noise.evidence(squares, posterior)]
     flat = [each for part in parts.values() for each in part]
-    # All in one call: every call compiles a rejection sampler of its own.
+    # All in one call, since each call compiles a rejection sampler.
     count, total, shape, rate = (jnp.concatenate(part) for part in zip(*flat, strict=True))
     drawn = iter(
         jnp.split(
@@ -357,7 +355,7 @@ def update(
     )
     found = {name: [next(drawn) for _ in part] for name, part in parts.items()}
     width = sides[SIDES[0]].shape[1]
-    normals = random.normals(random.words(key), 0, 1, len(SIDES) * width, slot=_SLOT_OF_MEANS)
+    normals = random.normals(random.words(key), 0, 1, len(SIDES) * width, slot=_MEANS_SLOT)
     fresh = {
         side: priors[side].fresh(
             jax.random.fold_in(key, number), normal, sides[side], hyper[side], found[side]

@@ -1,7 +1,4 @@
-"""What all matrix factorizations share: one table of rows, their priors, their masses.
-
-Bayesian matrix factorization of ratings.
-"""
+"""Bayesian matrix factorization: rows of users and items, their priors and masses, and ratings."""
 
 import abc
 from collections.abc import Callable
@@ -30,13 +27,13 @@ from sghmc.types import PyTree
 
 
 class AbstractFactorization(eqx.Module):
-    """Users and items with a row each: its factors, then its bias. A pair's mean is
+    """Model of pairs by a row for each user and item: its factors, then its bias.
 
         m_ij = u_i·v_j + a_i + b_j
 
-    The parameters are one array with a row for each user, then one for each item; `sides` takes
-    them apart. (One array, since on a GPU each costs launches in a step.) `features` are those of
-    users and items, where there are any: rows then lie around what they say (`factor_features`).
+    The parameters are one array with a row for each user, then one for each item; `sides` splits
+    it. (One array, since on a GPU each array costs kernel launches in a step.) If users or items
+    have `features`, the prior means of their rows are linear in those (`factor_gibbs`).
     """
 
     num_users: eqx.AbstractVar[int]
@@ -50,19 +47,19 @@ class AbstractFactorization(eqx.Module):
             if not isinstance(value, int | np.integer) or value < 1:
                 raise ValueError(f"{name} must be a whole number from 1, but is {value!r}.")
         if unknown := set(self.features) - set(SIDES):
-            raise ValueError(f"features are of {SIDES}, but there are some of {sorted(unknown)}.")
+            raise ValueError(f"features must be of {SIDES}, but some are of {sorted(unknown)}.")
 
     @abc.abstractmethod
     def log_likelihood(self, params: jax.Array, example: PyTree, hyper: PyTree) -> jax.Array:
-        """Of one example."""
+        """Return the log-likelihood of one example."""
 
     @abc.abstractmethod
     def update(self, key: jax.Array, params: jax.Array, posterior: Posterior) -> PyTree:
-        """Fresh hyperparameters given the parameters."""
+        """Draw hyperparameters given the parameters."""
 
     @abc.abstractmethod
     def precisions(self, hyper: PyTree, counts: PyTree) -> dict[str, jax.Array]:
-        """About the precision of what an example says of its pair's mean, by users and items.
+        """Approximate precision of an example's information about its mean, by users and items.
 
         `counts` are the numbers of examples of each user and item.
         """
@@ -70,26 +67,26 @@ class AbstractFactorization(eqx.Module):
     @property
     @abc.abstractmethod
     def columns(self) -> ColumnPrior:
-        """The prior of the columns of either side."""
+        """Prior of the columns of either side."""
 
     def init(self, key: jax.Array, scale: float = 0.03) -> jax.Array:
-        """Factors from N(0, scale²), biases 0."""
+        """Draw factors from N(0, scale²); biases are 0."""
         factors = jax.random.normal(key, (self.num_users + self.num_items, self.rank))
         return jnp.pad(scale * factors, ((0, 0), (0, 1)))
 
     def sides(self, params: jax.Array) -> dict[str, jax.Array]:
-        """The rows of users and of items, their last column the bias."""
+        """Split the rows of users from those of items; their last column is the bias."""
         return {"user": params[: self.num_users], "item": params[self.num_users :]}
 
     def predict(self, params: jax.Array, users: jax.Array, items: jax.Array) -> jax.Array:
-        """Means of pairs (or of one pair)."""
+        """Return the means of pairs (or of one pair)."""
         user, item = take_rows(params, users), take_rows(params, self.num_users + items)
         product = jnp.sum(user[..., :-1] * item[..., :-1], axis=-1)
         return product + user[..., -1] + item[..., -1]
 
     def log_prior(self, params: jax.Array, hyper: PyTree) -> jax.Array:
         user, item = (hyper[side] for side in SIDES)
-        # A choice row by row, not two slices: their gradients would be padded and added up.
+        # A choice row by row, since gradients of two slices would be padded and added up.
         is_user = (jnp.arange(len(params)) < self.num_users)[:, None]
 
         def of_rows(part: str) -> jax.Array:
@@ -103,7 +100,7 @@ class AbstractFactorization(eqx.Module):
         return 0.5 * (self.num_users * logs[0] + self.num_items * logs[1] - squares)
 
     def prior_start(self) -> PyTree:
-        """Hyperparameters of the rows: means of 0, precisions of 1, features without weights."""
+        """Return starting hyperparameters of rows: means of 0, precisions of 1, weights of 0."""
         width = self.rank + 1
         hyper = {side: {"mean": jnp.zeros(width), "precision": jnp.ones(width)} for side in SIDES}
         for side, size in self._sizes.items():
@@ -116,28 +113,28 @@ class AbstractFactorization(eqx.Module):
         return {side: SidePrior(self.columns, self.features.get(side)) for side in SIDES}
 
     def gibbs(self, every: int, start: int = 0) -> Gibbs:
-        """Fresh precisions (and means) every so many steps."""
+        """Return a Gibbs update of precisions (and means) every so many steps."""
         return Gibbs(self.update, every, start)
 
     def adapt(
         self, counts: Callable[[PyTree], PyTree], every: int, until: int, start: int = 0
     ) -> Adapt:
-        """Masses matched to each row: M_i = τ_i n_i E[v²] + λ, for a user with n_i ratings.
+        """Match the mass of each row: M_i = τ_i n_i E[v²] + λ, for a user with n_i ratings.
 
         E[v²] is the mean square of the items' factors in each dimension, weighted by their ratings;
         items likewise, with the mean τ of ratings, and biases with 1 for E[v²]. So all rows have
-        the same frequency, where popular items are a thousand times stiffer than rare ones.
+        the same frequency, although popular items can be a thousand times stiffer than rare ones.
         `counts(hyper)` gives the numbers of ratings {"user": …, "item": …}.
         """
         return Adapt(MatchedMass(self, counts), every, until, start)
 
     def mass(self, params: jax.Array, hyper: PyTree, counts: PyTree) -> jax.Array:
-        """That of `adapt`."""
+        """Return the masses of all rows, by the formula of `adapt`."""
         sides, mass = self.sides(params), []
         precision = self.precisions(hyper, counts)
         for side, other in zip(SIDES, reversed(SIDES), strict=True):
             squares = jnp.average(sides[other] ** 2, axis=0, weights=counts[other])
-            squares = squares.at[-1].set(1.0)  # what a bias is multiplied by
+            squares = squares.at[-1].set(1.0)  # a bias is multiplied by 1
             stiffness = precision[side] * counts[side].astype(jnp.float32)
             mass.append(stiffness[:, None] * squares[None] + hyper[side]["precision"][None])
         return jnp.concatenate(mass)
@@ -147,7 +144,7 @@ class AbstractFactorization(eqx.Module):
         return {"user": self.num_users, "item": self.num_items}
 
     def _centers(self, hyper: PyTree) -> jax.Array:
-        """What each row lies around."""
+        """Return the prior mean of each row: the mean of its side, plus features times weights."""
         return jnp.concatenate(
             [
                 hyper[side]["center"]
@@ -159,7 +156,7 @@ class AbstractFactorization(eqx.Module):
 
 
 class MatchedMass(eqx.Module):
-    """The update of `adapt`: an object, so that a model with other numbers is the same program."""
+    """Update of `adapt`; an object, so that a model with other numbers reuses the program."""
 
     model: AbstractFactorization
     counts: Callable[[PyTree], PyTree]
@@ -167,9 +164,6 @@ class MatchedMass(eqx.Module):
     def __call__(self, kernel: Any, state: Any, hyper: PyTree) -> tuple[Any, Any]:
         mass = self.model.mass(state.position, hyper, self.counts(hyper))
         return kernel.with_mass(state, mass)
-
-
-# Bayesian matrix factorization of ratings.
 
 
 class FactorizationModel(AbstractFactorization):
@@ -185,15 +179,15 @@ class FactorizationModel(AbstractFactorization):
     | --- | --- |
     | `num_users`, `num_items`, `rank` | the shapes of the factors |
     | `prior` | "shared", the paper's; "dimension", a mean and a precision for each dimension |
-    | `noise` | "shared", the paper's; "user": some rate more consistently than others |
-    | `resolution` | s: a rating is known no better, e² counts as e² + s² in its log-density |
-    | `features` | {"user": …, "item": …}: what is known of them, see `factor_features` |
+    | `noise` | "shared", the paper's; "user", since some users rate more consistently |
+    | `resolution` | s, the rounding of ratings: a squared error e² counts as e² + s² |
+    | `features` | {"user": …, "item": …}: their `Features`, if any |
 
     The parameters are one array with a row for each user, then one for each item: its factors, then
-    its bias; `sides` takes them apart. All other precisions have Gamma(1, 1) priors, and all are
+    its bias; `sides` splits it. All other precisions have Gamma(1, 1) priors, and all are
     drawn by Gibbs steps, τ from a pass over all ratings. Ratings should be centered and of order 1.
-    Ratings that the factors can meet exactly would make τ_i grow without end, were it not for the
-    resolution. With prior="dimension" this is BPMF (Salakhutdinov & Mnih, ICML 2008) with a
+    Ratings that the factors fit exactly would make τ_i grow without bound; the resolution prevents
+    that. With prior="dimension" this is BPMF (Salakhutdinov & Mnih, ICML 2008) with a
     diagonal precision.
 
     >>> import jax
@@ -211,7 +205,7 @@ class FactorizationModel(AbstractFactorization):
     resolution: float
     features: dict[str, Features]
 
-    # Written out for readers of types, who put the fields of the base class first.
+    # Written out for type checkers, which would put the fields of the base class first.
     def __init__(
         self,
         num_users: int,
@@ -239,12 +233,12 @@ class FactorizationModel(AbstractFactorization):
         return 0.5 * jnp.log(noise) - 0.5 * noise * self._square_error(params, example)
 
     def posterior(self, user, item, rating, **constants: jax.Array) -> Posterior:
-        """The posterior given codes of users and items, and their ratings.
+        """Return the posterior given codes of users and items, and their ratings.
 
         Its hyperparameters are the rating precision "noise" (with noise="user" one for each, and
         the "noise_rate" ρ of their law) and, for "user" and "item", the "mean" and the "precision"
-        of each column. `constants` join them and never change: the number of a fold, say, where
-        posteriors are stacked.
+        of each column. `constants` join them and never change: for example the number of a fold,
+        if posteriors are stacked.
         """
         data = {
             "user": checked_codes(user, self.num_users, "user").astype(np.int32),

@@ -1,4 +1,4 @@
-"""Rows of new users and items given the other side's: exact, one solve for each.
+"""Draw the rows of new users and items given the other side's: exactly, one solve for each.
 
 With x_j = (v_j, 1) for the items j that a user rated and r_j = y_j − b_j, a user's row w = (u, a)
 is a Bayesian linear regression:
@@ -12,8 +12,6 @@ The user's own precision τ is not known either. With w integrated out, its log 
 where S = Λ^−½ XᵀX Λ^−½, c = Λ^−½ Xᵀ(r − Xμ), and s is the resolution. [0 cᵀ; c S] in tridiagonal
 form gives both terms for any τ by one recurrence; so τ is drawn from ℓ on a fine grid, then w given
 τ. An item's raters have known precisions: its row needs no such draw.
-
-New users and items of a fitted recommender, without a refit: their law given the other side.
 """
 
 from collections.abc import Callable
@@ -25,32 +23,32 @@ import numpy as np
 
 from sghmc.estimators.weighted_rows import padded, padded_size
 from sghmc.recommender.factor_gibbs import NOISE_SHAPE, take_rows
-from sghmc.recommender.features import Sides
-from sghmc.recommender.ratings import Ratings
+from sghmc.recommender.ratings import Ratings, Sizes
+from sghmc.recommender.side_information import Sides
 from sghmc.types import PyTree
 
 _NUM_CLIMBS = 20
-"""Steps to the density's mode; each closes at least half of the way where it matters."""
-_NUM_POINTS, _REACH = 65, 6.0
-"""Of the grid, and how far it goes from the mode, in standard deviations there."""
-_WIDEST = 1.0
-"""The largest standard deviation that the grid is laid out for: a Gamma(3)'s is 0.63."""
+"""Steps to the density's mode; each at least halves a distance that matters."""
+_NUM_GRID_POINTS, _GRID_REACH = 65, 6.0
+"""Points of the grid, and its reach from the mode, in standard deviations there."""
+_MAX_LOG_NOISE_STD = 1.0
+"""Largest standard deviation that the grid allows for; that of the log of a Gamma(3) is 0.63."""
 
 
 class Blocks(NamedTuple):
-    """Ratings of the rows that are asked for, in blocks of equal length; the rest is padding."""
+    """Ratings of the rows to draw, in blocks of equal length; the rest is padding."""
 
     owner: jax.Array
-    """(block,): the row that a block's ratings belong to."""
+    """Number of the row that a block's ratings belong to: (block,)."""
     other: jax.Array
-    """(block, place): codes of the other side."""
+    """Codes of the other side: (block, place)."""
     rating: jax.Array
     is_real: jax.Array
-    """Float: 0 for padding."""
+    """Weight of each place: 1.0 for a rating, 0.0 for padding."""
 
 
 class Moments(NamedTuple):
-    """What a row's ratings say of it, each rating weighted by its precision over τ."""
+    """Moments of each row's ratings, each weighted by its precision over τ."""
 
     gram: jax.Array  # Σ x xᵀ
     cross: jax.Array  # Σ x (r − xᵀμ)
@@ -61,12 +59,12 @@ class Moments(NamedTuple):
 def moments(
     blocks: Blocks, num_rows: int, others: jax.Array, mean: jax.Array, weights: jax.Array
 ) -> Moments:
-    """Of every row; `others` are rows of the other side, `weights` (block, place).
+    """Sum up the ratings of each row, given the rows of the other side, `others`.
 
-    `mean` is that of the prior: one for all rows, or one for each.
+    `mean` is that of the prior, one for all rows or one for each; `weights` are (block, place).
     """
     rows = take_rows(others, blocks.other)
-    # (v, 1, r) of each rating: their products are all that is asked for.
+    # With (v, 1, r) of each rating, one product gives all moments.
     ends = jnp.stack([jnp.ones_like(blocks.rating), blocks.rating - rows[..., -1]], axis=-1)
     scale = blocks.is_real * jnp.sqrt(weights)
     parts = jnp.concatenate([rows[..., :-1], ends], axis=-1) * scale[..., None]
@@ -91,9 +89,9 @@ def draw_users(
     noise_rate: jax.Array,
     resolution: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Rows and precisions of users, from their law given the items' rows and the hyperparameters.
+    """Draw rows and noise precisions of users given the items' rows and the hyperparameters.
 
-    `prior` has the "mean" (of all, or of each) and the "precision" of the users' columns,
+    `prior` has the "mean" (of all, or of each) and the "precision" of the users' columns;
     `noise_rate` is ρ.
     """
     of_noise, of_rows = jax.random.split(key)
@@ -116,13 +114,13 @@ def draw_items(
     noise: jax.Array,
     prior: PyTree,
 ) -> jax.Array:
-    """Rows of items, from their law given the rows and the precisions of all users."""
+    """Draw rows of items given the rows and the noise precisions of all users."""
     found = moments(blocks, num_items, users, prior["mean"], noise[blocks.other])
     return rows_given_noise(jax.random.normal(key, found.cross.shape), found, prior)
 
 
 def rows_given_noise(normal: jax.Array, found: Moments, prior: PyTree) -> jax.Array:
-    """μ + A⁻¹ Σ x (r − xᵀμ) + A^−½ z; the moments are weighted by precisions."""
+    """Return μ + A⁻¹ Σ x (r − xᵀμ) + A^−½ z; the moments are weighted by precisions."""
     root = jnp.linalg.cholesky(found.gram + jnp.diag(prior["precision"])[None])
     half = jax.scipy.linalg.solve_triangular(root, found.cross[..., None], lower=True)
     half += normal[..., None]
@@ -131,7 +129,7 @@ def rows_given_noise(normal: jax.Array, found: Moments, prior: PyTree) -> jax.Ar
 
 
 class NoiseLaw(NamedTuple):
-    """ℓ of the module's text, for many users at once."""
+    """Density ℓ of ln τ in the docstring of this module, for many users at once."""
 
     shape: jax.Array  # 3 + n/2
     rate: jax.Array  # ρ + ½(|r − Xμ|² + n s²)
@@ -140,7 +138,7 @@ class NoiseLaw(NamedTuple):
 
     @classmethod
     def of(cls, found: Moments, precision: jax.Array, noise_rate: jax.Array) -> "NoiseLaw":
-        """Of moments that are not weighted."""
+        """Return the density given unweighted moments."""
         scale = precision**-0.5
         inner = found.gram * (scale[:, None] * scale[None, :])[None]
         edge = found.cross * scale[None]
@@ -151,7 +149,7 @@ class NoiseLaw(NamedTuple):
         return cls(shape, rate, diagonal[:, 1:], beside**2)
 
     def log_density(self, log_noise: jax.Array) -> jax.Array:
-        """Of ln τ, up to a constant; `log_noise` is (point, user).
+        """Return ℓ(ln τ), up to a constant; `log_noise` is (point, user).
 
         Pivots of I + τT from the last to the first: p_j = 1 + τ T_jj − τ² T_{j,j+1}² / p_{j+1}.
         """
@@ -171,7 +169,7 @@ class NoiseLaw(NamedTuple):
         )
 
     def grid(self) -> tuple[jax.Array, jax.Array]:
-        """Values of ln τ around the mode (point, user), and how far they are apart (user,)."""
+        """Return values of ln τ around the mode (point, user), and their distances (user,)."""
 
         def slope(x):
             return jax.jvp(self.log_density, (x,), (jnp.ones_like(x),))[1]
@@ -183,15 +181,15 @@ class NoiseLaw(NamedTuple):
         start = jnp.log(self.shape / self.rate)[None]
         mode = jax.lax.fori_loop(0, _NUM_CLIMBS, climb, start)
         curvature = -jax.jvp(slope, (mode,), (jnp.ones_like(mode),))[1][0]
-        spread = jnp.maximum(curvature, _WIDEST**-2) ** -0.5
-        steps = jnp.linspace(-_REACH, _REACH, _NUM_POINTS)
-        return mode + steps[:, None] * spread[None], 2 * _REACH * spread / (_NUM_POINTS - 1)
+        std = jnp.maximum(curvature, _MAX_LOG_NOISE_STD**-2) ** -0.5
+        steps = jnp.linspace(-_GRID_REACH, _GRID_REACH, _NUM_GRID_POINTS)
+        return mode + steps[:, None] * std[None], 2 * _GRID_REACH * std / (_NUM_GRID_POINTS - 1)
 
     def draw(self, uniforms: jax.Array) -> jax.Array:
-        """τ of each user, of uniforms (3, user): from the density interpolated on its grid.
+        """Draw τ of each user with uniforms (3, user), from the density interpolated on its grid.
 
-        A point of the grid by its density, and around it a triangle as wide as two gaps: linear
-        interpolation as a mixture.
+        A point of the grid is drawn by its density, then a number from a triangle around it as wide
+        as two gaps: that is linear interpolation, as a mixture.
         """
         points, gap = self.grid()
         log_density = self.log_density(points)
@@ -202,33 +200,26 @@ class NoiseLaw(NamedTuple):
         return jnp.exp(chosen + gap * (uniforms[1] + uniforms[2] - 1))
 
 
-# New users and items of a fitted recommender, without a refit: their law given the other side.
+# New users and items of a fitted recommender, without a new fit.
 
-_BLOCK = 64
-"""Ratings in a block: somebody who rated much has many, and one program serves all."""
-
-
-class Known(NamedTuple):
-    """How many users and items the draws have rows for."""
-
-    user: int
-    item: int
+_BLOCK_SIZE = 64
+"""Ratings in a block. A row has as many blocks as it needs, so that one program serves all."""
 
 
 class Newcomers(NamedTuple):
-    """Whom to fold in: `users` are the codes of those who get a fresh row, new ones among them.
+    """Users and items to fold in: `users` are the codes that get a fresh row, new ones among them.
 
-    `ratings` are all there are, in the model's units.
+    `ratings` are all ratings, in the model's units; `known` counts the rows that draws have.
     """
 
     draws: dict[str, np.ndarray]
     ratings: Ratings
-    known: Known
+    known: Sizes
     users: np.ndarray
     sides: Sides
 
     def prior(self, side: str, codes: np.ndarray) -> PyTree:
-        """Of rows with these codes, draw by draw; padded rows lie around 0."""
+        """Return the prior of the rows with these codes under each draw; padding has mean 0."""
         precision = self.draws[f"{side}.precision"].astype(np.float32)
         if side in self.sides:
             centers = self.sides[side].centers(self.draws, side, codes).astype(np.float32)
@@ -245,29 +236,61 @@ class Newcomers(NamedTuple):
 class Task(NamedTuple):
     """Rows to draw: their ratings in blocks, the other side's rows, and their prior."""
 
-    blocks: Blocks
     num_rows: int
-    """With padding."""
+    """Number of rows, padding included."""
+    blocks: Blocks
     others: np.ndarray
-    """(draw, row, column)."""
+    """Rows of the other side: (draw, row, column)."""
     prior: PyTree
 
 
-def user_task(new: Newcomers) -> Task:
-    """Users, given all their ratings of known items."""
-    ratings, place = new.ratings, _places(new.users, new.ratings.num_users)
+def folded_in(
+    key: jax.Array, new: Newcomers, draw_users: Callable[..., Any], draw_items: Callable[..., Any]
+) -> dict[str, np.ndarray]:
+    """Return draws by name with fresh rows of `new.users` and of all new items.
+
+    Users are drawn given their ratings of known items, `draw_users(key, *task, noise_rate)` →
+    rows, noise precisions. New items are then drawn given all their ratings,
+    `draw_items(key, *task, noise)` → rows.
+    """
+    of_users, of_items = jax.random.split(key)
+    draws, num_users = new.draws, new.ratings.num_users
+    # On the CPU if possible: the tridiagonal form has no batches on a GPU.
+    try:
+        processor = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        processor = None
+    with jax.default_device(processor):
+        rate = draws["noise_rate"].astype(np.float32)
+        fresh, noise = draw_users(of_users, *_user_task(new), rate)
+        found = {
+            "user": with_rows(draws["user"], new.users, fresh, num_users),
+            "noise": with_rows(draws["noise"], new.users, noise, num_users),
+        }
+        if len(new.new_items):
+            task, noise = _item_task(new, found)
+            fresh = draw_items(of_items, *task, noise)
+            found["item"] = with_rows(draws["item"], new.new_items, fresh, new.ratings.num_items)
+    return {**draws, **found}
+
+
+def _user_task(new: Newcomers) -> Task:
+    """Describe the rows of users, given all their ratings of known items."""
+    ratings = new.ratings
+    place = np.full(ratings.num_users, -1)
+    place[new.users] = np.arange(len(new.users))
     rows = np.flatnonzero((place[ratings.user] >= 0) & (ratings.item < new.known.item))
     blocks, length = _blocks(
         place[ratings.user[rows]], ratings.item[rows], ratings.rating[rows], len(new.users)
     )
     items = padded(new.draws["item"], padded_size(new.known.item, 8), axis=1)
-    return Task(blocks, length, items, new.prior("user", new.users))
+    return Task(length, blocks, items, new.prior("user", new.users))
 
 
-def item_task(new: Newcomers, users: dict[str, np.ndarray]) -> tuple[Task, dict[str, np.ndarray]]:
-    """New items, given all who rated them; and those users' parts of other draws by user.
+def _item_task(new: Newcomers, found: dict[str, np.ndarray]) -> tuple[Task, np.ndarray]:
+    """Describe the rows of new items given all who rated them, and those users' precisions.
 
-    `users` has draws by name with rows for all users.
+    `found` has the draws of the rows and of the noise precisions of all users.
     """
     ratings = new.ratings
     rows = np.flatnonzero(ratings.item >= new.known.item)
@@ -277,49 +300,34 @@ def item_task(new: Newcomers, users: dict[str, np.ndarray]) -> tuple[Task, dict[
         ratings.item[rows] - new.known.item, rater, ratings.rating[rows], len(codes)
     )
     size = padded_size(len(raters), 4)
-    parts = {name: padded(part[:, raters], size, axis=1) for name, part in users.items()}
-    return Task(blocks, length, parts.pop("user"), new.prior("item", codes)), parts
-
-
-def on_processor(work: Callable[[], Any]) -> Any:
-    """On the CPU, where there is one: the reduction to tridiagonal form has no batches on a GPU."""
-    try:
-        processor = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        processor = None
-    with jax.default_device(processor):
-        return work()
+    users, noise = (padded(found[name][:, raters], size, axis=1) for name in ("user", "noise"))
+    # A padded user has no ratings, but a precision of 0 would lead to a division by 0.
+    noise = np.maximum(noise, np.finfo(np.float32).tiny).astype(np.float32)
+    return Task(length, blocks, users, new.prior("item", codes)), noise
 
 
 def with_rows(known: np.ndarray, codes: np.ndarray, fresh: Any, length: int) -> np.ndarray:
-    """Draws (draw, row, …) up to `length` rows, those of `codes` fresh."""
+    """Extend draws (draw, row, …) to `length` rows, and replace those of `codes` by fresh ones."""
     rows = padded(known, length, axis=1)
     rows[:, codes] = np.asarray(fresh)[:, : len(codes)]
     return rows
 
 
-def _places(codes: np.ndarray, count: int) -> np.ndarray:
-    """The place of each code among some, −1 where it is none of them."""
-    places = np.full(count, -1)
-    places[codes] = np.arange(len(codes))
-    return places
-
-
 def _blocks(
     owner: np.ndarray, other: np.ndarray, rating: np.ndarray, num_owners: int
 ) -> tuple[Blocks, int]:
-    """Ratings sorted into blocks of their owners, and the number of owners with padding."""
+    """Sort ratings into blocks of one owner, and return the padded number of owners, too."""
     order = np.argsort(owner, kind="stable")
     counts = np.bincount(owner, minlength=num_owners)
-    num_blocks = -(-counts // _BLOCK)
+    num_blocks = -(-counts // _BLOCK_SIZE)
     starts, firsts = (np.cumsum(each) - each for each in (counts, num_blocks))
     sorted_owner = owner[order]
     within = np.arange(len(order)) - starts[sorted_owner]
-    block, place = firsts[sorted_owner] + within // _BLOCK, within % _BLOCK
+    block, place = firsts[sorted_owner] + within // _BLOCK_SIZE, within % _BLOCK_SIZE
     size = padded_size(max(int(num_blocks.sum()), 1), 4)
 
     def filled(values: np.ndarray, kind: type) -> jax.Array:
-        table = np.zeros((size, _BLOCK), kind)
+        table = np.zeros((size, _BLOCK_SIZE), kind)
         table[block, place] = values
         return jnp.asarray(table)
 

@@ -1,27 +1,50 @@
-"""A recommender that knows what it does not know: Bayesian matrix factorization by SGHMC."""
+"""The recommender: Bayesian matrix factorization by SGHMC, with uncertainties of predictions."""
 
 import copy
+import dataclasses
+import json
 import pathlib
 from typing import Any, Self
 
 import jax
 import numpy as np
+from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
 from sghmc.core.checks import check_count
 from sghmc.estimators import storage
-from sghmc.recommender import likelihood_choice
-from sghmc.recommender.chain import Chain, ChainSettings, run_factor_chain
-from sghmc.recommender.features import Sides, extended, given, learned, packed, unpack, with_ids
-from sghmc.recommender.fold_in import Known, Newcomers
-from sghmc.recommender.likelihood import Likelihood
-from sghmc.recommender.likelihood_choice import AUTO, LIKELIHOODS, name_of
-from sghmc.recommender.rating_answers import RatingAnswers
-from sghmc.recommender.ratings import DUPLICATES, Ratings, codes_of
+from sghmc.recommender.factor_chain import ChainSettings, Likelihood, run_factor_chain
+from sghmc.recommender.factor_gibbs import SIDES
+from sghmc.recommender.fold_in import Newcomers
+from sghmc.recommender.rating_answers import LIKELIHOODS, RatingAnswers
+from sghmc.recommender.rating_likelihoods import levels_of
+from sghmc.recommender.rating_scores import mean_by_user, split
+from sghmc.recommender.ratings import DUPLICATES, Ratings, Sizes, codes_of
+from sghmc.recommender.side_information import (
+    Entries,
+    SideEncoding,
+    SideFeatures,
+    Sides,
+    SideTable,
+    extended,
+    given,
+    learned,
+    with_ids,
+)
+
+AUTO = "auto"
+"""Likelihood that is chosen by the probabilities of held-out ratings."""
+
+_HELD_OUT_SHARE = 0.1
+_MIN_ERRORS_OF_GAIN = 2.0
+"""Standard errors by which "ordinal" must be better than "gaussian" to be chosen."""
+
+_RATINGS, _FEATURES = "ratings.", "features."
+"""Prefixes of the names of arrays in a model file that are not draws."""
 
 
 class MatrixFactorization(RatingAnswers):
-    """Ratings as products of factors of users and items plus biases, with their posterior.
+    """Model ratings as products of factors of users and items plus biases, with their posterior.
 
         r_ij ~ N(m + a_i + b_j + u_i·v_j, 1/τ_i)
 
@@ -29,39 +52,40 @@ class MatrixFactorization(RatingAnswers):
     | --- | --- |
     | `rank` | dimensions of the factors |
     | `likelihood` | "gaussian", above; others below |
-    | `num_draws` | posterior draws that predictions average; memory and time grow with them |
+    | `num_draws` | posterior draws to average over; memory and time are proportional to it |
     | `thinning`, `num_burnin` | steps between draws, steps before the first; None: 50 and 1000 |
-    | `num_update_steps` | steps of a `partial_fit`, its burn-in left out |
-    | `batch_size` | ratings a step looks at; None: 40,000, or a tenth of them if that is more |
+    | `num_update_steps` | steps of a `partial_fit` after its burn-in |
+    | `batch_size` | ratings in a batch; None: 40,000, or a tenth of them if that is more |
     | `step_size`, `momentum_decay` | ε and α, in units where every row oscillates equally fast; |
     | | None: 0.05 and 0.0125 |
-    | `duplicates` | of a pair rated twice in one table: "error", "last" or "mean" |
-    | `clip` | keep predicted means (never their spread) within the ratings seen |
+    | `duplicates` | for a pair that is rated twice in one table: "error", "last" or "mean" |
+    | `clip` | keep predicted means (not standard deviations) within the range of ratings |
     | `random_state` | seed: the same data and seed give the same model |
 
-    Every user has a precision τ_i of their own: some rate more consistently than others. A rating
-    counts as known to a hundredth of the ratings' spread at best, so that ratings without noise
-    have a posterior, too. Precisions and the factors' means are drawn by Gibbs steps; masses are
-    matched to how often a row was rated and frozen after burn-in. Unknown users and items have the
-    prior as their law: predictions then rest on what is known of the other side, and are as
-    uncertain as they should be. Ctrl-C raises KeyboardInterrupt and leaves the model as it was.
+    Every user has a noise precision τ_i, since some rate more consistently than others. A rating
+    is known to a hundredth of the ratings' standard deviation at best, so that ratings without
+    noise have a posterior, too. Precisions and the factors' means are drawn by Gibbs steps; masses
+    are matched to the number of ratings of each row, and frozen after burn-in. Unknown users and
+    items have the prior as their law: predictions then depend on the other side only, with the
+    uncertainty that this leaves. Ctrl-C raises KeyboardInterrupt and leaves the model unchanged.
 
-    | likelihood | of what, given m_ij = u_i·v_j + a_i + b_j |
+    | likelihood | of the data, given m_ij = u_i·v_j + a_i + b_j |
     | --- | --- |
-    | "gaussian" | numbers: m_ij and noise of the user's own precision |
-    | "ordinal" | levels, such as stars: where m_ij and that noise fall between cuts, learned too |
+    | "gaussian" | numbers: m_ij plus noise with the user's precision |
+    | "ordinal" | levels, such as stars: m_ij plus that noise falls between cuts, learned too |
     | "implicit" | whether a pair came up at all, with log-odds o + m_ij; all other pairs did not |
-    | "counts" | how often it did: Poisson with log-rate o + m_ij |
-    | "auto" | "gaussian" or "ordinal", by the probability of a tenth of the ratings, held out |
+    | "counts" | how often a pair came up: Poisson with log-rate o + m_ij |
+    | "auto" | "gaussian" or "ordinal", by the probability of a held-out tenth of the ratings |
 
-    Features of users and items, where `fit` is given any, are priors of their rows: u_i is normal
-    around μ + Bᵀf_i, and B is learned (Macau). So somebody who has rated nothing is not a stranger.
+    If `fit` gets features of users or items, they enter the priors of rows: u_i is normal around
+    μ + Bᵀf_i, and B is learned (Macau). Then predictions for users without ratings depend on their
+    features.
 
     >>> from sghmc.recommender.ratings import synthetic_ratings
     >>> model = MatrixFactorization(rank=2, num_draws=10, thinning=2, num_burnin=20)
     >>> model = model.fit(synthetic_ratings(0, 20, 10))
     >>> mean, std = model.predict([3, 99], [7, 7], return_std=True)
-    >>> bool(std[1] > std[0])  # nobody knows user 99
+    >>> bool(std[1] > std[0])  # user 99 is unknown
     True
     >>> len(model.recommend(3, k=2).items)
     2
@@ -97,10 +121,10 @@ class MatrixFactorization(RatingAnswers):
         """Draw from the posterior given ratings.
 
         `ratings` is a pandas, polars or Arrow table or a dict with the columns user, item and
-        rating, three arrays, or what `load_ratings` gave. Ids may be numbers or
-        text. `users` and `items` are tables of features, a row for each id, in a column named user
-        or item, or a pandas index: numbers, dates, text, lists; values may be missing, and so may
-        users and items. Those that only these tables have can be predicted, too.
+        rating, three arrays, or the result of `load_ratings`. Ids may be numbers or text. `users`
+        and `items` are tables of features, a row for each id, in a column named user or item, or a
+        pandas index: numbers, dates, text, lists. Values may be missing, and so may users and
+        items. Users and items that only these tables have can be predicted, too.
         """
         _check_settings(self)
         table = self._read(ratings, self.likelihood)
@@ -109,7 +133,7 @@ class MatrixFactorization(RatingAnswers):
         features = given(users, items)
         name, why = self.likelihood, {}
         if name == AUTO:
-            name, why = likelihood_choice.likeliest(self, table, features)
+            name, why = likeliest(self, table, features)
         table = with_ids(table, features)
         sides = learned(features, table)
         self._learn(table, sides, LIKELIHOODS[name].of(table), None, num_fits=0)
@@ -119,32 +143,32 @@ class MatrixFactorization(RatingAnswers):
     def partial_fit(
         self, ratings: Any, y: None = None, *, users: Any = None, items: Any = None
     ) -> Self:
-        """Take in new ratings, users and items; the chain goes on from where it stands.
+        """Add new ratings, users and items, and continue the chain from its last draw.
 
         A pair that was rated before gets its new rating, and a user or item in `users` or `items`
-        its new features. The draws are then those of the new posterior, after a short run; without
-        an earlier fit this is `fit`.
+        its new features. After a short run the draws are those of the new posterior. Without an
+        earlier fit this is `fit`.
         """
         if not hasattr(self, "draws_"):
             return self.fit(ratings, users=users, items=items)
         _check_settings(self)
         table, sides = self._joined(ratings, users, items)
-        start = Chain.of(self.draws_).last
-        self._learn(table, sides, self._likelihood, start, self.num_fits_)
+        last = {name: part[-1] for name, part in self.draws_.items()}
+        self._learn(table, sides, self._likelihood, last, self.num_fits_)
         return self
 
     def fold_in(self, ratings: Any = None, *, users: Any = None, items: Any = None) -> Self:
-        """Take in ratings by new users, or of new items, at once: nobody else's law changes.
+        """Add ratings by new users, or of new items, without a new fit.
 
-        Each user of `ratings`, known ones too, gets the law given all their ratings of known items
-        and the draws of those items, exactly: as if the new ratings told nothing of the items. New
-        items then get theirs given all who rated them. A rating of a new item by a new user so
-        tells of the item only; `partial_fit` learns everything from all ratings. New users and
+        Each user of `ratings`, known ones too, gets fresh draws given all their ratings of known
+        items, with those items' draws held fixed. New items then get theirs given all their
+        ratings. So the new ratings change no other row, and a rating of a new item by a new user
+        only informs about the item; `partial_fit` uses all ratings for everything. New users and
         items in `users` and `items`, tables of features as for `fit`, need no ratings.
         """
         check_is_fitted(self, "draws_")
         before = self.ratings_
-        known = Known(before.num_users, before.num_items)
+        known = Sizes(before.num_users, before.num_items)
         table, sides = self._joined(ratings, users, items)
         fresh = np.arange(known.user, table.num_users)
         if ratings is not None:
@@ -159,7 +183,7 @@ class MatrixFactorization(RatingAnswers):
         return self
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Write the model, draws and ratings, to one file: whole or not at all, without pickle."""
+        """Write the model with its draws and ratings to one file, atomically and without pickle."""
         check_is_fitted(self, "draws_")
         stored = copy.copy(self)
         stored.draws_ = packed(self)
@@ -167,13 +191,13 @@ class MatrixFactorization(RatingAnswers):
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Self:
-        """A model that `save` wrote: it predicts the same to the bit, and can learn on."""
+        """Read a model that `save` wrote: its predictions are bit for bit the same."""
         model = storage.read(pathlib.Path(path), cls)
         unpack(model, str(path))
         return model
 
     def _joined(self, ratings: Any, users: Any, items: Any) -> tuple[Ratings, Sides]:
-        """All ratings and features, old and new."""
+        """Join old and new ratings and features."""
         table, features = self.ratings_, given(users, items)
         if ratings is not None:
             new = self._read(ratings, self.likelihood_)
@@ -187,32 +211,21 @@ class MatrixFactorization(RatingAnswers):
         table: Ratings,
         sides: Sides,
         likelihood: Likelihood,
-        start: Chain | None,
+        last: dict[str, np.ndarray] | None,
         num_fits: int,
     ) -> None:
-        """Run the chain. Nothing of the model changes unless it comes to its end."""
-        step_size, decay, thinning, num_burnin = (
-            usual if getattr(self, each) is None else getattr(self, each)
-            for each, usual in likelihood.schedule._asdict().items()
-        )
-        if start is not None:
-            thinning = -(-self.num_update_steps // self.num_draws)
-        settings = ChainSettings(
-            rank=self.rank,
-            num_draws=self.num_draws,
-            thinning=thinning,
-            num_burnin=num_burnin,
-            batch_size=self.batch_size,
-            step_size=step_size,
-            momentum_decay=decay,
-            progress=self.progress,
-        )
+        """Run the chain; the model changes only after it has ended."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(ChainSettings)}
+        for name, usual in likelihood.schedule._asdict().items():
+            values[name] = usual if values[name] is None else values[name]
+        if last is not None:
+            values["thinning"] = -(-self.num_update_steps // self.num_draws)
         key = jax.random.fold_in(jax.random.key(self.random_state), num_fits)
         in_units = likelihood.in_units(table)
-        chain = run_factor_chain(key, in_units, settings, start, likelihood, sides)
+        draws = run_factor_chain(key, in_units, ChainSettings(**values), last, likelihood, sides)
         self.ratings_, self.sides_, self.scale_ = table, sides, likelihood.scale
-        self.likelihood_, self.num_fits_ = name_of(likelihood), num_fits + 1
-        self.draws_ = chain.by_name()
+        self.likelihood_, self.num_fits_ = likelihood.name, num_fits + 1
+        self.draws_ = draws
 
 
 def _check_settings(model: MatrixFactorization) -> None:
@@ -232,3 +245,64 @@ def _check_settings(model: MatrixFactorization) -> None:
         raise ValueError(
             f"likelihood must be one of {(*LIKELIHOODS, AUTO)}, but is {model.likelihood!r}."
         )
+
+
+def likeliest(
+    model: MatrixFactorization, table: Ratings, features: dict[str, SideTable]
+) -> tuple[str, dict[str, Any]]:
+    """Choose the name of the likelihood for a table, and return the scores behind the choice.
+
+    Ratings that are all equal only say that a pair came up. If ratings have a few levels, both
+    "ordinal" and "gaussian" are fitted to nine tenths of them; "ordinal" must be clearly better.
+    """
+    levels = levels_of(table.rating)
+    if levels is None:
+        return "gaussian", {}
+    if len(levels) == 1:
+        return "implicit", {}
+    parts = split(table, "random", _HELD_OUT_SHARE, model.random_state)
+    train, test = (table.take(rows) for rows in parts)
+    frames = {f"{side}s": frame for side, frame in features.items()}
+    logs = {}
+    for name in ("gaussian", "ordinal"):
+        untrained: Any = clone(model)
+        fitted = untrained.set_params(likelihood=name).fit(train, **frames)
+        logs[name] = fitted.log_probabilities(test)
+    gain = mean_by_user(logs["ordinal"] - logs["gaussian"], test.user)
+    is_clear = gain.error is not None and (gain.value or 0.0) > _MIN_ERRORS_OF_GAIN * gain.error
+    found = {name: float(np.mean(each)) for name, each in logs.items()}
+    return "ordinal" if is_clear else "gaussian", {"log_probability": found}
+
+
+def packed(model: Any) -> dict[str, np.ndarray]:
+    """Return all arrays of a fitted recommender by name: draws, ratings and features."""
+    columns = dataclasses.asdict(model.ratings_)
+    parts = {name: column for name, column in columns.items() if column is not None}
+    parts |= {"scale": model.scale_, "num_fits": np.array(model.num_fits_)}
+    arrays = {f"{_RATINGS}{name}": part for name, part in parts.items()}
+    for side, each in model.sides_.items():
+        text = json.dumps(each.encoding.plain()).encode()
+        named = {"encoding": np.frombuffer(text, np.uint8), **each.entries._asdict()}
+        arrays |= {f"{_FEATURES}{side}.{name}": part for name, part in named.items()}
+    return model.draws_ | arrays
+
+
+def unpack(model: Any, path: str) -> None:
+    """Move the arrays that `packed` added from a model's draws to its attributes."""
+    ratings = _taken(model.draws_, _RATINGS)
+    features = {side: _taken(model.draws_, f"{_FEATURES}{side}.") for side in SIDES}
+    try:
+        model.scale_, model.num_fits_ = ratings.pop("scale"), int(ratings.pop("num_fits"))
+        model.ratings_, model.sides_ = Ratings(**ratings), {}
+        for side, parts in features.items():
+            if parts:
+                encoding = SideEncoding.restored(json.loads(parts.pop("encoding").tobytes()))
+                model.sides_[side] = SideFeatures(encoding, Entries(**parts))
+    except (KeyError, TypeError, ValueError) as error:
+        raise storage.ModelFileError(f"{path} was not written by sghmc: {error}.") from error
+
+
+def _taken(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Remove the arrays with a prefix, and return them without it."""
+    names = [name for name in arrays if name.startswith(prefix)]
+    return {name.removeprefix(prefix): arrays.pop(name) for name in names}

@@ -1,10 +1,7 @@
-"""Bayesian matrix factorization of ratings that are levels: stars are not metres.
+"""Bayesian matrix factorization for ordinal ratings (cumulative probit).
 
-Rows of new users and items given the other side's, where ratings are levels: a short chain.
-
-Given hidden numbers z a row has the law of `factor_conditional`; given the row, hidden numbers are
-normal between their cuts. Draw after draw of the other side the rows go on from where they are: a
-few sweeps each, since one draw is much like the one before.
+New rows given the other side's are drawn by Gibbs sweeps: given hidden numbers z, a row has the law
+of `fold_in`; given the row, hidden numbers are normal between their cuts.
 """
 
 from typing import NamedTuple
@@ -24,12 +21,12 @@ from sghmc.recommender.factor_model import AbstractFactorization
 from sghmc.recommender.fold_in import Blocks, moments, rows_given_noise
 from sghmc.types import PyTree
 
-_FAR = 1e4
-"""Beyond the first and the last cut: so far that nothing lies outside."""
-_TAIL = -10.0
-"""Below this a normal law's own quantile function runs out of float32."""
-_STEP = 2.0
-"""Of proposed cuts, in units of what their levels' ratings can tell."""
+_OUTERMOST_CUT = 1e4
+"""Stands for infinity beyond the first and the last cut."""
+_MIN_QUANTILE = -10.0
+"""Below this number float32 does not hold the normal distribution function."""
+_CUT_STEP_FACTOR = 2.0
+"""Step of proposed cuts, over the standard error that their levels' ratings allow."""
 
 
 class OrdinalModel(AbstractFactorization):
@@ -40,14 +37,14 @@ class OrdinalModel(AbstractFactorization):
 
     The first and the last cut stay where they are, which fixes the units; t_{−1} and t_{K−1} are
     infinite. Rows have the priors of `FactorizationModel` with prior="dimension". The likelihood,
-    Φ(√τ_i(t_l − m)) − Φ(√τ_i(t_{l−1} − m)), is what steps see. A Gibbs update moves the other cuts
-    by Metropolis steps, every second one at a time, each accepted by its own levels' ratings; then
-    it draws hidden numbers (Albert & Chib 1993), given which precisions have gamma laws.
+    Φ(√τ_i(t_l − m)) − Φ(√τ_i(t_{l−1} − m)), has no hidden numbers. A Gibbs update moves the other
+    cuts by Metropolis steps, every second one at a time, each accepted by its own levels' ratings;
+    then it draws hidden numbers (Albert & Chib 1993), given which precisions have gamma laws.
 
     | field | meaning |
     | --- | --- |
     | `num_users`, `num_items`, `rank` | the shapes of the factors |
-    | `features` | {"user": …, "item": …}: what is known of them, see `factor_features` |
+    | `features` | {"user": …, "item": …}: their `Features`, if any |
 
     >>> model = OrdinalModel(num_users=3, num_items=4, rank=2)
     >>> posterior = model.posterior([0, 2], [1, 3], [0, 4], cuts=[-1.5, -0.5, 0.5, 1.5])
@@ -68,7 +65,7 @@ class OrdinalModel(AbstractFactorization):
         return log_interval(*self._bounds(params, example, hyper, hyper["cuts"]))
 
     def posterior(self, user, item, level, cuts, **constants: jax.Array) -> Posterior:
-        """The posterior given codes of users and items, levels, and where the cuts start."""
+        """Return the posterior given codes of users and items, levels, and starting cuts."""
         cuts = np.asarray(cuts, np.float32)
         if cuts.ndim != 1 or len(cuts) < 1 or np.any(np.diff(cuts) <= 0):
             raise ValueError(f"cuts must be a vector of increasing numbers, but are {cuts}.")
@@ -95,7 +92,7 @@ class OrdinalModel(AbstractFactorization):
         words = random.words(of_latents)
 
         def squares(rows: PyTree) -> jax.Array:
-            """(z − m)² of hidden numbers z given the levels."""
+            """Draw hidden numbers z given the levels, and return (z − m)²."""
             uniform = random.uniforms_at(words, rows["number"])
             bounds = self._bounds(params, rows, posterior.hyper, cuts)
             noise = self._noise.of_users(posterior.hyper, rows["user"])
@@ -119,17 +116,19 @@ class OrdinalModel(AbstractFactorization):
     def _bounds(
         self, params: jax.Array, rows: PyTree, hyper: PyTree, cuts: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Of √τ(z − m), given levels."""
+        """Bounds of √τ(z − m), given levels."""
         mean = self.predict(params, rows["user"], rows["item"])
         noise = self._noise.of_users(hyper, rows["user"])
         return bounds_of(rows["level"], mean, noise, cuts)
 
     def _fresh_cuts(self, key: jax.Array, params: jax.Array, posterior: Posterior) -> jax.Array:
-        """One Metropolis step of each cut but the first and the last, hidden numbers left out."""
+        """Move each cut but the first and the last by a Metropolis step without hidden numbers."""
         hyper = posterior.hyper
         cuts, counts = hyper["cuts"], hyper["level_counts"]
         count = len(cuts)
-        scale = _STEP * (jnp.mean(hyper["noise"]) * (counts[1:] + counts[:-1]) + 1) ** -0.5
+        scale = (
+            _CUT_STEP_FACTOR * (jnp.mean(hyper["noise"]) * (counts[1:] + counts[:-1]) + 1) ** -0.5
+        )
         of_moves, of_choices = jax.random.split(key)
         move = scale * jax.random.normal(of_moves, (count,))
         log_uniform = jnp.log1p(-jax.random.uniform(of_choices, (count,)))
@@ -144,7 +143,7 @@ class OrdinalModel(AbstractFactorization):
             proposed = jnp.where(is_moved & ~is_ordered, cuts, proposed)
 
             def gains(rows: PyTree, cuts=cuts, proposed=proposed, is_moved=is_moved) -> jax.Array:
-                """(row, cut): a level has at most one cut that moves."""
+                """Gain of log-likelihood (row, cut); at most one cut of a level moves."""
                 new, old = (
                     log_interval(*self._bounds(params, rows, hyper, each))
                     for each in (proposed, cuts)
@@ -162,8 +161,8 @@ class OrdinalModel(AbstractFactorization):
 def bounds_of(
     level: jax.Array, mean: jax.Array, noise: jax.Array, cuts: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Where √τ(z − m) lies between, given levels."""
-    far = jnp.full(1, _FAR, cuts.dtype)
+    """Return the bounds of √τ(z − m), given levels."""
+    far = jnp.full(1, _OUTERMOST_CUT, cuts.dtype)
     edges = jnp.concatenate([-far, cuts, far])
     root = jnp.sqrt(noise)
     return tuple((take_rows(edges, level + end) - mean) * root for end in (0, 1))  # pyright: ignore
@@ -171,7 +170,7 @@ def bounds_of(
 
 @jax.custom_jvp
 def log_interval(lower: jax.Array, upper: jax.Array) -> jax.Array:
-    """log(Φ(upper) − Φ(lower)), in either tail."""
+    """Return log(Φ(upper) − Φ(lower)), accurate in either tail."""
     low, high, _ = _on_the_left(lower, upper)
     top = special.log_ndtr(high)
     return top + jnp.log(-jnp.expm1(special.log_ndtr(low) - top))
@@ -188,9 +187,9 @@ _HALF_LOG_TAU = float(0.5 * np.log(2 * np.pi))
 
 
 def draw_inside(uniform: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
-    """A standard normal number between two, by inversion.
+    """Draw a standard normal number between two bounds, by inversion.
 
-    Far out in a tail P(x < z) is about φ(z)/|z|, of which the exponential decides.
+    Far in the tail, P(x < z) ≈ φ(z)/|z| is inverted by its exponential alone.
     """
     low, high, is_turned = _on_the_left(lower, upper)
     top = special.log_ndtr(high)
@@ -198,22 +197,25 @@ def draw_inside(uniform: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.A
     log_share = jnp.log(ratio + (1 - uniform) * (1 - ratio))
     near = special.ndtri(jnp.exp(jnp.maximum(top + log_share, -80.0)))
     far = -jnp.sqrt(high**2 - 2 * log_share)
-    drawn = jnp.clip(jnp.where(high < _TAIL, far, near), low, high)
+    drawn = jnp.clip(jnp.where(high < _MIN_QUANTILE, far, near), low, high)
     return jnp.where(is_turned, -drawn, drawn)
 
 
 def _on_the_left(lower: jax.Array, upper: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The interval, turned around 0 where more of it lies on the right; and whether it was."""
+    """Mirror an interval at 0 if most of it is positive, where Φ would round to 1.
+
+    Returns its ends, and whether they were mirrored.
+    """
     is_turned = lower + upper > 0
     low = jnp.where(is_turned, -upper, lower)
     return low, jnp.where(is_turned, -lower, upper), is_turned
 
 
-# Rows of new users and items given the other side's, where ratings are levels: a short chain.
+# Rows of new users and items given the other side's.
 
 
-class Rows(NamedTuple):
-    """Rows that are drawn, and the precisions of users: their own, or their raters'."""
+class LatentRows(NamedTuple):
+    """Rows that sweeps draw, and noise precisions: of the users, or of the items' raters."""
 
     rows: jax.Array
     noise: jax.Array
@@ -222,13 +224,13 @@ class Rows(NamedTuple):
 def sweep_users(
     key: jax.Array,
     blocks: Blocks,
-    state: Rows,
+    state: LatentRows,
     items: jax.Array,
     prior: PyTree,
     noise_rate: jax.Array,
     cuts: jax.Array,
-) -> Rows:
-    """Hidden numbers, rows and precisions of users, each given the rest; ratings are levels."""
+) -> LatentRows:
+    """Draw hidden numbers, rows and precisions of users, each given the rest."""
     of_hidden, of_rows, of_noise = jax.random.split(key, 3)
     owned = state.noise[blocks.owner][:, None]
     hidden = _hidden(of_hidden, blocks, state.rows, items, owned, cuts)
@@ -243,24 +245,24 @@ def sweep_users(
         jnp.sum(blocks.is_real * error**2, axis=1), blocks.owner, len(rows)
     )
     gamma = gammas(random.words(of_noise), NOISE_SHAPE + found.count / 2)
-    return Rows(rows, gamma / (noise_rate + squares / 2))
+    return LatentRows(rows, gamma / (noise_rate + squares / 2))
 
 
 def sweep_items(
     key: jax.Array,
     blocks: Blocks,
-    state: Rows,
+    state: LatentRows,
     users: jax.Array,
     prior: PyTree,
     cuts: jax.Array,
-) -> Rows:
-    """Hidden numbers and rows of items; `state.noise` has the precisions of all who rated them."""
+) -> LatentRows:
+    """Draw hidden numbers and rows of items; `state.noise` has the precisions of their raters."""
     of_hidden, of_rows = jax.random.split(key)
     noise = state.noise[blocks.other]
     hidden = _hidden(of_hidden, blocks, state.rows, users, noise, cuts)
     found = moments(hidden, len(state.rows), users, prior["mean"], noise)
     normal = jax.random.normal(of_rows, found.cross.shape)
-    return Rows(rows_given_noise(normal, found, prior), state.noise)
+    return LatentRows(rows_given_noise(normal, found, prior), state.noise)
 
 
 def _hidden(
@@ -271,7 +273,7 @@ def _hidden(
     noise: jax.Array,
     cuts: jax.Array,
 ) -> Blocks:
-    """The blocks with hidden numbers in the place of levels."""
+    """Return the blocks with hidden numbers in place of levels."""
     mean = _means(blocks, rows, others)
     bounds = bounds_of(blocks.rating.astype(jnp.int32), mean, noise, cuts)
     inside = draw_inside(jax.random.uniform(key, mean.shape), *bounds)
@@ -279,7 +281,7 @@ def _hidden(
 
 
 def _means(blocks: Blocks, rows: jax.Array, others: jax.Array) -> jax.Array:
-    """Of the pairs in blocks: (block, place)."""
+    """Return the means of the pairs in blocks: (block, place)."""
     mine, other = rows[blocks.owner], take_rows(others, blocks.other)
     product = jnp.einsum("bk,bnk->bn", mine[:, :-1], other[..., :-1])
     return product + mine[:, -1:] + other[..., -1]

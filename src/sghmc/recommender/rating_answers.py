@@ -1,7 +1,4 @@
-"""What a fitted recommender answers, in the units of the ratings.
-
-What a fitted recommender answers: ratings, recommendations, how well others are predicted.
-"""
+"""Predictions, recommendations and scores of a fitted recommender, in the units of the ratings."""
 
 import dataclasses
 import pathlib
@@ -13,18 +10,38 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from sghmc.core.checks import check_count
-from sghmc.recommender import draws
-from sghmc.recommender import ratings as tables
-from sghmc.recommender.draws import FactorDraws
-from sghmc.recommender.likelihood import Likelihood, Outcome
-from sghmc.recommender.likelihood_choice import LIKELIHOODS, reading
-from sghmc.recommender.rating_scores import mean_by_user, ranking_scores, rating_scores, told
-from sghmc.recommender.ratings import Ratings, codes_of
+from sghmc.recommender import factor_draws
+from sghmc.recommender.clicks import Counts, Implicit
+from sghmc.recommender.factor_chain import Likelihood, Outcome
+from sghmc.recommender.factor_draws import FactorDraws
+from sghmc.recommender.rating_likelihoods import GaussianRatings, OrdinalRatings
+from sghmc.recommender.rating_scores import (
+    mean_by_user,
+    ranking_scores,
+    rating_scores,
+    with_errors,
+)
+from sghmc.recommender.ratings import Ratings, codes_of, from_table
 from sghmc.recommender.top_items import Best, By, best_items
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    kind.name: kind for kind in (GaussianRatings, OrdinalRatings, Implicit, Counts)
+}
+
+
+def reading_options(name: str, duplicates: str) -> dict[str, Any]:
+    """Return the options of `from_table` for a likelihood, or for "auto".
+
+    If the data are events, a pair may come more than once, unless `duplicates` decides otherwise,
+    and ratings may be missing.
+    """
+    kind = LIKELIHOODS.get(name)
+    repeats = kind.repeats if kind and duplicates == "error" else duplicates
+    return {"duplicates": repeats, "is_rated": kind is not None and kind.is_rated}
 
 
 class Recommendations(NamedTuple):
-    """Items, best first, with the predicted rating and the standard deviation of a new one."""
+    """Recommended items, best first, with the mean and standard deviation of a new rating."""
 
     items: np.ndarray
     ratings: np.ndarray
@@ -32,7 +49,7 @@ class Recommendations(NamedTuple):
 
 
 class AllRecommendations(NamedTuple):
-    """Rows of a table: user after user, best first; `rank` counts from 1."""
+    """Table of recommendations, user after user, best first; `rank` counts from 1."""
 
     user: np.ndarray
     rank: np.ndarray
@@ -43,18 +60,18 @@ class AllRecommendations(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """Posterior draws of pairs' means, and how ratings come about given those."""
+    """Predictions and recommendations from draws of pairs' means and a likelihood."""
 
     ratings: Ratings
     draws: FactorDraws
     outcome: Outcome
 
     def predict(self, users: Any, items: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of a new rating of each pair of ids."""
+        """Return mean and standard deviation of a new rating of each pair of ids."""
         return self.outcome.moments(self.draws, *self._pairs(users, items))
 
     def probabilities(self, users: Any, items: Any) -> np.ndarray:
-        """Of each level of ratings, for each pair of ids."""
+        """Return the probability of each level for each pair of ids."""
         return self.outcome.probabilities(self.draws, *self._pairs(users, items))
 
     def recommend(
@@ -82,7 +99,7 @@ class Predictor:
         return Recommendations(self.ratings.items[chosen], rating, std)
 
     def of_all(self, best: Best) -> AllRecommendations:
-        """Recommendations for all users, in ids and stars."""
+        """Convert recommendations for all users to ids and units of ratings."""
         rating, std = self.outcome.ranked(
             self.draws, best.user, best.item, best.mean, best.variance
         )
@@ -92,36 +109,35 @@ class Predictor:
     def similar_items(self, item: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
         (code,) = codes_of([item], self.ratings.items)
         if code < 0:
-            raise ValueError(f"There is no item {item!r} among the ratings: nothing is like it.")
+            raise ValueError(
+                f"The model has no item {item!r}: give one that was rated, or that has features."
+            )
         similarity = self.draws.similarity(int(code))
         order = np.argsort(-similarity, kind="stable")
         best = order[order != code][:k]
         return self.ratings.items[best], similarity[best]
 
     def _pairs(self, users: Any, items: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Their codes."""
+        """Convert users and items of pairs to codes, −1 for an unknown id."""
         user, item = (
             codes_of(np.ravel(ids).tolist() if np.ndim(ids) == 0 else ids, known)
             for ids, known in ((users, self.ratings.users), (items, self.ratings.items))
         )
         if len(user) != len(item):
             raise ValueError(
-                f"users and items are pairs, but there are {len(user)} and {len(item)} of them."
+                f"users and items must be pairs, but there are {len(user)} and {len(item)} of them."
             )
         return user, item
 
 
-# What a fitted recommender answers: ratings, recommendations, how well others are predicted.
-
-
 class RatingAnswers(BaseEstimator):
-    """The answers of an estimator that has learned draws of factors.
+    """Answers of an estimator that has posterior draws of factors.
 
     | attribute | what |
     | --- | --- |
     | `draws_` | draws by name, as `FactorDraws` takes them |
     | `ratings_` | all ratings learned from |
-    | `scale_` | what leads from ratings to the model's units: their center and spread, say |
+    | `scale_` | converts ratings to the model's units: for example their center and spread |
     | `likelihood_` | the name of the likelihood |
     """
 
@@ -134,9 +150,9 @@ class RatingAnswers(BaseEstimator):
     duplicates: str
 
     def predict(self, users: Any, items: Any, return_std: bool = False) -> Any:
-        """Predicted ratings of pairs (users[k], items[k]); on request with standard deviations.
+        """Predict ratings of pairs (users[k], items[k]); `return_std` adds standard deviations.
 
-        The standard deviation is that of a new rating: the posterior's spread and the noise of
+        The standard deviation is that of a new rating: uncertainty of the posterior and noise of
         ratings. An unknown id has the prior as its law. With the likelihood "implicit" a prediction
         is the probability that a pair comes up, with "counts" how often on average.
         """
@@ -144,15 +160,17 @@ class RatingAnswers(BaseEstimator):
         return (mean, std) if return_std else mean
 
     def predict_proba(self, users: Any, items: Any) -> np.ndarray:
-        """The probability of each of `levels_` for pairs (users[k], items[k])."""
+        """Predict the probability of each of `levels_` for pairs (users[k], items[k])."""
         predictor = self._predictor()
         if predictor.outcome.levels is None:
-            raise ValueError("Ratings are any numbers here: there are no levels to tell apart.")
+            raise ValueError(
+                "predict_proba needs ratings with a few levels, but here they can be any number."
+            )
         return predictor.probabilities(users, items)
 
     @property
     def levels_(self) -> np.ndarray | None:
-        """The ratings that there are, in order; None where they are any numbers."""
+        """The possible ratings, in order; None if they can be any number."""
         return self._predictor().outcome.levels
 
     def recommend(
@@ -163,12 +181,12 @@ class RatingAnswers(BaseEstimator):
         explore: float = 0.0,
         random_state: int | None = None,
     ) -> Recommendations:
-        """The `k` items that a user would rate best (fewer where there are not so many).
+        """Recommend the `k` items that a user would rate best, or all if there are fewer.
 
         With `explore` 1 the order is that of one draw from the posterior: Thompson sampling, which
-        tries out what might be good. In between, the draw's difference from the mean is scaled.
-        Every call takes another draw; `random_state` fixes it. An unknown user is somebody of whom
-        only the prior is known: what most people like comes first.
+        tries items that may be good. In between, the draw's difference from the mean is scaled.
+        Every call takes another draw; `random_state` fixes it. An unknown user has the prior as
+        their law, so that the most popular items come first.
         """
         predictor = self._predictor()
         check_count(k, "k")
@@ -185,11 +203,11 @@ class RatingAnswers(BaseEstimator):
         width: float = 1.0,
         random_state: int | None = None,
     ) -> AllRecommendations:
-        """The `k` best items of every known user, in batches, on a GPU where there is one.
+        """Recommend the `k` best items to every known user, in batches, on a GPU if there is one.
 
-        `by` is "mean"; "upper" or "lower" for the mean and `width` times the posterior's standard
-        deviation (the noise of ratings left out) above or below; or "draw" for the order under a
-        draw of each user's own, Thompson sampling, which `random_state` fixes.
+        `by` is "mean"; "upper" or "lower" for the mean plus or minus `width` standard deviations of
+        the posterior (without the noise of ratings); or "draw" for the order under a random draw
+        for each user, Thompson sampling, which `random_state` fixes.
         """
         check_is_fitted(self, "draws_")
         check_count(k, "k")
@@ -204,15 +222,15 @@ class RatingAnswers(BaseEstimator):
     def export(self, path: str | pathlib.Path) -> None:
         """Write factors and biases with their standard deviations to an .npz or .arrow file.
 
-        Draws are turned to lie alike first. A rating is scale[0] + scale[1] · (product of factors +
-        biases), in an .arrow file center and spread; so is the hidden number of a level, the
-        log-odds of "implicit" and the log-rate of "counts".
+        The factors of all draws are first rotated onto the last draw's. A rating is scale[0] +
+        scale[1] · (product of factors + biases), in an .arrow file center and spread; so is the
+        hidden number of a level, the log-odds of "implicit" and the log-rate of "counts".
         """
         check_is_fitted(self, "draws_")
-        draws.write(pathlib.Path(path), self.draws_, self.ratings_, self.scale_)
+        factor_draws.write(pathlib.Path(path), self.draws_, self.ratings_, self.scale_)
 
     def similar_items(self, item: Any, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
-        """The `k` items whose lovers are most like this one's, and their correlations with it."""
+        """Return the `k` items that the same users like, and the correlations of users' tastes."""
         predictor = self._predictor()
         check_count(k, "k")
         return predictor.similar_items(item, k)
@@ -220,16 +238,16 @@ class RatingAnswers(BaseEstimator):
     def evaluate(
         self, ratings: Any, k: int | Sequence[int] = 10, relevant: float | None = None
     ) -> dict[str, Any]:
-        """How well held-out ratings are predicted, and how well items are ranked.
+        """Score predictions and rankings on held-out ratings.
 
         "rmse", "log_likelihood" (the mean log-density of a normal law with the predicted mean and
-        standard deviation), "coverage" of predictive intervals and, where ratings have levels,
-        "log_probability", the mean log-probability of the level that came: it compares
-        likelihoods. "ndcg@k" and "recall@k", for one `k` or several, are of the `k` best among all
-        items that a known user had not rated; held-out ratings from `relevant` up, None for the
-        mean of those learned from, should be there. Of "implicit" and "counts" only rankings are
-        judged: nobody has said what came up nowhere. Names that end in "_error" are standard
-        errors, of users as independent.
+        standard deviation), "coverage" of predictive intervals and, if ratings have levels,
+        "log_probability", the mean log-probability of the observed level, which can compare
+        likelihoods. "ndcg@k" and "recall@k", for one `k` or several, score the `k` best among all
+        items that a known user had not rated; relevant are held-out ratings of at least `relevant`,
+        by default the mean of those learned from. With "implicit" and "counts" only rankings are
+        scored, since held-out tables lack the pairs that did not come up. Names that end in
+        "_error" are standard errors, with users as independent.
         """
         predictor = self._predictor()
         ks = [k] if isinstance(k, int) else list(k)
@@ -261,15 +279,17 @@ class RatingAnswers(BaseEstimator):
         return scores
 
     def _read(self, ratings: Any, likelihood: str) -> Ratings:
-        """A table of ratings, as this likelihood wants it."""
-        return tables.from_table(ratings, **reading(likelihood, self.duplicates))
+        """Read a table of ratings with the options of a likelihood."""
+        return from_table(ratings, **reading_options(likelihood, self.duplicates))
 
     def log_probabilities(self, ratings: Any) -> np.ndarray:
-        """Of each rating's level; for likelihoods of ratings with levels."""
+        """Log-probability of each rating's level; only for likelihoods of ratings with levels."""
         predictor, table = self._predictor(), self._read(ratings, self.likelihood_)
         levels = predictor.outcome.levels
         if levels is None:
-            raise ValueError("Ratings are any numbers here: they have densities, no probabilities.")
+            raise ValueError(
+                "log_probabilities needs ratings with a few levels, but here they are any number."
+            )
         place = np.searchsorted((levels[1:] + levels[:-1]) / 2, table.rating)
         found = predictor.probabilities(table.users[table.user], table.items[table.item])
         chosen = found[np.arange(len(table)), place]
@@ -280,7 +300,7 @@ class RatingAnswers(BaseEstimator):
         scores = rating_scores(mean - table.rating, std, table.user)
         if predictor.outcome.levels is not None:
             logs = self.log_probabilities(table)
-            scores |= told({"log_probability": mean_by_user(logs, table.user)})
+            scores |= with_errors({"log_probability": mean_by_user(logs, table.user)})
         return scores
 
     @property

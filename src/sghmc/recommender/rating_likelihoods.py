@@ -1,10 +1,11 @@
-"""Ratings are normal around their pair's mean, each user's with a precision of their own.
+"""Likelihoods of ratings: normal around their pair's mean, or levels between cuts.
 
-Ratings are levels: a hidden number around the pair's mean falls between cuts.
+In both, each user's ratings have a precision of their own.
 """
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,44 +13,77 @@ import numpy as np
 from scipy import special
 
 from sghmc.estimators.weighted_rows import padded, padded_size
+from sghmc.recommender.factor_chain import ChainProblem, Likelihood, Outcome, StepSchedule, counted
+from sghmc.recommender.factor_draws import FactorDraws
 from sghmc.recommender.factor_gibbs import NOISE_SHAPE
 from sghmc.recommender.factor_model import FactorizationModel
-from sghmc.recommender.fold_in import (
-    Newcomers,
-    draw_items,
-    draw_users,
-    item_task,
-    on_processor,
-    user_task,
-    with_rows,
-)
-from sghmc.recommender.likelihood import Likelihood, Outcome, Problem, Schedule, counted
-from sghmc.recommender.ordinal import OrdinalModel, Rows, sweep_items, sweep_users
-from sghmc.types import PyTree
+from sghmc.recommender.fold_in import Newcomers, draw_items, draw_users, folded_in
+from sghmc.recommender.ordinal import LatentRows, OrdinalModel, sweep_items, sweep_users
+from sghmc.recommender.ratings import Ratings
 
 RESOLUTION = 0.01
-"""In standard deviations of the ratings: so exactly is a rating known at best. Far below the noise
-of ratings by people, and enough that ratings without noise have a proper posterior."""
+"""Precision to which a rating is known at best, in standard deviations of all ratings.
 
-_SAME = 1e-6
-"""Ratings that spread less than this, relative to their size, are equal: float32 tells no more."""
+Far below the noise of ratings by people, and enough that ratings without noise have a proper
+posterior.
+"""
 
-_SMALLEST_BATCH, _MOST_BATCHES = 40_000, 10
-"""A batch is a part of the data that does not shrink as they grow: its curvature, N/n times that of
-its ratings, would shake a step of this size too much."""
+_MIN_RELATIVE_SPREAD = 1e-6
+"""Ratings with a smaller spread, relative to their size, are equal within float32."""
+
+_MIN_BATCH_SIZE, _MAX_BATCHES_PER_PASS = 40_000, 10
+"""A batch is a fixed part of the data: its curvature, N/n times that of its ratings, would make a
+step of the default size unstable if the part shrank as the data grow."""
 
 GIBBS_EVERY = 50
 
-_START_NOISE = 0.5
-"""The variance of the noise that a chain starts from, of ratings whose variance is 1."""
+_START_NOISE_VARIANCE = 0.5
+"""Starting variance of the noise, if ratings have a variance of 1."""
 
-_MOST_LEVELS = 50
-"""Different ratings that are told apart as levels."""
+_MAX_LEVELS = 50
+"""Largest number of different ratings that are treated as levels."""
 
 
-class Gaussian(Likelihood):
+class NoisyRatings(Likelihood):
+    """Ratings with a noise precision for each user; `scale` begins with their center and spread."""
+
     kept = ("noise", "noise_rate")
-    schedule = Schedule(step_size=0.05, momentum_decay=0.0125, thinning=50, num_burnin=1000)
+    schedule = StepSchedule(step_size=0.05, momentum_decay=0.0125, thinning=50, num_burnin=1000)
+
+    def start(self, num_users: int, last: dict[str, np.ndarray] | None) -> dict[str, Any]:
+        if last is None:
+            noise = np.full(num_users, 1 / _START_NOISE_VARIANCE, np.float32)
+            rate: Any = np.float32(NOISE_SHAPE * _START_NOISE_VARIANCE)
+        else:  # new users have the mean precision
+            noise, rate = last["noise"], last["noise_rate"]
+            noise = np.append(noise, np.full(num_users - len(noise), noise.mean()))
+        return {"noise": noise, "noise_rate": rate}
+
+
+def center_and_spread(rating: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation of ratings; the latter is 1 if all are equal."""
+    center, spread = float(rating.mean(dtype=np.float64)), float(rating.std(dtype=np.float64))
+    return center, spread if spread > _MIN_RELATIVE_SPREAD * abs(center) else 1.0
+
+
+def padded_columns(ratings: Ratings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return users, items and ratings, padded so that a few more reuse the compiled program."""
+    length = padded_size(len(ratings), 4)
+    columns = (ratings.user, ratings.item, ratings.rating)
+    user, item, rating = (padded(column, length) for column in columns)
+    return user, item, rating
+
+
+def problem_of(model: Any, posterior: Any, ratings: Ratings) -> ChainProblem:
+    """Return the problem of padded ratings, of which only the real ones have weight."""
+    batch_size = max(_MIN_BATCH_SIZE, posterior.num_rows // _MAX_BATCHES_PER_PASS)
+    return ChainProblem(model, counted(posterior, len(ratings)), batch_size, GIBBS_EVERY)
+
+
+class GaussianRatings(NoisyRatings):
+    """Ratings are normal around the mean of their pair."""
+
+    name = "gaussian"
 
     @classmethod
     def of(cls, table):
@@ -64,18 +98,7 @@ class Gaussian(Likelihood):
         model = FactorizationModel(
             *sizes, rank, "dimension", "user", resolution=RESOLUTION, features=features
         )
-        length = padded_size(len(ratings), 4)
-        user, item, rating = (
-            padded(column, length) for column in (ratings.user, ratings.item, ratings.rating)
-        )
-        posterior = counted(model.posterior(user, item, rating), len(ratings))
-        return Problem(model, posterior, batch_of(length), GIBBS_EVERY)
-
-    def start(self, problem):
-        return start_noise(problem.model.num_users)
-
-    def resumed(self, hyper, problem):
-        return resumed_noise(hyper, problem.model.num_users)
+        return problem_of(model, model.posterior(*padded_columns(ratings)), ratings)
 
     def outcome(self, draws, ratings, clip):
         given = ratings.rating
@@ -84,43 +107,13 @@ class Gaussian(Likelihood):
         return NormalOutcome(center, spread, draws["noise"], bounds, given)
 
     def fold_in(self, key, new: Newcomers):
-        return on_processor(lambda: _folded_in(key, new))
-
-
-def center_and_spread(rating: np.ndarray) -> tuple[float, float]:
-    """Of ratings; what does not vary keeps its scale."""
-    center, spread = float(rating.mean(dtype=np.float64)), float(rating.std(dtype=np.float64))
-    return center, spread if spread > _SAME * abs(center) else 1.0
-
-
-def batch_of(num_ratings: int) -> int:
-    """Ratings that a step looks at."""
-    return max(_SMALLEST_BATCH, num_ratings // _MOST_BATCHES)
-
-
-def start_noise(num_users: int) -> PyTree:
-    """Precisions of users, and the rate of their law, that a chain starts from."""
-    noise = np.full(num_users, 1 / _START_NOISE, np.float32)
-    return {"noise": noise, "noise_rate": np.float32(NOISE_SHAPE * _START_NOISE)}
-
-
-def resumed_noise(hyper: PyTree, num_users: int) -> PyTree:
-    """Those of a chain; new users have the mean."""
-    noise = hyper["noise"]
-    new = np.full(num_users - len(noise), noise.mean())
-    return {"noise": np.append(noise, new), "noise_rate": hyper["noise_rate"]}
-
-
-def noise_variance(noise: np.ndarray, users: np.ndarray) -> np.ndarray:
-    """Of each user's ratings, draws averaged; a stranger rates as the average user does."""
-    variances = np.mean(1 / noise.astype(np.float64), axis=0)
-    return np.where(users < 0, np.mean(variances), variances[users])
+        return folded_in(key, new, _users, _items)
 
 
 def levels_of(rating: np.ndarray) -> np.ndarray | None:
-    """The ratings that there are, where they are few."""
+    """Return the different ratings in order, or None if they are too many for levels."""
     levels = np.unique(rating)
-    return levels.astype(np.float64) if len(levels) <= _MOST_LEVELS else None
+    return levels.astype(np.float64) if len(levels) <= _MAX_LEVELS else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +124,7 @@ class NormalOutcome(Outcome):
     spread: float
     noise: np.ndarray
     bounds: tuple[float, float]
-    """Where predicted means are clipped to."""
+    """Range to which predicted means are clipped."""
     given: np.ndarray
     """Ratings that were learned from."""
 
@@ -143,84 +136,71 @@ class NormalOutcome(Outcome):
         return self.ranked(draws, users, items, *draws.moments(users, items))
 
     def ranked(self, draws, users, items, means, variances):
-        variance = variances + noise_variance(self.noise, users)
+        # An unknown user's noise is that of the average user.
+        noise = np.mean(1 / self.noise.astype(np.float64), axis=0)
+        variance = variances + np.where(users < 0, np.mean(noise), noise[users])
         rating = self.center + self.spread * np.asarray(means, np.float64)
         return np.clip(rating, *self.bounds), self.spread * np.sqrt(variance)
 
     def probabilities(self, draws, users, items):
-        """Mixed over draws; a rating is the level that it lies nearest to."""
+        """Average over draws the probability of the numbers that are nearest to each level."""
         assert self.levels is not None
         cuts = ((self.levels[1:] + self.levels[:-1]) / 2 - self.center) / self.spread
-        below = np.zeros((len(users), len(cuts)))
-        for seen in draws.each(users, items):
-            scale = scale_of(self.noise[seen.draw], users[seen.part], seen.variance)
-            below[seen.part] += special.ndtr((cuts - seen.mean[:, None]) / scale[:, None])
-        return between(below / draws.count)
+        of_draws = np.broadcast_to(cuts, (draws.count, len(cuts)))
+        return _between(of_draws, self.noise, draws, users, items)
 
 
-def scale_of(noise: np.ndarray, users: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """The standard deviation of users' hidden ratings under a draw, around means that vary, too."""
-    own = 1 / noise.astype(np.float64)
-    return np.sqrt(np.where(users < 0, own.mean(), own[users]) + variance)
-
-
-def between(below: np.ndarray) -> np.ndarray:
-    """Probabilities of levels, from those of being below each cut."""
-    edges = np.zeros(len(below)), np.ones(len(below))
-    return np.diff(np.column_stack([edges[0], below, edges[1]]), axis=1)
-
-
-def _folded_in(key: jax.Array, new: Newcomers) -> dict[str, np.ndarray]:
-    of_users, of_items = jax.random.split(key)
-    num_users, draws = new.ratings.num_users, new.draws
-    blocks, length, items, prior = user_task(new)
-    fresh, noise = _users(of_users, length, blocks, items, prior, draws["noise_rate"])
-    found = {
-        "user": with_rows(draws["user"], new.users, fresh, num_users),
-        "noise": with_rows(draws["noise"], new.users, noise, num_users),
-    }
-    if len(new.new_items):
-        (blocks, length, users, prior), rest = item_task(new, found)
-        fresh = _items(of_items, length, blocks, users, rest["noise"], prior)
-        found["item"] = with_rows(draws["item"], new.new_items, fresh, new.ratings.num_items)
-    return {**draws, **found}
+def _between(
+    cuts: np.ndarray,
+    noise: np.ndarray,
+    draws: FactorDraws,
+    users: np.ndarray,
+    items: np.ndarray,
+) -> np.ndarray:
+    """Probability that a noisy mean falls between cuts (draw, cut), averaged over draws."""
+    below = np.zeros((len(users), cuts.shape[1]))
+    for pairs in draws.each(users, items):
+        who, own = users[pairs.part], 1 / noise[pairs.draw].astype(np.float64)
+        scale = np.sqrt(np.where(who < 0, own.mean(), own[who]) + pairs.variance)
+        gap = cuts[pairs.draw][None].astype(np.float64) - pairs.mean[:, None]
+        below[pairs.part] += special.ndtr(gap / scale[:, None])
+    edges = np.zeros(len(users)), np.ones(len(users))
+    return np.diff(np.column_stack([edges[0], below / draws.count, edges[1]]), axis=1)
 
 
 @functools.partial(jax.jit, static_argnames=("num_users",))
 def _users(key, num_users, blocks, items, prior, noise_rate):
-    """(draw, user, column) and (draw, user)."""
+    """Draw users' rows (draw, user, column) and noise precisions (draw, user)."""
 
     def one(draw):
         key, items, prior, rate = draw
         return draw_users(key, blocks, num_users, items, prior, rate, RESOLUTION)
 
-    keys = jax.random.split(key, len(items))
-    return jax.lax.map(one, (keys, items, prior, jnp.asarray(noise_rate, jnp.float32)))
+    return jax.lax.map(one, (jax.random.split(key, len(items)), items, prior, noise_rate))
 
 
 @functools.partial(jax.jit, static_argnames=("num_items",))
-def _items(key, num_items, blocks, users, noise, prior):
-    """(draw, item, column)."""
+def _items(key, num_items, blocks, users, prior, noise):
+    """Draw items' rows (draw, item, column)."""
 
     def one(draw):
         key, users, noise, prior = draw
         return draw_items(key, blocks, num_items, users, noise, prior)
 
-    keys = jax.random.split(key, len(users))
-    return jax.lax.map(one, (keys, users, jnp.asarray(noise, jnp.float32), prior))
+    return jax.lax.map(one, (jax.random.split(key, len(users)), users, noise, prior))
 
 
 # Ratings are levels: a hidden number around the pair's mean falls between cuts.
 
-_NUM_SWEEPS, _FIRST_SWEEPS = 3, 20
-"""Of a short chain: at each draw of the other side, and before the first."""
+_SWEEPS_PER_DRAW, _FIRST_SWEEPS = 3, 20
+"""Gibbs sweeps of new rows at each draw of the other side, and before the first."""
 
 
-class Ordinal(Likelihood):
-    """`scale` has center and spread of the ratings, then all levels."""
+class OrdinalRatings(NoisyRatings):
+    """Ratings are levels: `scale` has center and spread of the ratings, then all levels."""
 
+    name = "ordinal"
     kept = ("noise", "noise_rate", "cuts")
-    schedule = Schedule(step_size=0.05, momentum_decay=0.0125, thinning=50, num_burnin=1000)
 
     @classmethod
     def of(cls, table):
@@ -228,7 +208,7 @@ class Ordinal(Likelihood):
         levels = levels_of(rating)
         if levels is None or len(levels) < 2:
             count = len(np.unique(rating))
-            remedy = "round them" if count > 2 else 'take "implicit" where all are alike'
+            remedy = "round them" if count > 2 else 'take "implicit" if all are alike'
             raise ValueError(
                 f'likelihood="ordinal" needs ratings with a few levels, such as 1 to 5 stars, but '
                 f'there are {count:,} different ones. Take "gaussian", or {remedy}.'
@@ -241,7 +221,7 @@ class Ordinal(Likelihood):
 
     @property
     def start_cuts(self) -> np.ndarray:
-        """Halfway between levels, in units of the ratings' spread."""
+        """Cuts halfway between levels, in units of the ratings' spread."""
         center, spread = self.scale[:2]
         return (((self.levels[1:] + self.levels[:-1]) / 2 - center) / spread).astype(np.float32)
 
@@ -252,31 +232,27 @@ class Ordinal(Likelihood):
             odd = float(table.rating[~is_level][0])
             raise ValueError(
                 f"Ratings are {', '.join(f'{level:g}' for level in self.levels)} here, but {odd:g} "
-                f"came: fit anew with all levels, or round it to one of these."
+                f"came: fit again with all levels, or round it to one of these."
             )
         return dataclasses.replace(table, rating=place.astype(np.float32))
 
     def problem(self, ratings, sizes, rank, features):
         model = OrdinalModel(*sizes, rank, features)
-        length = padded_size(len(ratings), 4)
-        user, item, level = (
-            padded(column, length)
-            for column in (ratings.user, ratings.item, ratings.rating.astype(np.int32))
-        )
-        posterior = model.posterior(user, item, level, self.start_cuts)
-        return Problem(model, counted(posterior, len(ratings)), batch_of(length), GIBBS_EVERY)
+        user, item, level = padded_columns(ratings)
+        posterior = model.posterior(user, item, level.astype(np.int32), self.start_cuts)
+        return problem_of(model, posterior, ratings)
 
-    def start(self, problem):
-        return {**start_noise(problem.model.num_users), "cuts": self.start_cuts}
-
-    def resumed(self, hyper, problem):
-        return {**resumed_noise(hyper, problem.model.num_users), "cuts": hyper["cuts"]}
+    def start(self, num_users, last):
+        cuts = self.start_cuts if last is None else last["cuts"]
+        return {**super().start(num_users, last), "cuts": cuts}
 
     def outcome(self, draws, ratings, clip):
         return OrdinalOutcome(self.levels, draws["noise"], draws["cuts"])
 
     def fold_in(self, key, new: Newcomers):
-        return on_processor(lambda: _folded_in_levels(key, new))
+        cuts = new.draws["cuts"].astype(np.float32)
+        users = functools.partial(_users_of_levels, cuts=cuts)
+        return folded_in(key, new, users, functools.partial(_items_of_levels, cuts=cuts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,12 +268,7 @@ class OrdinalOutcome(Outcome):
         return self.all_levels
 
     def probabilities(self, draws, users, items):
-        below = np.zeros((len(users), self.cuts.shape[1]))
-        for seen in draws.each(users, items):
-            scale = scale_of(self.noise[seen.draw], users[seen.part], seen.variance)
-            cuts = self.cuts[seen.draw][None].astype(np.float64)
-            below[seen.part] += special.ndtr((cuts - seen.mean[:, None]) / scale[:, None])
-        return between(below / draws.count)
+        return _between(self.cuts, self.noise, draws, users, items)
 
     def moments(self, draws, users, items):
         probability = self.probabilities(draws, users, items)
@@ -305,57 +276,35 @@ class OrdinalOutcome(Outcome):
         square = probability @ self.all_levels**2
         return mean, np.sqrt(np.maximum(square - mean**2, 0.0))
 
-    def ranked(self, draws, users, items, means, variances):
-        return self.moments(draws, users, items)
-
-
-def _folded_in_levels(key: jax.Array, new: Newcomers) -> dict[str, np.ndarray]:
-    of_users, of_items = jax.random.split(key)
-    num_users, draws = new.ratings.num_users, new.draws
-    cuts = draws["cuts"].astype(np.float32)
-    blocks, length, items, prior = user_task(new)
-    rate = draws["noise_rate"].astype(np.float32)
-    fresh, noise = _users_of_levels(of_users, length, blocks, items, prior, rate, cuts)
-    found = {
-        "user": with_rows(draws["user"], new.users, fresh, num_users),
-        "noise": with_rows(draws["noise"], new.users, noise, num_users),
-    }
-    if len(new.new_items):
-        (blocks, length, users, prior), rest = item_task(new, found)
-        # A padded user has rated nothing, but a precision of 0 would be a division by it.
-        precision = np.maximum(rest["noise"], np.finfo(np.float32).tiny).astype(np.float32)
-        fresh = _items_of_levels(of_items, length, blocks, users, precision, prior, cuts)
-        found["item"] = with_rows(draws["item"], new.new_items, fresh, new.ratings.num_items)
-    return {**draws, **found}
-
 
 @functools.partial(jax.jit, static_argnames=("num_users",))
 def _users_of_levels(key, num_users, blocks, items, prior, noise_rate, cuts):
-    """(draw, user, column) and (draw, user)."""
+    """Draw users' rows (draw, user, column) and noise precisions (draw, user)."""
 
     def sweep(key, state, draw):
         items, prior, rate, cuts = draw
         return sweep_users(key, blocks, state, items, prior, rate, cuts)
 
-    draws = (items, prior, noise_rate, cuts)
     noise = jnp.broadcast_to(NOISE_SHAPE / noise_rate[0], (num_users,))
-    return _along_draws(key, sweep, Rows(_start(prior, num_users), noise), draws)
+    return _along_draws(key, sweep, num_users, noise, (items, prior, noise_rate, cuts))
 
 
 @functools.partial(jax.jit, static_argnames=("num_items",))
-def _items_of_levels(key, num_items, blocks, users, noise, prior, cuts):
-    """(draw, item, column)."""
+def _items_of_levels(key, num_items, blocks, users, prior, noise, cuts):
+    """Draw items' rows (draw, item, column)."""
 
     def sweep(key, state, draw):
-        users, noise, prior, cuts = draw
+        users, prior, noise, cuts = draw
         return sweep_items(key, blocks, state._replace(noise=noise), users, prior, cuts)
 
-    draws = (users, noise, prior, cuts)
-    return _along_draws(key, sweep, Rows(_start(prior, num_items), noise[0]), draws).rows
+    return _along_draws(key, sweep, num_items, noise[0], (users, prior, noise, cuts)).rows
 
 
-def _along_draws(key: jax.Array, sweep, start: Rows, draws) -> Rows:
-    """States after some sweeps at each draw, from where the one before has led to."""
+def _along_draws(key: jax.Array, sweep, num_rows: int, noise: jax.Array, draws) -> LatentRows:
+    """Run some sweeps at each draw, each starting from the rows at the draw before.
+
+    The first starts from the prior's means.
+    """
     of_first, of_rest = jax.random.split(key)
 
     def sweeps(key, count, state, draw):
@@ -365,14 +314,12 @@ def _along_draws(key: jax.Array, sweep, start: Rows, draws) -> Rows:
 
     def one(state, each):
         key, draw = each
-        state = sweeps(key, _NUM_SWEEPS, state, draw)
+        state = sweeps(key, _SWEEPS_PER_DRAW, state, draw)
         return state, state
 
-    start = sweeps(of_first, _FIRST_SWEEPS, start, jax.tree.map(lambda leaf: leaf[0], draws))
+    prior = draws[1]
+    rows = jnp.broadcast_to(prior["mean"][0], (num_rows, prior["precision"].shape[1]))
+    first = jax.tree.map(lambda leaf: leaf[0], draws)
+    start = sweeps(of_first, _FIRST_SWEEPS, LatentRows(rows, noise), first)
     keys = jax.random.split(of_rest, len(draws[0]))
     return jax.lax.scan(one, start, (keys, draws))[1]
-
-
-def _start(prior, num_rows: int) -> jax.Array:
-    """The prior's means under the first draw."""
-    return jnp.broadcast_to(prior["mean"][0], (num_rows, prior["precision"].shape[1]))

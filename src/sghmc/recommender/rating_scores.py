@@ -1,9 +1,7 @@
-"""Which ratings are held out to judge a recommender: at random, each user's last, or by time.
+"""Hold ratings out, and score predicted ratings and rankings on them, with standard errors.
 
-How good predicted ratings and rankings are, with standard errors.
-
-Ratings of one user err together. So the standard error of a mean over ratings counts users as what
-was drawn independently: se² = m/(m − 1) · Σ_users (Σ_ratings (x − x̄))² / n², with m users.
+Errors of one user's ratings are correlated. So the standard error of a mean over ratings takes
+users, not ratings, as independent: se² = m/(m − 1) · Σ_users (Σ_ratings (x − x̄))² / n², m users.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ SPLITS = ("random", "last", "time")
 
 
 def split(ratings: Ratings, how: str, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to learn from, and rows that are held out; both in order.
+    """Split ratings into rows to learn from and held-out rows, both in order.
 
     | how | held out |
     | --- | --- |
@@ -35,49 +33,42 @@ def split(ratings: Ratings, how: str, share: float, seed: int = 0) -> tuple[np.n
     count = round(share * len(ratings))
     if how != "last" and not 0 < count < len(ratings):
         raise ValueError(
-            f"{share:.0%} of {len(ratings)} ratings are {count}: too few to hold out and learn "
-            f"from the rest. Give more ratings, or hold nothing out."
+            f"{share:.0%} of {len(ratings)} ratings are {count}, but a split needs some to hold "
+            f"out and some to learn from. Give more ratings, or hold nothing out."
         )
     if how == "random":
         held_out = np.random.default_rng(seed).permutation(len(ratings))[:count]
     else:
-        order = np.argsort(_times(ratings, how), kind="stable")
+        if ratings.time is None:
+            raise ValueError(
+                f"The split {how!r} needs the times of ratings, but there are none: give the table "
+                f'a column "timestamp", or split at "random".'
+            )
+        order = np.argsort(ratings.time, kind="stable")
         held_out = order[-count:] if how == "time" else _last_of_users(ratings, order)
     is_held_out = np.zeros(len(ratings), bool)
     is_held_out[held_out] = True
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 
-def _times(ratings: Ratings, how: str) -> np.ndarray:
-    if ratings.time is None:
-        raise ValueError(
-            f"The split {how!r} needs to know when ratings were made: give the table a column "
-            f'"timestamp", or split at "random".'
-        )
-    return ratings.time
-
-
 def _last_of_users(ratings: Ratings, order: np.ndarray) -> np.ndarray:
     last = np.zeros(ratings.num_users, np.int64)
-    last[ratings.user[order]] = order  # of equal indices the last assignment stays
+    last[ratings.user[order]] = order  # if indices are equal, the last assignment stays
     held_out = last[np.bincount(ratings.user, minlength=ratings.num_users) > 1]
     if len(held_out) == 0:
         raise ValueError("No user has two ratings: none can be held out as the last one.")
     return held_out
 
 
-# How good predicted ratings and rankings are, with standard errors.
-
-
 class Score(NamedTuple):
-    """A mean and its standard error; None where there are too few to tell."""
+    """A mean and its standard error; None if there are too few values."""
 
     value: float | None
     error: float | None
 
 
 def mean_by_user(values: np.ndarray, users: np.ndarray) -> Score:
-    """Of numbers that belong to users, each a code.
+    """Mean of numbers and its standard error, given the user of each.
 
     >>> mean_by_user(np.array([1.0, 1.0, 3.0, 3.0]), np.array([0, 0, 1, 1]))
     Score(value=2.0, error=1.0)
@@ -92,9 +83,10 @@ def mean_by_user(values: np.ndarray, users: np.ndarray) -> Score:
 
 
 def rating_scores(error: np.ndarray, std: np.ndarray, users: np.ndarray) -> dict[str, Any]:
-    """Root mean squared error, mean log-density of N(mean, std²), and coverage of intervals.
+    """Score predictions: root mean squared error, mean log-density, and coverage of intervals.
 
-    "rmse" has the standard error of the mean square over twice the root.
+    The density is that of N(mean, std²); `error` is the predicted mean less the rating. The
+    standard error of "rmse" is that of the mean square over twice the root.
     """
     square = mean_by_user(error**2, users)
     root = float(np.sqrt(np.mean(error**2)))
@@ -107,7 +99,7 @@ def rating_scores(error: np.ndarray, std: np.ndarray, users: np.ndarray) -> dict
         "rmse": Score(root, square.error and square.error / (2 * root)),
         "log_likelihood": mean_by_user(log_density, users),
     }
-    return told(scores) | {
+    return with_errors(scores) | {
         "coverage": {level: score.value for level, score in inside.items()},
         "coverage_errors": {level: score.error for level, score in inside.items()},
     }
@@ -116,11 +108,11 @@ def rating_scores(error: np.ndarray, std: np.ndarray, users: np.ndarray) -> dict
 def ranking_scores(
     user: np.ndarray, item: np.ndarray, rank: np.ndarray, relevant: np.ndarray, k: int
 ) -> dict[str, Any]:
-    """NDCG@k and recall@k of recommendations, means over users with something relevant.
+    """Score recommendations: means of NDCG@k and recall@k over users with a relevant item.
 
     `user`, `item`, `rank` (from 1) are the columns of the recommendations in codes, `relevant` the
-    pairs (user, item) that should have come. A hit at rank r gains 1/log₂(r + 1); NDCG is the gain
-    over the best possible, recall the share of the relevant that came.
+    pairs (user, item) that should be recommended. A hit at rank r gains 1/log₂(r + 1); NDCG is the
+    gain over the best possible one, recall the share of relevant items that were recommended.
     """
     num_items = 1 + max(int(item.max(initial=0)), int(relevant[:, 1].max(initial=0)))
     wanted = relevant[:, 0].astype(np.int64) * num_items + relevant[:, 1]
@@ -134,10 +126,10 @@ def ranking_scores(
         f"ndcg@{k}": mean_by_user(gain / best, users),
         f"recall@{k}": mean_by_user(hits / count, users),
     }
-    return {"num_users_ranked": len(users)} | told(scores)
+    return {"num_users_ranked": len(users)} | with_errors(scores)
 
 
-def told(scores: dict[str, Score]) -> dict[str, Any]:
-    """Values by name, and errors by name and "_error"."""
+def with_errors(scores: dict[str, Score]) -> dict[str, Any]:
+    """Return values by name, and standard errors by name and "_error"."""
     values = {name: score.value for name, score in scores.items()}
     return values | {f"{name}_error": score.error for name, score in scores.items()}

@@ -1,14 +1,14 @@
 """Ratings of items by users: from the MovieLens archives, from any table, or made up.
 
-Ids may be of any type. Inside they are codes 0, 1, …; `Ratings.users` and `Ratings.items` say which
-id a code stands for.
+Ids may be of any type. Inside they are codes 0, 1, …: `Ratings.users` and `Ratings.items` hold the
+id of each code.
 """
 
 import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,25 +19,32 @@ from sghmc.data.table_files import Style, read_columns
 
 DUPLICATES = ("error", "last", "mean", "sum")
 
-_TIMES = ("timestamp", "time", "date")
-_NUMERIC = (*ROLES["rating"], "timestamp")
-"""Columns of text that are numbers in any case."""
+_TIME_COLUMNS = ("timestamp", "time", "date")
+_NUMERIC_COLUMNS = (*ROLES["rating"], "timestamp")
+"""Columns of text files that are read as numbers; ids stay text."""
 
 _HEADERLESS = ("user", "item", "rating", "timestamp")
 _FILES = ("ratings.dat", "u.data", "ratings.csv", "ratings.parquet", "ratings.npz")
-"""Those of the ratings in a folder or an archive of MovieLens, or like it."""
+"""Names of files with ratings in a folder or an archive, as MovieLens has them."""
+
+
+class Sizes(NamedTuple):
+    """Numbers of users and items, in a chain's table or among the draws."""
+
+    user: int
+    item: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Ratings:
-    """Who rated what, and how: one row a rating.
+    """Table of ratings, a row for each.
 
     | field | what |
     | --- | --- |
     | `user`, `item` | codes, int32 |
     | `rating` | float32 |
-    | `users`, `items` | the ids: `users[user]` is whom a row speaks of |
-    | `time` | when, in seconds from any start; None where it is not known |
+    | `users`, `items` | the ids: `users[user]` is the id of a row's user |
+    | `time` | in seconds from any start; None if it is not known |
 
     >>> ratings = from_table((["ann", "bob", "ann"], [31, 31, 7], [4.0, 2.0, 5.0]))
     >>> ratings.user, ratings.users
@@ -63,9 +70,9 @@ class Ratings:
         return len(self.items)
 
     def joined(self, new: "Ratings", duplicates: str = "last") -> "Ratings":
-        """These and new ratings; users and items keep their codes, new ones come after them.
+        """Append new ratings; users and items keep their codes, new ones come after them.
 
-        Where both rate the same pair, the new rating counts, or what `duplicates` says.
+        If both tables rate a pair, `duplicates` decides: by default the new rating counts.
         """
         users, user = _with_new(self.users, new.users)
         items, item = _with_new(self.items, new.items)
@@ -81,7 +88,7 @@ class Ratings:
         return _without_duplicates(both, duplicates, "the table")
 
     def take(self, rows: np.ndarray) -> "Ratings":
-        """Some of the rows; users and items keep their codes."""
+        """Return some of the rows; users and items keep their codes."""
         return dataclasses.replace(
             self,
             user=self.user[rows],
@@ -100,18 +107,18 @@ def load_ratings(
     duplicates: str = "error",
     is_rated: bool = True,
 ) -> Ratings:
-    """The ratings in a file.
+    """Read the ratings in a file.
 
-    Reads `ml-1m.zip` or its `ratings.dat`, `ml-100k.zip` or its `u.data`, the `ratings.csv` of
-    newer MovieLens sets and their archives, and tables (.csv, .tsv, .parquet, .npz, or one of them
-    in a zip file) with columns of users, items or movies, and ratings. Columns are known by names
-    such as userId, movie_id, Rating, or named with `user`, `item`, `rating`; text without a header
-    has user, item, rating first. `duplicates` says what becomes of a pair (user, item) that is
-    rated twice: "error", "last", "mean" or "sum". With `is_rated` False the column of ratings may
-    be missing: every row then says that a pair came up once.
+    Known files are `ml-1m.zip` or its `ratings.dat`, `ml-100k.zip` or its `u.data`, the
+    `ratings.csv` of newer MovieLens sets and their archives, and tables (.csv, .tsv, .parquet,
+    .npz, or one of them in a zip file) with columns of users, items or movies, and ratings. Columns
+    are found by names such as userId, movie_id, Rating, or named with `user`, `item`, `rating`;
+    text without a header has user, item, rating first. `duplicates` decides about a pair (user,
+    item) that is rated twice: "error", "last", "mean" or "sum". With `is_rated` False the column of
+    ratings may be missing: every row then means that a pair came up once.
     """
-    # Ids stay text until all are seen: 007 is not 7.
-    style = Style(lambda name: plain(name) not in _NUMERIC, headerless=_HEADERLESS)
+    # Ids stay text until all are read: 007 is not 7.
+    style = Style(lambda name: plain(name) not in _NUMERIC_COLUMNS, headerless=_HEADERLESS)
     found = read_columns(pathlib.Path(path), style, _FILES)
     table = {name: columns.whole_numbers(column) for name, column in found.items()}
     return _from_columns(table, (user, item, rating), duplicates, is_rated, str(path))
@@ -126,14 +133,16 @@ def from_table(
     duplicates: str = "error",
     is_rated: bool = True,
 ) -> Ratings:
-    """The ratings in a pandas, polars or Arrow table, a dict of columns, or three arrays.
+    """Take the ratings in a pandas, polars or Arrow table, a dict of columns, or three arrays.
 
-    Two arrays will do with `is_rated` False, as a table without ratings does.
+    With `is_rated` False the ratings may be missing, so that two arrays suffice.
     """
     if isinstance(table, Ratings):
         return table
-    columns = _columns(table)
-    return _from_columns(columns, (user, item, rating), duplicates, is_rated, "the table")
+    if isinstance(table, tuple | list) and len(table) in (2, 3):
+        table = dict(zip(ROLES, table, strict=False))
+    found = columns_of(table, "Ratings", "or three arrays (user, item, rating)")
+    return _from_columns(found, (user, item, rating), duplicates, is_rated, "the table")
 
 
 def synthetic_ratings(
@@ -146,7 +155,7 @@ def synthetic_ratings(
     noise: float = 0.5,
     mean: float = 3.5,
 ) -> Ratings:
-    """Ratings drawn from the model: mean + user's and item's bias + product of factors + noise.
+    """Draw ratings from the model: mean + user's and item's bias + product of factors + noise.
 
     Every pair is rated with probability `density`, and every user and item at least once. Biases
     and the product have standard deviations of about ½ each, the noise `noise`.
@@ -180,7 +189,7 @@ def synthetic_ratings(
 
 
 def folds(ratings: Ratings, num_folds: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(train, test) rows of each fold of a random partition: every row is tested once."""
+    """Return the rows (train, test) of each fold of a random partition; a row is tested once."""
     check_count(num_folds, "num_folds", 2)
     if len(ratings) < num_folds:
         raise ValueError(
@@ -193,7 +202,7 @@ def folds(ratings: Ratings, num_folds: int, seed: int = 0) -> list[tuple[np.ndar
 
 
 def codes_of(ids: Iterable[Any], known: np.ndarray) -> np.ndarray:
-    """The position of each id in `known`, −1 where it is not there.
+    """Return the position of each id in `known`, −1 for an unknown one.
 
     >>> codes_of(["bob", "eve"], np.array(["ann", "bob"]))
     array([ 1, -1])
@@ -213,7 +222,7 @@ def codes_of(ids: Iterable[Any], known: np.ndarray) -> np.ndarray:
 
 
 def id_of(text: str, known: np.ndarray) -> Any:
-    """An id as somebody types it, of the type that the known ones have."""
+    """Convert an id that a user typed to the type of the known ones."""
     if known.dtype.kind == "U":
         return text
     try:
@@ -225,7 +234,7 @@ def id_of(text: str, known: np.ndarray) -> Any:
 
 
 def _with_new(known: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Known ids followed by new ones, and the code of each of `ids`."""
+    """Append new ids to the known ones, and return the code of each of `ids`, too."""
     codes = codes_of(ids, known)
     is_new = codes < 0
     codes[is_new] = len(known) + np.arange(is_new.sum())
@@ -241,11 +250,8 @@ def _from_columns(
 ) -> Ratings:
     if duplicates not in DUPLICATES:
         raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {duplicates!r}.")
-    if (
-        not is_rated
-        and names[2] is None
-        and not any(plain(name) in ROLES["rating"] for name in table)
-    ):
+    has_ratings = names[2] is not None or any(plain(name) in ROLES["rating"] for name in table)
+    if not is_rated and not has_ratings:
         length = len(table[find(table, "user", names[0], source)])
         table = {**table, "rating": np.ones(length, np.float32)}
     chosen = {
@@ -265,9 +271,9 @@ def _from_columns(
 
 
 def _times(table: Mapping[str, Any], length: int) -> np.ndarray | None:
-    """When rows were rated, where a column of the table tells for all of them."""
+    """Return the times of all ratings, or None if no column has them."""
     for name in table:
-        if plain(name) in _TIMES:
+        if plain(name) in _TIME_COLUMNS:
             times = _seconds(np.asarray(table[name]))
             if times is not None and times.shape == (length,) and np.all(np.isfinite(times)):
                 return times
@@ -275,7 +281,7 @@ def _times(table: Mapping[str, Any], length: int) -> np.ndarray | None:
 
 
 def _seconds(values: np.ndarray) -> np.ndarray | None:
-    """Numbers, dates or text of either as seconds; None where they are none of these."""
+    """Convert numbers, dates, or text of either to seconds; return None for anything else."""
     if values.dtype.kind != "M":
         with contextlib.suppress(ValueError, TypeError):
             return values.astype(np.float64)
@@ -284,12 +290,6 @@ def _seconds(values: np.ndarray) -> np.ndarray | None:
     except (ValueError, TypeError):
         return None
     return np.where(np.isnat(dates), np.nan, dates.astype(np.float64))
-
-
-def _columns(table: Any) -> Mapping[str, Any]:
-    if isinstance(table, tuple | list) and len(table) in (2, 3):
-        return dict(zip(ROLES, table, strict=False))
-    return columns_of(table, "Ratings", "or three arrays (user, item, rating)")
 
 
 def _without_duplicates(ratings: Ratings, duplicates: str, source: str) -> Ratings:

@@ -1,10 +1,7 @@
-"""The best items of many users at once: blocked products of factors, one program for all blocks.
-
-Recommendations for all users of a fitted recommender, block after block.
-"""
+"""Recommend the best items to all users: blocked products of factors, one program for all."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -17,14 +14,14 @@ from sghmc.recommender.ratings import Ratings
 
 By: TypeAlias = Literal["mean", "upper", "lower", "draw"]
 
-_GROUP = 128
-"""Items whose best is looked for first: the k best items are in the k groups with the best ones."""
+_GROUP_SIZE = 128
+"""Items in a group. The k best items are in the k groups with the best maxima."""
 
 
-class Block(NamedTuple):
-    """Some users: their rows under every draw, and what they have seen.
+class UserBlock(NamedTuple):
+    """Rows of some users under every draw, and the items that they have rated.
 
-    `seen` are pairs (place in the block, item); those past the items are padding.
+    `seen` are pairs (place in the block, item); items past the last one are padding.
     """
 
     users: jax.Array  # (draw, user, column)
@@ -32,9 +29,9 @@ class Block(NamedTuple):
 
 
 class Top(NamedTuple):
-    """Of each user, best first: items, means and variances of their ratings, scores.
+    """Best items of each user, best first, with means and variances of their ratings, and scores.
 
-    A score of −∞ stands where no item is left.
+    If no item is left, the score is −∞.
     """
 
     item: jax.Array  # (user, k)
@@ -45,30 +42,36 @@ class Top(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("k", "by"))
 def top_items(
-    block: Block, items: jax.Array, draw: jax.Array, width: jax.Array, *, k: int, by: By
+    block: UserBlock, items: jax.Array, draw: jax.Array, width: jax.Array, *, k: int, by: By
 ) -> Top:
-    """The `k` items with the highest score that were not seen.
+    """Return the `k` items with the highest score that a user has not rated.
 
     | by | score |
     | --- | --- |
     | "mean" | the mean over draws |
     | "upper", "lower" | `width` standard deviations over draws above it, or below |
-    | "draw" | that under one draw, number `draw` |
+    | "draw" | the mean under one draw, number `draw` |
 
-    All items are looked through for twice as many as are asked for, and some more, on an
-    accelerator in half precision ("mean"); these are then scored exactly.
+    A first pass over all items, in bfloat16 on an accelerator for "mean", finds somewhat more than
+    twice as many as needed; these are then scored exactly.
     """
     if by == "mean":
         score = _rough_means(block.users, items)
     elif by == "draw":
         score = _ratings(block.users[draw], items[draw])
     else:
-        mean, variance = _moments(block.users, items)
+        mean, variance = _moments(_ratings, block.users, items)
         score = _bound(mean, variance, width, by)
     places, seen = block.seen.T
     score = score.at[places, seen].set(-jnp.inf, mode="drop")
     rough, candidates = _top(score, min(2 * k + 8, items.shape[1]))
-    mean, variance = _moments_of(block.users, items, candidates)
+
+    def of_candidates(user: jax.Array, item: jax.Array) -> jax.Array:
+        rows = item[candidates]
+        product = jnp.einsum("bk,bck->bc", user[:, :-1], rows[..., :-1])
+        return product + user[:, -1:] + rows[..., -1]
+
+    mean, variance = _moments(of_candidates, block.users, items)
     exact = {"draw": rough, "mean": mean}.get(by, _bound(mean, variance, width, by))
     exact = jnp.where(jnp.isfinite(rough), exact, -jnp.inf)
     best, order = jax.lax.top_k(exact, min(k, items.shape[1]))
@@ -84,12 +87,12 @@ def _bound(mean: jax.Array, variance: jax.Array, width: jax.Array, by: By) -> ja
 
 
 def _ratings(users: jax.Array, items: jax.Array) -> jax.Array:
-    """Of all pairs (user, item) under one draw."""
+    """Return the means of all pairs (user, item) under one draw."""
     return users[:, :-1] @ items[:, :-1].T + users[:, -1:] + items[:, -1][None]
 
 
 def _rough_means(users: jax.Array, items: jax.Array) -> jax.Array:
-    """One product for all draws, (user, draw · column) by (draw · column, item)."""
+    """Average over draws by one product, (user, draw · column) by (draw · column, item)."""
     kind = jnp.bfloat16 if runtime.has_accelerator() else users.dtype
     product = jnp.einsum(
         "dbk,dik->bi",
@@ -101,65 +104,50 @@ def _rough_means(users: jax.Array, items: jax.Array) -> jax.Array:
     return product / len(users) + biases
 
 
-def _moments(users: jax.Array, items: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance over draws, of all pairs."""
-    return _over_draws(lambda draw: _ratings(*draw), (users, items), len(users))
-
-
-def _moments_of(
-    users: jax.Array, items: jax.Array, chosen: jax.Array
+def _moments(
+    ratings: Callable[[jax.Array, jax.Array], jax.Array], users: jax.Array, items: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The same of some items of each user, (user, candidate)."""
-
-    def ratings(draw):
-        user, item = draw
-        rows = item[chosen]
-        product = jnp.einsum("bk,bck->bc", user[:, :-1], rows[..., :-1])
-        return product + user[:, -1:] + rows[..., -1]
-
-    return _over_draws(ratings, (users, items), len(users))
-
-
-def _over_draws(ratings, draws, count: int) -> tuple[jax.Array, jax.Array]:
-    # Around the first draw's: squares of differences do not cancel.
-    first = ratings(jax.tree.map(lambda part: part[0], draws))
+    """Mean and variance over draws of ratings given the rows of users and items."""
+    # Relative to the first draw: squares of small differences do not cancel.
+    first = ratings(users[0], items[0])
 
     def add(sums, draw):
-        difference = ratings(draw) - first
+        difference = ratings(*draw) - first
         return (sums[0] + difference, sums[1] + difference**2), None
 
     start = (jnp.zeros_like(first), jnp.zeros_like(first))
-    (total, squares), _ = jax.lax.scan(add, start, draws)
+    (total, squares), _ = jax.lax.scan(add, start, (users, items))
+    count = len(users)
     mean = total / count
     variance = jnp.maximum(squares / count - mean**2, 0.0) * count / max(count - 1, 1)
     return first + mean, variance
 
 
 def _top(score: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k best of each row, exactly: values and places."""
+    """Return the k largest values of each row, exactly, and their places."""
     num_rows, length = score.shape
-    num_groups = -(-length // _GROUP)
+    num_groups = -(-length // _GROUP_SIZE)
     if num_groups <= k:
         return jax.lax.top_k(score, k)
-    padding = ((0, 0), (0, num_groups * _GROUP - length))
+    padding = ((0, 0), (0, num_groups * _GROUP_SIZE - length))
     grouped = jnp.pad(score, padding, constant_values=-jnp.inf)
-    grouped = grouped.reshape(num_rows, num_groups, _GROUP)
+    grouped = grouped.reshape(num_rows, num_groups, _GROUP_SIZE)
     _, groups = jax.lax.top_k(jnp.max(grouped, axis=2), k)
     inside = jnp.take_along_axis(grouped, groups[..., None], axis=1).reshape(num_rows, -1)
     best, place = jax.lax.top_k(inside, k)
-    group = jnp.take_along_axis(groups, place // _GROUP, axis=1)
-    # Where nothing is left, padding may come out: its code must still be an item's.
-    return best, jnp.minimum(group * _GROUP + place % _GROUP, length - 1)
+    group = jnp.take_along_axis(groups, place // _GROUP_SIZE, axis=1)
+    # If no item is left, padding may be chosen: its code must still be an item's.
+    return best, jnp.minimum(group * _GROUP_SIZE + place % _GROUP_SIZE, length - 1)
 
 
-# Recommendations for all users of a fitted recommender, block after block.
+# All users, block after block.
 
-_SCORES_AT_ONCE, _MOST_USERS = 1 << 25, 1024
-"""Pairs of users and items, and users, in a block: 128 MiB of scores."""
+_MAX_BLOCK_PAIRS, _MAX_BLOCK_USERS = 1 << 25, 1024
+"""Most pairs of users and items, and users, in a block: 128 MiB of scores."""
 
 
 class Best(NamedTuple):
-    """Recommendations in codes and standardized ratings: of each user in turn, best first."""
+    """Recommendations in codes and the model's units: user after user, best first."""
 
     user: np.ndarray
     item: np.ndarray
@@ -168,7 +156,7 @@ class Best(NamedTuple):
 
     @property
     def rank(self) -> np.ndarray:
-        """The place of each among its user's, from 1."""
+        """Place of each recommendation among its user's, from 1."""
         count = np.bincount(self.user)
         return np.arange(len(self.user)) - np.repeat(np.cumsum(count) - count, count) + 1
 
@@ -182,16 +170,16 @@ def best_items(
     width: float,
     generator: np.random.Generator,
 ) -> Best:
-    """The k best items of every user; fewer where not so many are left.
+    """Return the k best items of every user, or all that are left.
 
-    With "draw" every user's order is that of a draw of their own. The variance is that of the
-    posterior, noise left out.
+    With "draw" each user's order is that of a random draw. The variance is that of the posterior,
+    without the noise of ratings.
     """
     users, items = draws["user"], jnp.asarray(draws["item"])
-    seen_by = _Seen(ratings if exclude_seen else ratings.take(np.arange(0)))
-    size = min(_MOST_USERS, max(8, _SCORES_AT_ONCE // ratings.num_items))
+    seen_by = _RatedItems(ratings if exclude_seen else ratings.take(np.arange(0)))
+    size = min(_MAX_BLOCK_USERS, max(8, _MAX_BLOCK_PAIRS // ratings.num_items))
     batches = list(_batches(ratings.num_users, len(users), size, by, generator))
-    # Of the longest, for all: one program.
+    # All blocks have the shape of the largest: one program.
     length = padded_size(max(len(codes) for codes, _ in batches), 1)
     num_pairs = padded_size(max(seen_by.count[codes].sum() for codes, _ in batches).item(), 1)
     found: list[Best] = []
@@ -201,9 +189,10 @@ def best_items(
         pairs = np.full((num_pairs, 2), ratings.num_items, np.int32)
         pairs[: len(seen)] = seen
         rows = padded(users[:, codes], length, axis=1)
-        block = Block(jnp.asarray(rows), jnp.asarray(pairs))
+        block = UserBlock(jnp.asarray(rows), jnp.asarray(pairs))
         top = top_items(block, items, jnp.asarray(draw), jnp.asarray(width), k=k, by=by)
-        # The block before is fetched only now: this one was made ready while it was worked on.
+        # The previous block is fetched only now: the device worked on it while the host prepared
+        # this one.
         found += [] if pending is None else [_fetched(*pending)]
         pending = codes, top
     assert pending is not None
@@ -214,7 +203,7 @@ def best_items(
 
 
 def _fetched(codes: np.ndarray, top: Top) -> Best:
-    """Of a block's real users, what is left to recommend."""
+    """Fetch the recommendations of a block, without padding and items that are not left."""
     item, mean, variance, score = (part[: len(codes)] for part in jax.device_get(top))
     is_left = np.isfinite(score)
     owner = np.broadcast_to(codes[:, None], item.shape)
@@ -224,7 +213,7 @@ def _fetched(codes: np.ndarray, top: Top) -> Best:
 def _batches(
     num_users: int, num_draws: int, size: int, by: By, generator: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Codes of users, and the number of the draw that is theirs: one for a block."""
+    """Yield codes of users in blocks, and the number of the draw that orders their items."""
     if by != "draw":
         for first in range(0, num_users, size):
             yield np.arange(first, min(first + size, num_users)), 0
@@ -236,8 +225,8 @@ def _batches(
             yield mine[first : first + size], each
 
 
-class _Seen:
-    """What users have rated, found by user."""
+class _RatedItems:
+    """Items that users have rated, sorted by user."""
 
     def __init__(self, ratings: Ratings):
         self.item = ratings.item[np.argsort(ratings.user, kind="stable")]
@@ -245,7 +234,7 @@ class _Seen:
         self.start = np.cumsum(self.count) - self.count
 
     def pairs(self, users: np.ndarray) -> np.ndarray:
-        """(place among `users`, item) of all that they have rated."""
+        """Return the pairs (place among `users`, item) that these users have rated."""
         count = self.count[users]
         place = np.repeat(np.arange(len(users)), count)
         within = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)

@@ -1,7 +1,4 @@
-"""Posterior draws of factors and biases, and what they say of pairs of users and items.
-
-Factors of a fitted recommender for other programs: means and spreads, in one file.
-"""
+"""Posterior draws of factors and biases: means of pairs, similar items, and export to a file."""
 
 import dataclasses
 import pathlib
@@ -15,29 +12,39 @@ from sghmc.core.checks import require
 from sghmc.recommender.ratings import Ratings
 
 _PAIRS_AT_ONCE = 8192
-"""Pairs whose means are looked at together, draw after draw: few enough to stay in the cache."""
+"""Number of pairs evaluated together, draw after draw: few enough to stay in the cache."""
 
 
-class Side(NamedTuple):
-    """Users, or items: the last column is the bias.
+class FactorRows(NamedTuple):
+    """Draws of the rows of users, or of items; the last column is the bias.
 
-    The code −1 is for those that are unknown: `mean` and `spread`, the prior's means and variances,
-    are what is known of them.
+    An unknown user or item has the code −1, and the prior: its means and variances.
     """
 
     rows: np.ndarray  # (draw, row, column)
     mean: np.ndarray  # (draw, column)
-    spread: np.ndarray  # (draw, column)
+    variance: np.ndarray  # (draw, column)
 
-    def of(self, draw: int, codes: np.ndarray) -> np.ndarray:
-        """The rows of some codes under a draw."""
+    @classmethod
+    def of(cls, draws: dict[str, np.ndarray], side: str) -> "FactorRows":
+        """Take the draws of one side.
+
+        With features, an unknown row has the mean and the variance of the known rows' centers.
+        """
+        variance = 1 / draws[f"{side}.precision"].astype(np.float64)
+        if f"{side}.typical" not in draws:
+            return cls(draws[side], draws[f"{side}.mean"], variance)
+        return cls(draws[side], draws[f"{side}.typical"], variance + draws[f"{side}.varied"])
+
+    def under(self, draw: int, codes: np.ndarray) -> np.ndarray:
+        """Return the rows with these codes under a draw."""
         rows = self.rows[draw][codes]
         rows[codes < 0] = self.mean[draw]
         return rows
 
 
-class Seen(NamedTuple):
-    """Some pairs under a draw: their means, and what not knowing users or items adds to them."""
+class PairMeans(NamedTuple):
+    """Means of some pairs under a draw, and their variance if users or items are unknown."""
 
     part: slice
     draw: int
@@ -47,35 +54,37 @@ class Seen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FactorDraws:
-    """What each draw says of a pair's mean, in units of the model: centered, of order 1."""
+    """Draws of the means of pairs, in the model's units: centered, of order 1."""
 
-    user: Side
-    item: Side
+    user: FactorRows
+    item: FactorRows
 
     @classmethod
     def of(cls, draws: dict[str, np.ndarray]) -> "FactorDraws":
-        """From draws by name, each with a leading axis of draws; shares their memory."""
-        return cls(_side(draws, "user"), _side(draws, "item"))
+        """Take draws by name, each with a leading axis of draws, without a copy."""
+        return cls(FactorRows.of(draws, "user"), FactorRows.of(draws, "item"))
 
     @property
     def count(self) -> int:
         return len(self.user.rows)
 
     def means(self, draw: int, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Of each pair under a draw."""
-        user, item = self.user.of(draw, users), self.item.of(draw, items)
+        """Return the mean of each pair of codes under a draw."""
+        user, item = self.user.under(draw, users), self.item.under(draw, items)
         return np.einsum("pk,pk->p", user[:, :-1], item[:, :-1]) + user[:, -1] + item[:, -1]
 
-    def each(self, users: np.ndarray, items: np.ndarray) -> Iterator[Seen]:
-        """All pairs of codes under all draws, some pairs at a time."""
+    def each(self, users: np.ndarray, items: np.ndarray) -> Iterator[PairMeans]:
+        """Yield the means of all pairs of codes under all draws, some pairs at a time."""
         for first in range(0, len(users), _PAIRS_AT_ONCE):
             part = slice(first, first + _PAIRS_AT_ONCE)
             for draw in range(self.count):
                 mean = self.means(draw, users[part], items[part]).astype(np.float64)
-                yield Seen(part, draw, mean, self._prior_variance(draw, users[part], items[part]))
+                yield PairMeans(
+                    part, draw, mean, self._prior_variance(draw, users[part], items[part])
+                )
 
     def moments(self, users: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of the mean of each pair of codes."""
+        """Posterior mean and variance of the mean of each pair of codes."""
         total, squares, added = (np.zeros(len(users)) for _ in range(3))
         for seen in self.each(users, items):
             total[seen.part] += seen.mean
@@ -87,18 +96,18 @@ class FactorDraws:
         return mean, variance * self.count / max(self.count - 1, 1) + added / self.count
 
     def one_draw(self, user: int, generator: np.random.Generator) -> np.ndarray:
-        """A user's means of all known items under a random draw; an unknown user is drawn too."""
+        """Return a user's means of all items under a random draw; an unknown user is drawn too."""
         draw = int(generator.integers(self.count))
-        (row,), items = self.user.of(draw, np.array([user])), self.item.rows[draw]
+        (row,), items = self.user.under(draw, np.array([user])), self.item.rows[draw]
         if user < 0:
-            row = row + generator.normal(size=row.shape) * self.user.spread[draw] ** 0.5
+            row = row + generator.normal(size=row.shape) * self.user.variance[draw] ** 0.5
         return items[:, :-1] @ row[:-1] + items[:, -1] + row[-1]
 
     def similarity(self, item: int) -> np.ndarray:
-        """Of an item to all: the correlation of users' tastes for both, averaged over draws.
+        """Correlate users' tastes for an item with those for every item, averaged over draws.
 
-        Tastes are products with factors of users as they are; so nothing depends on how a draw
-        turns the factors' axes.
+        A taste is the product of a user's and an item's factors, so that rotations of the factors,
+        which differ between draws, do not matter.
         """
         total = np.zeros(self.item.rows.shape[1])
         for draw in range(self.count):
@@ -110,7 +119,7 @@ class FactorDraws:
         return total / self.count
 
     def _prior_variance(self, draw: int, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """What not knowing the user's, or the item's, own factors and bias adds."""
+        """Variance of pairs' means that comes from unknown users and items, who have the prior."""
         total = np.zeros(len(users))
         for mine, codes, other, others in (
             (self.user, users, self.item, items),
@@ -120,39 +129,31 @@ class FactorDraws:
             if not is_new.any():
                 continue
             known, inverse = np.unique(others[is_new], return_inverse=True)
-            squares = other.of(draw, known).astype(np.float64) ** 2
-            squares[:, -1] = 1.0  # what a bias is multiplied by
-            total[is_new] += (squares @ mine.spread[draw])[inverse]
+            squares = other.under(draw, known).astype(np.float64) ** 2
+            squares[:, -1] = 1.0  # a bias is multiplied by 1
+            total[is_new] += (squares @ mine.variance[draw])[inverse]
         both = (users < 0) & (items < 0)
-        total[both] += np.sum(self.user.spread[draw, :-1] * self.item.spread[draw, :-1])
+        total[both] += np.sum(self.user.variance[draw, :-1] * self.item.variance[draw, :-1])
         return total
 
 
-def _side(draws: dict[str, np.ndarray], name: str) -> Side:
-    """With features somebody unknown may be anybody: the mean of the others, as far as they lie."""
-    spread = 1 / draws[f"{name}.precision"].astype(np.float64)
-    if f"{name}.typical" not in draws:
-        return Side(draws[name], draws[f"{name}.mean"], spread)
-    return Side(draws[name], draws[f"{name}.typical"], spread + draws[f"{name}.varied"])
+# Means and standard deviations of the factors, in a file for other programs.
 
-
-# Factors of a fitted recommender for other programs: means and spreads, in one file.
-
-KINDS = (".npz", ".arrow")
+FACTOR_SUFFIXES = (".npz", ".arrow")
 
 
 class Factors(NamedTuple):
-    """Mean and standard deviation over draws of the rows of a side; the bias is the last column."""
+    """Mean and standard deviation over draws of each row; the bias is the last column."""
 
     mean: np.ndarray
     std: np.ndarray
 
 
 def aligned_factors(draws: dict[str, np.ndarray]) -> dict[str, Factors]:
-    """Of both sides, every draw turned so that its factors lie as those of the last.
+    """Average the rows of both sides, after rotating each draw's factors onto the last draw's.
 
-    Turning the factors of users and items alike changes no product, and a chain does turn them: so
-    rows can be averaged only after it was undone (the orthogonal Procrustes problem).
+    A rotation of all factors changes no product, and it differs between draws: so rows can be
+    averaged only after it is undone (the orthogonal Procrustes problem).
     """
     rows = np.concatenate([draws["user"], draws["item"]], axis=1).astype(np.float64)
     last = rows[-1, :, :-1]
@@ -170,29 +171,24 @@ def aligned_factors(draws: dict[str, np.ndarray]) -> dict[str, Factors]:
 def write(
     path: pathlib.Path, draws: dict[str, np.ndarray], ratings: Ratings, scale: np.ndarray
 ) -> None:
-    """An .npz with arrays of both sides, or an .arrow file with a row for each user and item.
+    """Write an .npz file with arrays of both sides, or an .arrow file with a row for each id.
 
     A predicted rating is center + spread · (user's · item's factors + both biases).
     """
-    if path.suffix not in KINDS:
-        raise ValueError(f"{path} must end in one of {', '.join(KINDS)}: its ending is its format.")
+    if path.suffix not in FACTOR_SUFFIXES:
+        wanted = ", ".join(FACTOR_SUFFIXES)
+        raise ValueError(f"The file of factors must end in one of {wanted}, but is {path}.")
     factors = aligned_factors(draws)
     with files.draft(path) as draft:
-        if path.suffix == ".npz":
-            _write_npz(draft, factors, ratings, scale)
-        else:
+        if path.suffix == ".arrow":
             _write_arrow(draft, factors, ratings, scale)
-
-
-def _write_npz(
-    path: pathlib.Path, factors: dict[str, Factors], ratings: Ratings, scale: np.ndarray
-) -> None:
-    arrays = {"users": ratings.users, "items": ratings.items, "scale": scale}
-    for side, (mean, std) in factors.items():
-        arrays |= {f"{side}_factors": mean[:, :-1], f"{side}_factor_stds": std[:, :-1]}
-        arrays |= {f"{side}_bias": mean[:, -1], f"{side}_bias_std": std[:, -1]}
-    with path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+            return
+        arrays = {"users": ratings.users, "items": ratings.items, "scale": scale}
+        for side, (mean, std) in factors.items():
+            arrays |= {f"{side}_factors": mean[:, :-1], f"{side}_factor_stds": std[:, :-1]}
+            arrays |= {f"{side}_bias": mean[:, -1], f"{side}_bias_std": std[:, -1]}
+        with draft.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
 
 
 def _write_arrow(
