@@ -63,7 +63,7 @@ def test_the_first_samples_are_those_of_their_own_settings(result):
 
 
 def test_autocovariances_are_lag_products_across_blocks(monkeypatch):
-    monkeypatch.setattr(figure3, "_BLOCK", 64)
+    monkeypatch.setattr(figure3, "_BLOCK_DRAWS", 64)
     draws = np.random.default_rng(0).normal(size=(500, 2)).cumsum(axis=0).astype(np.float32)
     direct = [(draws[: 500 - s] * draws[s:]).mean(axis=0, dtype=float) for s in range(11)]
     np.testing.assert_allclose(figure3.autocovariances(draws, 10), direct, rtol=1e-5)

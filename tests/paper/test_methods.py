@@ -1,11 +1,9 @@
-"""The four methods: their settings, what is kept of them, and the search for the best."""
+"""The four methods: their settings, and what is kept of them."""
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 import sghmc
@@ -73,25 +71,3 @@ def test_a_run_is_cut_where_there_is_no_accelerator(monkeypatch):
     ):
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
         assert methods.is_cut(SimpleNamespace(full=full)) is is_cut
-
-
-def test_the_search_takes_the_lowest_score_and_builds_on_it():
-    """A rule with its best at (regularizer 4, sgd 2) and then sgld 0.5, given those."""
-
-    def score(tried, name):
-        wanted = {"sgd": 2.0, "sgld": 0.5 * (tried.sgd == 2.0), "momentum": 1}[name]
-        return abs(getattr(tried, name) - wanted) + abs(tried.regularizer - 4)
-
-    grids = {
-        "sgd": methods.grid(regularizer=[1.0, 4.0, 8.0], sgd=[1.0, 2.0, 3.0]),
-        "sgld": methods.grid(sgld=[0.1, 0.5, 0.9]),
-    }
-    best, found = methods.search(SETTINGS, grids, score)
-    assert best == dataclasses.replace(SETTINGS, regularizer=4.0, sgd=2.0, sgld=0.5)
-    assert found["sgd"]["best"] == {"regularizer": 4.0, "sgd": 2.0, "score": 0.0}
-    assert len(found["sgd"]["tried"]) == 9
-    assert [row["score"] for row in found["sgld"]["tried"]] == pytest.approx([0.4, 0.0, 0.4])
-
-
-def test_scaled():
-    np.testing.assert_allclose(methods.scaled(1e-4, 0.1, 0.8), [1e-5, 8e-5])

@@ -24,9 +24,9 @@ def asked(monkeypatch):
         recorded = RecordedDraw()
         monkeypatch.setattr(rating_folds, "draw", recorded)
         if name == "best":
-            recipe = rating_folds.ours(PROBLEM, 2, 0.06, 0.1, SCHEDULE)
+            recipe = rating_folds.ours(PROBLEM, 2, SCHEDULE, 0.06, 0.1)
         else:
-            recipe = rating_folds.papers(name, PROBLEM, 2, SETTINGS, SCHEDULE)
+            recipe = rating_folds.papers(PROBLEM, 2, SCHEDULE, name, SETTINGS)
         rating_folds.sample_folds(recipe, name, PROBLEM, 7.0, jax.random.key(0), False)
         return recorded.call
 

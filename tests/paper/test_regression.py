@@ -40,7 +40,7 @@ def test_chunks_are_all_rows(monkeypatch):
     from sghmc.paper import demo
 
     whole = DATA.answer()
-    monkeypatch.setattr(demo, "_CHUNK", 999)
+    monkeypatch.setattr(demo, "_CHUNK_ROWS", 999)
     np.testing.assert_allclose(DATA.answer().mean, whole.mean, rtol=1e-9)
     np.testing.assert_allclose(DATA.answer().covariance, whole.covariance, rtol=1e-9)
 

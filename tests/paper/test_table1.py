@@ -121,26 +121,6 @@ def test_best_runs_our_recipe_alone(monkeypatch):
     assert recipes == [("sgd", False), ("sghmc", False)]
 
 
-def test_the_search_is_by_the_error_over_folds(monkeypatch):
-    wanted = {"sgd": 0.8e-5, "momentum": 0.2e-6, "sgld": 1.6e-5, "sghmc": 0.1e-6}
-
-    def sampled(config, name, problem, key, progress):
-        distance = abs(np.log(getattr(config.settings, name) / wanted[name]))
-        return distance + abs(config.settings.regularizer - 2.0) * (name == "sgd")
-
-    def last(score, name, samples, problem):
-        assert score == "rmse"
-        return np.array([samples, samples])
-
-    monkeypatch.setattr(table1, "_sample", sampled)
-    monkeypatch.setattr(table1, "_last", last)
-    config, found = table1._searched(table1.Config(), PROBLEM, None, False)
-    for name, step in wanted.items():
-        assert getattr(config.settings, name) == pytest.approx(step)
-    assert config.settings.regularizer == 2.0
-    assert len(found["sgd"]["tried"]) == 20
-
-
 MEANS = {"sgd": 0.8538, "momentum": 0.8539, "sgld": 0.8412, "sghmc": 0.8411}
 
 

@@ -1,4 +1,4 @@
-"""The command line: parses, calls, saves. No science. One file a group of commands."""
+"""The command line, one file for each group of commands: it parses, calls and saves."""
 
 from sghmc.core.checks import require
 
@@ -11,5 +11,5 @@ __all__ = ["app", "commands", "main", "ratings", "report"]
 
 
 def main() -> None:
-    """The entry point of the `sghmc` command."""
+    """Run the `sghmc` command."""
     app()

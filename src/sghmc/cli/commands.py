@@ -1,9 +1,4 @@
-"""`sghmc demo`.
-
-`sghmc reproduce`: the paper's figures, table and theorems.
-
-`sghmc fit` and `sghmc predict`: a table, a model, predictions.
-"""
+"""The commands `sghmc demo`, `reproduce` (the paper), `fit` and `predict` (tables)."""
 
 import contextlib
 import dataclasses
@@ -34,9 +29,9 @@ def demo(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """A posterior that exact MCMC cannot have in the time.
+    """Compute a posterior that exact MCMC cannot compute in the same time.
 
-    A regression on rows made on the spot, whose answer is known: "auto" beside
+    It is a regression on generated rows, whose answer is known: "auto" beside
     HMC in the same seconds. Writes config.json, result.json, demo.png and
     report.html.
     """
@@ -61,13 +56,11 @@ def demo(
             print(f"The picture is {out / 'demo.png'}.")
 
 
-# `sghmc reproduce`: the paper's figures, table and theorems.
-
 _EVERYTHING = "all"
 
 
 def _known_names(names: list[str]) -> list[str]:
-    """The experiments asked for, each once; anything else is a usage error."""
+    """Return each experiment asked for once; anything else is a usage error."""
     known = list(paper.EXPERIMENTS)
     for name in names:
         if name not in known and name != _EVERYTHING:
@@ -94,9 +87,6 @@ def reproduce(
     ],
     quick: Annotated[bool, _flag("quick", "A small version: seconds, rough.")] = False,
     full: Annotated[bool, _flag("full", "figure4, table1: all of it without a GPU, too.")] = False,
-    search: Annotated[
-        bool, _flag("search", "figure4, table1: choose settings as the paper did.")
-    ] = False,
     best: Annotated[bool, _flag("best", "table1: our own recipe instead of the paper's.")] = False,
     data: Annotated[
         str | None,
@@ -124,14 +114,8 @@ def reproduce(
     made, and the exit status is 1.
     """
     results: dict[str, Any] = {}
-    given = {
-        "full": full,
-        "search": search,
-        "best": best,
-        "data": data,
-        "dataset": dataset,
-        "average_every": average_every,
-    }
+    given = {"full": full, "best": best, "data": data, "dataset": dataset}
+    given["average_every"] = average_every
     options = {option: value for option, value in given.items() if value}
     missing: dict[str, str] = {}
     with session.work(debug):
@@ -142,7 +126,7 @@ def reproduce(
                 results[name] = paper.reproduce(
                     name, out, quick=quick, seed=seed, progress=progress, **chosen
                 )
-            except FileNotFoundError as error:  # its data: the others can go on without
+            except FileNotFoundError as error:  # its data are missing: run the others
                 if len(names) == 1:
                     raise
                 missing[name] = str(error)
@@ -159,9 +143,6 @@ def reproduce(
             session.print_json(results | {name: {"missing": why} for name, why in missing.items()})
         if missing:
             raise typer.Exit(1)
-
-
-# `sghmc fit` and `sghmc predict`: a table, a model, predictions.
 
 
 @app.command()
@@ -187,8 +168,8 @@ def fit(
 ) -> None:
     """Fit a Bayesian model to a table, and judge it on held-out rows.
 
-    Columns of text become one input a category. The model then takes the
-    held-out rows in too. Writes result.json, predictions.csv,
+    Columns of text become one input for each category. After judging, the
+    model is fitted to the held-out rows, too. Writes result.json, predictions.csv,
     reliability.png, report.html and model.sghmc.
     """
     with session.work(debug), files.drafts(out) as stage:
@@ -235,12 +216,14 @@ def predict(
     """
     with session.work(debug):
         if quiet and out is None:
-            raise ValueError("--quiet without --out would predict for nobody: name a file.")
+            raise ValueError(
+                "--quiet without --out would show no predictions: name a file by --out."
+            )
         from sghmc import estimators
         from sghmc.data.table_files import read_table
         from sghmc.estimators import tables
 
-        # Before the work: a place that cannot be written to is seen at once.
+        # The draft comes first, so that a place that cannot be written to fails at once.
         with contextlib.nullcontext() if out is None else files.draft(out) as draft:
             loaded = estimators.load(model / MODEL if model.is_dir() else model)
             rows = read_table(table, only=tables.encoding_of(loaded).inputs)
@@ -252,7 +235,7 @@ def predict(
         elif out is not None and not quiet:
             show(f"Predictions of {len(columns['row'])} rows are in {out}.")
         elif out is None and session.is_watched():
-            # The probabilities of all classes are for files: there may be very many.
+            # There may be very many classes, so their probabilities are written to files only.
             shown = {name: cells for name, cells in columns.items() if not name.startswith("p(")}
             session.print_table(list(shown), zip(*shown.values(), strict=True))
         elif out is None:

@@ -1,4 +1,4 @@
-"""`sghmc fit-ratings` and `sghmc recommend`: ratings, a model, recommendations."""
+"""The commands `sghmc fit-ratings` and `sghmc recommend`."""
 
 import contextlib
 import pathlib
@@ -60,7 +60,7 @@ def fit_ratings(
 ) -> None:
     """Fit a recommender to ratings, and judge it on held-out ones.
 
-    The model then takes those in too. Writes config.json,
+    The model then learns from those, too. Writes config.json,
     result.json, report.html and model.sghmc.
     """
     with session.work(debug), files.drafts(out) as stage:
@@ -128,14 +128,13 @@ def recommend(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Recommend items to a user, or to all, with how sure the predictions are.
+    """Recommend items to a user, or to all, with the predictions' standard deviations.
 
-    For a user who is not among the ratings: what people like; with features, what people like them
-    do.
+    A user without ratings gets what people like; with features, what similar people like.
     """
     with session.work(debug):
         if everybody == (user is not None):
-            raise ValueError("Say for whom: --user ID, or --all.")
+            raise ValueError("Give either --user ID or --all.")
         if not everybody and (out is not None or by != "mean"):
             raise ValueError("--out and --by are for --all; one user's items have --explore.")
         from sghmc.recommender.evaluation import is_model

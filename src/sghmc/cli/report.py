@@ -1,4 +1,4 @@
-"""`sghmc report`: a page of HTML for a folder of results."""
+"""The command `sghmc report`: an HTML page for a folder of results."""
 
 import pathlib
 from typing import Annotated, Any
@@ -16,8 +16,8 @@ from sghmc.paper import demo
 _Page = Annotated[
     pathlib.Path | None, typer.Option(help="File for the page; else report.html in RUN_DIR.")
 ]
-_BROKEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError)
-"""What numbers and words that no command here wrote can lead to."""
+_BROKEN_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError)
+"""Errors that a result.json can raise that no command here wrote."""
 
 
 @app.command()
@@ -51,7 +51,7 @@ def report(
 
 
 def _kind(folder: pathlib.Path) -> str:
-    """What a folder holds: a run's checkpoint, the results of a command, or experiments."""
+    """Return the kind of a folder: a run's checkpoint, a command's results, or experiments."""
     if not folder.is_dir():
         reason = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {reason}: name the folder of a run.")
@@ -71,7 +71,7 @@ def _kind(folder: pathlib.Path) -> str:
 
 def _command(folder: pathlib.Path) -> str:
     config, result = _config(folder), files.read_json(folder / "result.json")
-    if config.get("experiment") in list(paper.EXPERIMENTS):  # by equality: it may be a list
+    if config.get("experiment") in list(paper.EXPERIMENTS):  # a list, since a dict would hash it
         return "experiment"
     marks = {"demo": "auto_is_close", "fit": "reliability", "fit-ratings": "num_ratings"}
     for kind, mark in marks.items():
@@ -98,7 +98,7 @@ def _page(kind: str, folder: pathlib.Path) -> str:
         return (
             pages.table_page(result) if kind == "fit" else evaluation.ratings_page(config, result)
         )
-    except _BROKEN as error:
+    except _BROKEN_ERRORS as error:
         raise ValueError(
             f"{where} is broken, or of another version "
             f"({type(error).__name__}: {error}): run the command again."

@@ -1,4 +1,4 @@
-"""What all commands share: the application, common options, errors, and what is printed."""
+"""The application that all commands share: common options, errors, and printing."""
 
 import contextlib
 import json
@@ -20,10 +20,10 @@ from sghmc.core.files import cache
 from sghmc.core.version import __version__
 
 MODEL = "model.sghmc"
-"""The file of a fitted model in the folder of its results."""
-_WIDTH = 80
-_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode's categories of characters that steer a terminal or hide in text."""
+"""File name of a fitted model in the folder of its results."""
+_MAX_COLUMNS = 80
+_INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories of characters that control a terminal or are invisible in text."""
 
 app = typer.Typer(
     name="sghmc",
@@ -35,8 +35,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_OF_THE_USER = (ValueError, TypeError, OSError, ImportError, CheckpointError, FloatingPointError)
-"""Errors whose message is enough; others are mistakes of the library, and keep their traceback."""
+_USER_ERRORS = (ValueError, TypeError, OSError, ImportError, CheckpointError, FloatingPointError)
+"""Errors that are shown by their message; others are the library's and keep their traceback."""
 
 Out = Annotated[pathlib.Path, typer.Option(help="Folder for the results.")]
 Seed = Annotated[int, typer.Option(help="Seed of all randomness.", min=0)]
@@ -60,18 +60,18 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """Handle the options before a command."""
 
 
 @contextlib.contextmanager
 def work(debug: bool) -> Iterator[None]:
-    """A command's work: compiled programs are kept, errors and warnings come out as messages."""
+    """Keep compiled programs, and show errors and warnings of a command as messages."""
     keep_compiled_programs()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             yield
-    except _OF_THE_USER as error:
+    except _USER_ERRORS as error:
         if debug:
             raise
         message = str(error) or type(error).__name__
@@ -80,43 +80,43 @@ def work(debug: bool) -> Iterator[None]:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """What is doubtful, to whoever ran the command: not where in the library it was noticed."""
+    """Show a warning without the line of the library that raised it."""
     show(f"sghmc: {message}", file=sys.stderr)
 
 
 def keep_compiled_programs() -> None:
-    """Let jax keep what it compiled in the user's cache folder, where there can be one."""
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+    """Let jax keep compiled programs in the user's cache folder, where there can be one."""
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no home directory
         cache()
 
 
 def console() -> Console:
     screen = Console()
-    screen.width = min(screen.width, _WIDTH)
+    screen.width = min(screen.width, _MAX_COLUMNS)
     return screen
 
 
 def show(text: str, file: TextIO | None = None) -> None:
-    """Print for a reader: names and cells of somebody's table do not command the terminal."""
+    """Print text with control characters escaped, so that a table cannot steer the terminal."""
     print(harmless(text), file=file)
 
 
 def harmless(text: str) -> str:
-    r"""Control and formatting characters as the escapes that a program would write for them.
+    r"""Return text with control and formatting characters escaped as in a Python string.
 
     >>> harmless("red: \x1b[31m, and on\n")
     'red: \\x1b[31m, and on\n'
     """
     return "".join(
         ascii(letter)[1:-1]
-        if unicodedata.category(letter) in _UNSEEN and letter != "\n"
+        if unicodedata.category(letter) in _INVISIBLE_CATEGORIES and letter != "\n"
         else letter
         for letter in text
     )
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table for a reader, who sees as much of long cells as fits."""
+    """Print a table whose long cells are cut to fit."""
     table = Table(box=box.SIMPLE)
     for heading in headings:
         table.add_column(Text(harmless(heading)), overflow="ellipsis", no_wrap=True)
@@ -130,12 +130,12 @@ def _short(cell: object) -> str:
 
 
 def is_watched() -> bool:
-    """Whether somebody reads along, who wants tables: not a file or a pipe."""
+    """Return whether the output is a terminal, where tables are shown, not a file or a pipe."""
     return sys.stdout.isatty()
 
 
 def has_bars(quiet: bool, as_json: bool) -> bool:
-    """Whether runs show how far they are."""
+    """Return whether runs show progress bars."""
     return is_watched() and not quiet and not as_json
 
 

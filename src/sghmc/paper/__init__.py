@@ -2,10 +2,10 @@
 
 Every experiment is a module with
 
-| name | what |
+| name | meaning |
 | --- | --- |
 | `Config` | its settings, a frozen dataclass |
-| `QUICK` | those that a run of seconds replaces |
+| `QUICK` | the settings that a run of seconds replaces |
 | `run(config, key, progress=…)` | plain numbers |
 | `plot(result)` | a matplotlib Figure |
 | `table(result)` | a rich Table: what was measured against what was expected |
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from sghmc.core import files
-from sghmc.display import write
+from sghmc.display import FILE, write
 from sghmc.paper import pages
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ EXPERIMENTS = {
     "table1": "sghmc.paper.table1",
     "theorems": "sghmc.paper.theorems",
 }
-"""Name → module, imported when it is asked for."""
+"""Modules of the experiments by name, imported when one is loaded."""
 
 
 def load(name: str) -> ModuleType:
@@ -57,10 +57,10 @@ def reproduce(
     progress: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
-    """Run an experiment; `config.json`, `result.json`, `<name>.png`, a report in `out/<name>`.
+    """Run an experiment and write `config.json`, `result.json`, `<name>.png` and a report.
 
-    `options` replace fields of the experiment's Config. The files appear together, whole, or not at
-    all.
+    They go to `out/<name>`, all of them at the end or none. `options` replace fields of the
+    experiment's Config.
     """
     experiment = load(name)
     config = _configure(name, experiment, quick, options)
@@ -86,26 +86,26 @@ def reproduce(
 
 
 def page(name: str, config: dict[str, Any], result: dict[str, Any]) -> str:
-    """The report of an experiment as HTML."""
-    experiment = load(name)
-    claims = experiment.claims(config, result)
-    table, figure = experiment.table(result), experiment.plot(result)
+    """Return the report of an experiment as HTML."""
+    it = load(name)
+    claims, figure, table = it.claims(config, result), it.plot(result), it.table(result)
     return pages.experiment_page(name, _title(name), claims, figure, table, config)
 
 
 def contents(out: pathlib.Path, missing: Mapping[str, str] | None = None) -> str:
-    """A page that leads to the reports in `out`, and says why others are missing."""
-    entries = []
+    """Return a page that links to the reports in `out`, and says why others are missing."""
+    reports, missing_lines, summaries = [], [], []
     for name in EXPERIMENTS:
-        folder, reason = pathlib.Path(out) / name, (missing or {}).get(name)
+        folder, title, reason = pathlib.Path(out) / name, _title(name), (missing or {}).get(name)
         if reason is None and (folder / "result.json").exists():
             config, result = (files.read_json(folder / f) for f in ("config.json", "result.json"))
             claims, figure = load(name).claims(config, result), load(name).plot(result)
-            entries.append(pages.entry(name, _title(name), claims, figure, config))
+            reports.append((f"{name}/{FILE}", title, f": {pages.judged(claims)[0]}"))
+            summaries.append(pages.summary(title, claims, figure, config))
         else:
-            reason = reason or "it was not run"
-            entries.append(pages.missing_entry(name, _title(name), reason))
-    return pages.contents_page(entries)
+            reason = (reason or "it was not run").rstrip(".")
+            missing_lines.append(f"{title}: {reason}. The command is: sghmc reproduce {name}")
+    return pages.contents_page(reports, missing_lines, summaries)
 
 
 def _title(name: str) -> str:
@@ -113,12 +113,12 @@ def _title(name: str) -> str:
 
 
 def table(name: str, result: dict[str, Any]) -> "Table":
-    """What was measured against what was expected, in 80 columns."""
+    """Return what was measured against what was expected, in 80 columns."""
     return load(name).table(result)
 
 
 def known_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Those of `options` that the experiment has: for a run of several experiments."""
+    """Return the `options` that this experiment has, for a run of several experiments."""
     known = {field.name for field in dataclasses.fields(load(name).Config)}
     return {option: value for option, value in options.items() if option in known}
 

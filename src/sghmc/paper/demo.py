@@ -1,21 +1,21 @@
-"""A linear regression whose posterior is known exactly: rows made on the spot, a Gaussian answer.
+"""The demonstration: a posterior over a million rows, by "auto" and by HMC in the same seconds.
+
+It is a linear regression on generated rows, whose posterior is known by linear algebra:
 
     y = xᵀβ + N(0, 1),   β ~ N(0, PRIOR_SD²)
     β | data ~ N(m, Λ⁻¹),   Λ = XᵀX + I/PRIOR_SD²,   m = Λ⁻¹Xᵀy
 
-Neighbouring columns are correlated and each has a unit of its own: the posterior is as badly scaled
-as real tables make it.
+Neighbouring columns are correlated and each has its own unit, so the posterior is as badly scaled
+as those of real tables.
 
-The demonstration: a posterior over a million rows, by "auto" and by HMC in the same seconds.
-
-A linear regression on rows made on the spot, whose exact posterior is known by linear algebra.
-`"auto"` starts from 0 and knows nothing; all its time counts. HMC needs a pass over all rows for
-every gradient. It is told what NUTS would have to find: where to start, the scale of every
-coefficient, how large a step and how long a trajectory; its compilation does not count. What both
-say is held against the exact answer.
+`"auto"` starts from 0 without any knowledge, and all its time counts. HMC needs a pass over all
+rows for every gradient. It gets what NUTS would have to find: a start, the scale of every
+coefficient, the step size and the length of a trajectory; its compilation does not count. Both are
+compared to the exact posterior.
 """
 
 import dataclasses
+import itertools
 import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PRIOR_SD = 100.0
-_DECADES = 1.0
-"""Units of columns range from a tenth to ten."""
-_CHUNK = 1 << 16
-"""Rows that are brought to double precision at a time."""
+_UNIT_DECADES = 1.0
+"""Decimal exponents of the columns' units lie between minus this and this."""
+_CHUNK_ROWS = 1 << 16
+"""Number of rows that are converted to double precision at a time."""
 
 
 class Gaussian(NamedTuple):
@@ -69,26 +69,26 @@ class Regression(NamedTuple):
         return Posterior(log_likelihood, log_prior, (self.x, self.y))
 
     def answer(self) -> Gaussian:
-        """The posterior, in double precision."""
+        """Return the exact posterior, in double precision."""
         width = self.x.shape[1]
         precision, vector = np.eye(width) / PRIOR_SD**2, np.zeros(width)
-        for first in range(0, len(self.x), _CHUNK):
-            rows = self.x[first : first + _CHUNK].astype(np.float64)
+        for first in range(0, len(self.x), _CHUNK_ROWS):
+            rows = self.x[first : first + _CHUNK_ROWS].astype(np.float64)
             precision += rows.T @ rows
-            vector += rows.T @ self.y[first : first + _CHUNK]
+            vector += rows.T @ self.y[first : first + _CHUNK_ROWS]
         covariance = np.linalg.inv(precision)
         return Gaussian(covariance @ vector, (covariance + covariance.T) / 2)
 
 
 def make_regression(num_rows: int, num_columns: int, correlation: float, seed: int) -> Regression:
-    """An intercept and columns of which each is correlated with the one before."""
+    """Generate an intercept and columns, each of which is correlated with the one before."""
     generator = np.random.default_rng(seed)
     x = generator.standard_normal((num_columns, num_rows), np.float32)
     rest = np.float32(np.sqrt(1 - correlation**2))
     for i in range(2, num_columns):
         x[i] = np.float32(correlation) * x[i - 1] + rest * x[i]
     x[0] = 1
-    units = 10 ** generator.uniform(-_DECADES, _DECADES, num_columns)
+    units = 10 ** generator.uniform(-_UNIT_DECADES, _UNIT_DECADES, num_columns)
     units[0] = 1
     coefficients = generator.standard_normal(num_columns) / units
     x = np.ascontiguousarray((x * units.astype(np.float32)[:, None]).T)
@@ -96,27 +96,27 @@ def make_regression(num_rows: int, num_columns: int, correlation: float, seed: i
     return Regression(x, x @ coefficients.astype(np.float32) + noise)
 
 
-# The demonstration: a posterior over a million rows, by "auto" and by HMC in the same seconds.
-
 plot, save_picture = demo_picture.plot, demo_picture.save
 
-_SPARE = 1.1
-"""HMC is asked for so many times the trajectories that its seconds should allow; draws that come
-later do not count."""
-_STEP_SIZE = 1.3
-"""Of HMC, in standard deviations of the stiffest direction; 2 is unstable. At 1.3 nine tenths are
-accepted here, and a gradient is worth most: a tenth more than at 1, as much as at 1.4."""
-_NUM_TIMED = 5
-"""Gradients that are timed to know how many trajectories that is."""
-_JITTER = 0.2
-"""Of HMC's step size, so that no direction comes back to where it started in every trajectory."""
-_NUM_SHOWN = 8
-"""Coefficients in the table; the report's picture has all."""
+_SPARE_FACTOR = 1.1
+"""Factor on the number of trajectories that fit into HMC's seconds; late draws are dropped."""
+_HMC_STEP_SIZE = 1.3
+"""Step size in standard deviations of the stiffest direction, where 2 is unstable.
+
+At 1.3 nine tenths are accepted here, and a gradient is worth most: a tenth more than at 1, as much
+as at 1.4.
+"""
+_NUM_TIMED_GRADIENTS = 5
+"""Number of gradients that are timed to estimate how many trajectories fit into the seconds."""
+_HMC_JITTER = 0.2
+"""Relative jitter of HMC's step size, so that no direction is periodic in every trajectory."""
+_NUM_COEFFICIENTS_SHOWN = 8
+"""Number of coefficients in the table; the report's picture has all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """HMC has the seconds that "auto" took, from `least_seconds` up to `most_seconds`.
+    """Settings: HMC has the seconds that "auto" took, within `least_seconds` and `most_seconds`.
 
     An answer is close if the root mean square error of its means, in standard deviations, is below
     `close_means`, and every standard deviation right to within `close_sds`.
@@ -137,7 +137,7 @@ QUICK = {"num_rows": 20_000, "num_columns": 4, "num_samples": 200, "least_second
 
 
 def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
-    """What both samplers say, beside the exact answer."""
+    """Run both samplers and compare them to the exact answer."""
     data_key, auto_key, hmc_key = jax.random.split(key, 3)
     seed = int(jax.random.bits(data_key))
     data = make_regression(config.num_rows, config.num_columns, config.correlation, seed)
@@ -162,7 +162,7 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
 def result_of(
     answer: Gaussian, auto: dict[str, Any], hmc: dict[str, Any], config: Config
 ) -> dict[str, Any]:
-    """What was judged, beside the answer."""
+    """Return the result from what `judged` found of both samplers."""
     return {
         "num_rows": config.num_rows,
         "exact": {"mean": answer.mean.tolist(), "sd": answer.sd.tolist()},
@@ -174,21 +174,21 @@ def result_of(
 
 
 def fair_hmc(answer: Gaussian) -> HMC:
-    """HMC that knows the posterior's variances, its stiffest and its slowest direction.
+    """Return HMC set by the posterior's variances, its stiffest and its slowest direction.
 
     In units of standard deviations a direction has the frequency 1/√λ, λ an eigenvalue of the
     correlation matrix. A quarter turn of the slowest, π/2 √λ_max, makes draws nearly independent.
     """
     spread = np.sqrt(np.linalg.eigvalsh(answer.correlation))
-    step_size = _STEP_SIZE * float(spread[0])
+    step_size = _HMC_STEP_SIZE * float(spread[0])
     num_steps = math.ceil(math.pi / 2 * spread[-1] / step_size)
-    return HMC(step_size, num_steps, mass=1 / answer.sd**2, jitter=_JITTER)
+    return HMC(step_size, num_steps, mass=1 / answer.sd**2, jitter=_HMC_JITTER)
 
 
 def _run_hmc(
     config: Config, posterior: Posterior, answer: Gaussian, limit: float, key, progress
 ) -> np.ndarray:
-    """Draws that came within the limit."""
+    """Run HMC and return the draws that came within the limit."""
     sampler = fair_hmc(answer)
     starts = jnp.tile(jnp.asarray(answer.mean, jnp.float32), (config.num_chains, 1))
     pace = (sampler.num_steps + 1) * _seconds_a_gradient(posterior, starts)
@@ -199,33 +199,33 @@ def _run_hmc(
         starts,
         init_axis=0,
         num_chains=config.num_chains,
-        num_samples=math.ceil(_SPARE * limit / pace),
+        num_samples=math.ceil(_SPARE_FACTOR * limit / pace),
         progress=progress,
     )
     return within(samples, limit)
 
 
 def _seconds_a_gradient(posterior: Posterior, starts: jax.Array) -> float:
-    """Of all chains together, compilation left out."""
+    """Time a gradient of all chains together, without compilation."""
     gradient = jax.jit(jax.vmap(posterior.gradient))
     gradient(starts).block_until_ready()
     began = time.perf_counter()
-    for _ in range(_NUM_TIMED):
+    for _ in range(_NUM_TIMED_GRADIENTS):
         gradient(starts).block_until_ready()
-    return (time.perf_counter() - began) / _NUM_TIMED
+    return (time.perf_counter() - began) / _NUM_TIMED_GRADIENTS
 
 
 def within(samples: Samples, limit: float) -> np.ndarray:
-    """The draws that came within the limit, counted from the end of compilation."""
+    """Return the draws that came within the limit, counted from the end of compilation."""
     assert samples.clock is not None
     return samples.positions[:, samples.clock - samples.startup_seconds <= limit]
 
 
 def judged(positions: np.ndarray, answer: Gaussian, seconds: float) -> dict[str, Any]:
-    """How far draws (chain, draw, coefficient) are from the answer, in its standard deviations.
+    """Compare draws (chain, draw, coefficient) to the answer, in its standard deviations.
 
-    `worth`: the means of so many independent draws would be as far off on average. One draw says
-    nothing of a standard deviation: then there is nothing to judge.
+    `worth` is the number of independent draws whose means would be as far off on average. A single
+    draw has no standard deviation: then only `seconds` and `num_draws` are returned.
     """
     num_chains, num_draws, width = positions.shape
     found: dict[str, Any] = {"seconds": seconds, "num_draws": num_chains * num_draws}
@@ -234,7 +234,7 @@ def judged(positions: np.ndarray, answer: Gaussian, seconds: float) -> dict[str,
     draws = (positions.reshape(-1, width).astype(np.float64) - answer.mean) / answer.sd
     errors, ratios = draws.mean(0), draws.std(0, ddof=1)
     square = float(np.mean(errors**2))
-    step = max(1, len(draws) // demo_picture.MOST_POINTS)
+    step = max(1, len(draws) // demo_picture.MAX_POINTS)
     return found | {
         "mean_errors": errors.tolist(),
         "sd_ratios": ratios.tolist(),
@@ -246,14 +246,14 @@ def judged(positions: np.ndarray, answer: Gaussian, seconds: float) -> dict[str,
 
 
 def _pair(answer: Gaussian) -> dict[str, Any]:
-    """The two coefficients that are most correlated, and their correlation."""
+    """Return the two coefficients that are most correlated, and their correlation."""
     correlation = np.triu(answer.correlation, 1)
     i, j = np.unravel_index(np.abs(correlation).argmax(), correlation.shape)
     return {"columns": [int(i), int(j)], "correlation": float(correlation[i, j])}
 
 
 def _compared(auto: dict[str, Any], hmc: dict[str, Any], config: Config) -> dict[str, bool]:
-    """Whether each is close to the answer, and whether "auto" is the closer one."""
+    """Return whether each is close to the answer, and whether "auto" is the closer one."""
 
     def is_close(found: dict[str, Any]) -> bool:
         return (
@@ -265,28 +265,25 @@ def _compared(auto: dict[str, Any], hmc: dict[str, Any], config: Config) -> dict
     is_ahead = auto["num_draws"] > 0 and (
         hmc["num_draws"] == 0 or auto["rms_mean_error"] < hmc["rms_mean_error"]
     )
-    return {
-        "auto_is_close": is_close(auto),
-        "hmc_is_close": is_close(hmc),
-        "auto_is_ahead": is_ahead,
-    }
+    closeness = {"auto_is_close": is_close(auto), "hmc_is_close": is_close(hmc)}
+    return closeness | {"auto_is_ahead": is_ahead}
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """What came out, in plain words."""
+    """Return the result in words."""
     auto, hmc = result["auto"], result["hmc"]
-    where = (
-        f"the posterior of {len(result['exact']['sd'])} coefficients given "
-        f"{result['num_rows']:,} rows"
-    )
     close = "has" if result["auto_is_close"] else "DOES NOT HAVE"
-    words = f'In {auto["seconds"]:.1f} s "auto" {close} {where}: {_distance(auto)}.'
+    words = (
+        f'In {auto["seconds"]:.1f} s "auto" {close} the posterior of '
+        f"{len(result['exact']['sd'])} coefficients given {result['num_rows']:,} rows: "
+        f"{_distance(auto)}."
+    )
     if hmc["seconds"] < auto["seconds"]:
         words += " So as not to take too long, HMC had less time."
     also = " That is close, too." if result["hmc_is_close"] else ""
     ahead = "" if result["auto_is_ahead"] else ' HERE HMC IS AHEAD OF "auto".'
     return words + (
-        f" Exact HMC, told all that it could adapt to, after {hmc['seconds']:.1f} s: "
+        f" Exact HMC, given all that it could adapt to, after {hmc['seconds']:.1f} s: "
         f"{_distance(hmc)}.{also}{ahead}"
     )
 
@@ -302,38 +299,28 @@ def _distance(found: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> "Table":
-    """Some coefficients, and all of them together."""
-    exact, found = result["exact"], [result[name] for name in ("auto", "hmc")]
-    rows = [
-        (
-            f"coefficient {i}",
-            f"{exact['mean'][i]:.4f}",
-            f"{exact['sd'][i]:.4f}",
-            *(_cell(each, lambda each, i=i: f"{each['mean_errors'][i]:+.2f}") for each in found),
-            *(_cell(each, lambda each, i=i: f"{each['sd_ratios'][i]:.2f}") for each in found),
-        )
-        for i in range(min(_NUM_SHOWN, len(exact["sd"])))
-    ]
-    rows.append(
-        (
-            "all: rms, worst",
-            "",
-            "",
-            *(_cell(each, lambda each: f"{each['rms_mean_error']:.3f}") for each in found),
-            *(_cell(each, lambda each: f"{1 + each['worst_sd_error']:.2f}") for each in found),
-        )
-    )
+    """Return a table of some coefficients, and of all of them together."""
+    found = [result[name] for name in ("auto", "hmc")]
+
+    def both(shown) -> list[str]:
+        return [shown(each) if each["num_draws"] else "–" for each in found]
+
+    rows = []
+    exact = zip(result["exact"]["mean"], result["exact"]["sd"], strict=True)
+    for i, (mean, sd) in enumerate(itertools.islice(exact, _NUM_COEFFICIENTS_SHOWN)):
+        errors = both(lambda each, i=i: f"{each['mean_errors'][i]:+.2f}")
+        ratios = both(lambda each, i=i: f"{each['sd_ratios'][i]:.2f}")
+        rows.append((f"coefficient {i}", f"{mean:.4f}", f"{sd:.4f}", *errors, *ratios))
+    errors = both(lambda each: f"{each['rms_mean_error']:.3f}")
+    ratios = both(lambda each: f"{1 + each['worst_sd_error']:.2f}")
+    rows.append(("all: rms, worst", "", "", *errors, *ratios))
     headings = ("", "mean", "sd", "auto off", "HMC off", "auto sd", "HMC sd")
     title = f"A posterior over {result['num_rows']:,} rows (errors in exact sds)"
     return pages.table(title, headings, rows)
 
 
-def _cell(found: dict[str, Any], shown) -> str:
-    return shown(found) if found["num_draws"] else "–"
-
-
 def page(config: dict[str, Any], result: dict[str, Any]) -> str:
-    """The report as HTML."""
+    """Return the report as HTML."""
     is_good = result["auto_is_close"] and result["auto_is_ahead"]
     words = '"auto" has the posterior' if result["auto_is_close"] else '"auto" misses the posterior'
     return html.page(

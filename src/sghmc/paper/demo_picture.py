@@ -11,26 +11,26 @@ from sghmc.paper import pages
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_POINTS = 600
-"""Of a cloud: more would be one blot, and a larger file."""
-_SIZE = (8, 3.1)
-"""Inches: 800 pixels wide on a page, where a point is a pixel and a third."""
+MAX_POINTS = 600
+"""Largest number of points in a cloud: more would be one blot, and a larger file."""
+_SIZE_INCHES = (8, 3.1)
+"""Size of the picture: 800 pixels wide on a page, where a point is a pixel and a third."""
 _INK = "#808890"
-"""Seen on white and on black."""
+"""Color that is visible on white and on black."""
 _COLORS = {"auto": "#d55e00", "hmc": "#3d8fd1"}
-"""Likewise, and told apart by the color-blind."""
+"""Colors that are visible on white and on black, and distinct for the color-blind."""
 _LABELS = {"auto": '"auto"', "hmc": "exact HMC"}
-_REACH = 4.2
-"""Standard deviations that a cloud's panel shows."""
+_MAX_DEVIATIONS = 4.2
+"""Half the width of a cloud's panel, in standard deviations."""
 
 
 def plot(result: dict[str, Any]) -> "Figure":
-    """Draws of the two most correlated coefficients, and the errors of all."""
+    """Draw the draws of the two most correlated coefficients, and the errors of all."""
     import matplotlib
 
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     with matplotlib.rc_context({**dict.fromkeys(names, _INK), "font.size": 8}):
-        figure, axes = pages.panels(3, _SIZE)
+        figure, axes = pages.panels(3, _SIZE_INCHES)
         figure.patch.set_alpha(0)
         for axis, name in zip(axes, _LABELS, strict=False):
             _draw_cloud(axis, name, result)
@@ -41,7 +41,7 @@ def plot(result: dict[str, Any]) -> "Figure":
 
 
 def save(result: dict[str, Any], path: pathlib.Path) -> None:
-    """For a page 800 pixels wide, on screens that have two for each of them."""
+    """Write the picture for a page 800 pixels wide, at two screen pixels for each."""
     plot(result).savefig(path, dpi=200, transparent=True)
 
 
@@ -51,41 +51,35 @@ def _draw_cloud(axis, name: str, result: dict[str, Any]) -> None:
         axis.plot(*_ellipse(radius, pair["correlation"]), color=_INK, linewidth=0.8)
     if found["num_draws"]:
         points = np.array(found["points"])
-        size = 2 if len(points) > MOST_POINTS / 2 else 8
+        size = 2 if len(points) > MAX_POINTS / 2 else 8
         axis.scatter(*points.T, s=size, color=_COLORS[name], linewidths=0)
     else:
         axis.text(0, 0, "no draw yet", ha="center", va="center")
     axis.text(0.03, 0.03, "ellipses: exact", transform=axis.transAxes)
     i, j = pair["columns"]
-    axis.set(xlim=(-_REACH, _REACH), ylim=(-_REACH, _REACH), aspect="equal")
+    limits = (-_MAX_DEVIATIONS, _MAX_DEVIATIONS)
+    axis.set(xlim=limits, ylim=limits, aspect="equal")
     axis.set(xlabel=f"coefficient {i}, exact sds", ylabel=f"coefficient {j}")
     title = f"{_LABELS[name]}: {found['num_draws']:,} draws in {found['seconds']:.0f} s"
     axis.set_title(title, color=_COLORS[name], fontsize=9, fontweight="bold")
 
 
 def _ellipse(radius: float, correlation: float) -> tuple[np.ndarray, np.ndarray]:
-    """Points whose distance from the mean is `radius`, of two correlated standard normals."""
+    """Return points at distance `radius` from the mean of two correlated standard normals."""
     angle = np.linspace(0, 2 * math.pi, 200)
     x, y = radius * np.cos(angle), radius * np.sin(angle)
     return x, correlation * x + math.sqrt(1 - correlation**2) * y
 
 
 def _draw_errors(axis, result: dict[str, Any]) -> None:
-    """A point a coefficient: the nearer to the cross, the better."""
+    """Draw a point for each coefficient: the nearer to the cross, the better."""
     axis.axvline(0, color=_INK, linewidth=0.8)
     axis.axhline(1, color=_INK, linewidth=0.8)
     for name, label in reversed(_LABELS.items()):
         if result[name]["num_draws"]:
             found = result[name]
-            axis.plot(
-                found["mean_errors"],
-                found["sd_ratios"],
-                linestyle="",
-                marker="o",
-                markersize=3.5,
-                color=_COLORS[name],
-                label=label,
-            )
+            style = {"color": _COLORS[name], "label": label, "markersize": 3.5}
+            axis.plot(found["mean_errors"], found["sd_ratios"], "o", **style)
     reach = max(map(abs, axis.get_xlim()))
     axis.set(xlim=(-reach, reach), xlabel="error of the mean, exact sds", ylabel="sd / exact sd")
     axis.set_title(f"all {len(result['exact']['sd'])} coefficients", fontsize=9)

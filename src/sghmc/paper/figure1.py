@@ -31,10 +31,10 @@ TARGETS = {
     "double_well": lambda theta: -2 * theta**2 + theta**4,
     "gaussian": lambda theta: theta**2 / 2,
 }
-_FARTHEST = 10.0
+_MAX_THETA = 10.0
 """Bins reach from −10 to 10: the naive sampler's Gaussian has a standard deviation of 1.5."""
-_NUM_NODES = 8
-"""Of Gauss–Legendre quadrature in a bin: exact to rounding for densities as smooth as these."""
+_NUM_QUADRATURE_NODES = 8
+"""Nodes of Gauss–Legendre quadrature in a bin: exact to rounding for densities this smooth."""
 LIMITS = {
     "hmc": 0.02,
     "hmc_no_mh": 0.02,
@@ -43,7 +43,7 @@ LIMITS = {
     "sghmc": 0.025,
     "sghmc_repaired": 0.025,
 }
-"""On the double well at full size: at most this far from the truth; `naive_no_mh` at least."""
+"""Largest total variation on the double well at full size; for `naive_no_mh` the smallest."""
 LABELS = {
     "hmc": "Standard HMC (with MH)",
     "hmc_no_mh": "Standard HMC (no MH)",
@@ -56,14 +56,14 @@ LABELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """`num_draws` draws of each sampler, in one chain from 0, each after `num_steps` steps."""
+    """Settings: `num_draws` draws of each sampler, one chain from 0, `num_steps` steps a draw."""
 
     step_size: float = 0.1
     num_steps: int = 50
     num_draws: int = 80_000
     friction: float = 3.0
     gradient_noise: float = 4.0
-    """V, the variance of the noisy gradient."""
+    """Variance V of the noisy gradient."""
     bin_width: float = 0.1
 
 
@@ -92,7 +92,7 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
 
 
 def _settings(config: Config) -> dict[str, tuple[Sampler, Gradient, int]]:
-    """Sampler, gradient and thinning: every draw comes after the same number of gradient steps."""
+    """Return sampler, gradient and thinning by name; every draw takes equally many gradients."""
     exact, noisy = FullBatch(), NoisyGradient(config.gradient_noise)
     steps = config.num_steps
     settings: dict[str, tuple[Sampler, Gradient, int]] = {}
@@ -100,18 +100,14 @@ def _settings(config: Config) -> dict[str, tuple[Sampler, Gradient, int]]:
         settings[name] = (HMC(config.step_size, steps), gradient, 1)
         settings[f"{name}_no_mh"] = (HMC(config.step_size, steps, metropolis=False), gradient, 1)
     for name, algorithm in {"sghmc": LiteralSGHMC, "sghmc_repaired": SGHMC}.items():
-        sampler = algorithm(
-            config.step_size,
-            config.friction,
-            gradient_noise=config.gradient_noise,
-            resample_every=steps,
-        )
+        noise = {"gradient_noise": config.gradient_noise, "resample_every": steps}
+        sampler = algorithm(config.step_size, config.friction, **noise)
         settings[name] = (sampler, noisy, steps)
     return settings
 
 
 def _draw(config, potential, sampler, gradient, thinning, key, progress):
-    """The draws of one chain, and the mean acceptance probability: 1 where nothing is refused."""
+    """Return the draws of one chain, and the mean acceptance probability (1 without MH)."""
     samples = draw(
         key,
         Potential(potential),
@@ -128,17 +124,17 @@ def _draw(config, potential, sampler, gradient, thinning, key, progress):
 
 
 def true_bins(potential, width: float) -> tuple[np.ndarray, np.ndarray]:
-    """Bin edges, and the bins' probabilities under exp(−U) by Gauss–Legendre quadrature."""
-    count = round(_FARTHEST / width)
+    """Return bin edges, and the bins' probabilities under exp(−U) by Gauss–Legendre quadrature."""
+    count = round(_MAX_THETA / width)
     edges = width * np.arange(-count, count + 1)
-    nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
+    nodes, weights = np.polynomial.legendre.leggauss(_NUM_QUADRATURE_NODES)
     points = edges[:-1, None] + width * (nodes + 1) / 2
     mass = np.exp(-potential(points)) @ weights
     return edges, mass / mass.sum()
 
 
 def total_variation(share: np.ndarray, truth: np.ndarray) -> float:
-    """½ Σ |share − truth|; what the bins miss of either counts as one more bin."""
+    """Return ½ Σ |share − truth|; what lies outside the bins counts as one more bin."""
     outside = abs(share.sum() - truth.sum())
     return float((np.abs(share - truth).sum() + outside) / 2)
 
@@ -150,13 +146,8 @@ def plot(result: dict[str, Any]) -> "Figure":
         curves = result["curves"][target]
         for name, style in _STYLES.items():
             label = "True distribution" if name == "truth" else LABELS[name]
-            axis.plot(
-                curves["middles"],
-                curves[name],
-                label=label,
-                markersize=4,
-                **{"linewidth": 0.8, **style},
-            )
+            line = {"label": label, "markersize": 4, "linewidth": 0.8, **style}
+            axis.plot(curves["middles"], curves[name], **line)
         axis.set(title=title, xlabel=r"$\theta$", ylabel="density", ylim=(0, None))
         axis.set_xlim(*((-2, 2) if target == "double_well" else (-4, 4)))
     handles, labels = axes[0].get_legend_handles_labels()
@@ -210,7 +201,6 @@ def table(result: dict[str, Any]) -> "Table":
                 f"{double_well['acceptance']:.1%}",
             )
         )
+    title = "Fig. 1: distance from the true distribution (total variation)"
     headings = ("sampler", "double well", "limit", "gaussian", "accepted")
-    return pages.table(
-        "Fig. 1: distance from the true distribution (total variation)", headings, rows
-    )
+    return pages.table(title, headings, rows)

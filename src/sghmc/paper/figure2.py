@@ -1,9 +1,10 @@
-"""Fig. 2: where (θ, r) goes under Hamiltonian dynamics, noise, resampled momenta and friction.
+"""Fig. 2: paths of (θ, r) under Hamiltonian dynamics, noise, resampled momenta and friction.
 
-On U = ½θ² with a noisy gradient. All four are SGHMC: without friction it is Hamiltonian dynamics.
-Momenta are read off consecutive positions, r = (θ_t − θ_{t−1})/ε, which is exact for its update.
-The paper's start, (θ, r) = (1, 0), holds for the two that have no fresh momenta; resampled ones and
-those with friction start from r ~ N(0, 1), which they forget long before the first shown point.
+The target is U = ½θ² with a noisy gradient. All four are SGHMC: without friction it is Hamiltonian
+dynamics. Momenta are computed from consecutive positions, r = (θ_t − θ_{t−1})/ε, which is exact for
+SGHMC's update. The paper's start, (θ, r) = (1, 0), holds for the two that have no fresh momenta;
+resampled ones and those with friction start from r ~ N(0, 1), which they forget long before the
+first shown point.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ LABELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """`gradient_noise` is the caption's N(0, 4); the published script has 0.25.
+    """Settings: `gradient_noise` is the caption's N(0, 4); the published script has 0.25.
 
     One chain of `num_chains` is shown; the radius is measured over all of them.
     """
@@ -50,11 +51,11 @@ class Config:
 
 
 QUICK = {"num_steps": 3_000, "num_chains": 200}
-_CERTAIN = 1e-3
-"""A relative error of the radius below this is rounding: no chance is in it to be judged by."""
-_DIVERGED, _CONTROLLED = 5.0, 2.0
-"""Noisy dynamics have diverged beyond this many radii of those without noise. With friction, whose
-exact radius is 1.48, a radius below this has not."""
+_MAX_ROUNDING = 1e-3
+"""Relative error of the radius below which it is rounding, and no z-score is computed."""
+_MIN_DIVERGED_RADII, _MAX_CONTROLLED_RADIUS = 5.0, 2.0
+"""Radii, relative to the noiseless one, from which noisy dynamics count as diverged; and the
+largest radius that counts as controlled, where friction has 1.48 exactly."""
 
 
 def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
@@ -79,9 +80,9 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
 
 
 def _end(squares: np.ndarray, expected: float) -> dict[str, float]:
-    """The rms radius of all chains after the last step, and how surprising it is."""
+    """Return the rms radius of all chains after the last step, and its z-score."""
     error = squares.std(ddof=1) / np.sqrt(len(squares))
-    is_certain = error < _CERTAIN * expected
+    is_certain = error < _MAX_ROUNDING * expected
     return {
         "rms_radius": float(np.sqrt(squares.mean())),
         "expected_rms_radius": float(np.sqrt(expected)),
@@ -90,7 +91,7 @@ def _end(squares: np.ndarray, expected: float) -> dict[str, float]:
 
 
 def _settings(config: Config) -> dict[str, tuple[SGHMC, float]]:
-    """Sampler and variance of the gradient. At temperature 0 the momentum starts from 0."""
+    """Return sampler and gradient variance by name; at temperature 0 momenta start from 0."""
     noise = config.gradient_noise
     frictionless = SGHMC(config.step_size, 0.0, temperature=0.0)
     resampled = SGHMC(config.step_size, 0.0, resample_every=config.shown_every)
@@ -103,7 +104,7 @@ def _settings(config: Config) -> dict[str, tuple[SGHMC, float]]:
 
 
 def _trajectories(config, sampler, gradient_noise, key, progress) -> tuple[np.ndarray, np.ndarray]:
-    """θ and r of every chain after each `shown_every`th step."""
+    """Return θ and r of every chain after each `shown_every`th step."""
     positions = draw(
         key,
         _TARGET,
@@ -121,7 +122,7 @@ def _trajectories(config, sampler, gradient_noise, key, progress) -> tuple[np.nd
 
 
 def expected_square_radius(config: Config, sampler: SGHMC, gradient_noise: float) -> np.ndarray:
-    """E[θ² + r²] at the shown steps: second moments go as S ← F S Fᵀ + L Lᵀ, F and L the step's."""
+    """Return E[θ² + r²] at the shown steps, by S ← F S Fᵀ + L Lᵀ with the step's F and L."""
     every, num_steps = config.shown_every, config.num_steps
     plain, resampling = (
         theory.affine_map(sampler, 1.0, gradient_noise, t=t, num_steps=num_steps)
@@ -140,31 +141,22 @@ def expected_square_radius(config: Config, sampler: SGHMC, gradient_noise: float
 def plot(result: dict[str, Any]) -> "Figure":
     figure, (cloud_axis, radius_axis) = pages.panels(2, (11, 5.4))
     for name, cloud in result["clouds"].items():
-        style = _STYLES[name]
-        cloud_axis.plot(
-            cloud["position"],
-            cloud["momentum"],
-            linestyle="",
-            markersize=3,
-            label=LABELS[name],
-            **style,
-        )
+        style = {"linestyle": "", "markersize": 3, "label": LABELS[name], **_STYLES[name]}
+        cloud_axis.plot(cloud["position"], cloud["momentum"], **style)
         radius_axis.plot(result["steps"], cloud["rms_radius"], color=style["color"])
-        radius_axis.plot(
-            result["steps"], cloud["expected_rms_radius"], color="#222222", linestyle=":"
-        )
+        radius_axis.plot(result["steps"], cloud["expected_rms_radius"], **_EXPECTED)
     cloud_axis.set(xlabel=r"$\theta$", ylabel=r"$r$", title="one trajectory")
     cloud_axis.set_aspect("equal", adjustable="datalim")
-    radius_axis.plot([], [], color="#222222", linestyle=":", label="expected")
-    radius_axis.set(
-        xlabel="step", ylabel=r"rms of $|(\theta, r)|$", title="radius over all trajectories"
-    )
+    radius_axis.plot([], [], label="expected", **_EXPECTED)
+    radius_axis.set(xlabel="step", ylabel=r"rms of $|(\theta, r)|$")
+    radius_axis.set_title("radius over all trajectories")
     radius_axis.legend(frameon=False)
     handles, labels = cloud_axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
+_EXPECTED = {"color": "#222222", "linestyle": ":"}
 _STYLES: dict[str, dict[str, Any]] = {
     "noisy": {"color": pages.COLORS["red"], "marker": "v"},
     "resampled": {"color": pages.COLORS["truth"], "marker": "o"},
@@ -180,12 +172,12 @@ def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
         Claim(
             "Noisy Hamiltonian dynamics diverge without friction.",
             f"The radius grows from 1 to {radius['noisy']:.1f}; without noise it is {still:.2f}.",
-            radius["noisy"] > _DIVERGED * still,
+            radius["noisy"] > _MIN_DIVERGED_RADII * still,
         ),
         Claim(
             "Friction corrects this.",
             f"The radius is {radius['friction']:.2f}; √2 is that of the target.",
-            radius["friction"] < _CONTROLLED,
+            radius["friction"] < _MAX_CONTROLLED_RADIUS,
         ),
         Claim(
             "Resampling the momentum helps control divergence.",

@@ -33,17 +33,17 @@ GRADIENT_NOISE = 1.0
 # One target for all runs, so that the loop is compiled once for each sampler.
 _TARGET = Potential(lambda theta: theta @ (np.linalg.inv(COVARIANCE).astype("f4") @ theta) / 2)
 _ENTRIES = ((0, 0), (0, 1), (1, 1))
-_BLOCK = 1 << 18
-"""Draws that are brought to double precision at a time: 4 MB."""
-_SMALLEST_LAG = 1e-8
-"""Autocovariances below this part of the variance add nothing to a standard error."""
-_SCRIPT_LIMIT = 0.05
-"""Where the published script stops counting lags."""
+_BLOCK_DRAWS = 1 << 18
+"""Number of draws that are converted to double precision at a time: 4 MB."""
+_MIN_AUTOCOVARIANCE = 1e-8
+"""Autocovariances below this share of the variance add nothing to a standard error."""
+_SCRIPT_AUTOCOVARIANCE = 0.05
+"""Autocovariance below which the published script stops counting lags."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """`num_steps` steps of one chain from 0, all kept, for each setting; V̂ is exact."""
+    """Settings: `num_steps` steps of one chain from 0, all kept, for each setting; V̂ is exact."""
 
     num_steps: int = 10_000_000
     windows: tuple[int, ...] = (200, 350, 600, 1000, 1600)
@@ -60,31 +60,28 @@ QUICK = {"num_steps": 200_000}
 
 def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     keys = iter(jax.random.split(key, 2 * len(config.windows) + 2))
-    sgld, sghmc = [], []
-    for step_size, window in zip(config.sgld_step_sizes, config.windows, strict=True):
-        sampler = SGLD(step_size, gradient_noise=GRADIENT_NOISE)
-        measured = _measure(config, sampler, window, next(keys), progress)
-        sgld.append({"step_size": step_size, "momentum_decay": None, **measured})
-    for step_size, decay, window in zip(
-        config.sghmc_step_sizes, config.momentum_decays, config.windows, strict=True
-    ):
-        sampler = SGHMC.from_learning_rate(step_size, decay, gradient_noise=GRADIENT_NOISE)
-        measured = _measure(config, sampler, window, next(keys), progress)
-        sghmc.append({"step_size": step_size, "momentum_decay": decay, **measured})
-    first = {
-        "sgld": SGLD(config.first_step_size, gradient_noise=GRADIENT_NOISE),
-        "sghmc": SGHMC.from_learning_rate(
-            config.first_step_size, config.first_momentum_decay, gradient_noise=GRADIENT_NOISE
-        ),
+    result: dict[str, Any] = {"sgld": [], "sghmc": [], "first": {}}
+    settings = {
+        "sgld": [(size, None) for size in config.sgld_step_sizes],
+        "sghmc": list(zip(config.sghmc_step_sizes, config.momentum_decays, strict=True)),
     }
-    draws = {
-        name: _draw(sampler, config.num_first, next(keys), False) for name, sampler in first.items()
-    }
-    return {
-        "sgld": sgld,
-        "sghmc": sghmc,
-        "first": {name: rows.astype(float).tolist() for name, rows in draws.items()},
-    }
+    for name, tried in settings.items():
+        for (step_size, decay), window in zip(tried, config.windows, strict=True):
+            measured = _measure(config, _sampler(step_size, decay), window, next(keys), progress)
+            result[name].append({"step_size": step_size, "momentum_decay": decay, **measured})
+    for name, decay in (("sgld", None), ("sghmc", config.first_momentum_decay)):
+        sampler = _sampler(config.first_step_size, decay)
+        result["first"][name] = (
+            _draw(sampler, config.num_first, next(keys), False).astype(float).tolist()
+        )
+    return result
+
+
+def _sampler(step_size: float, momentum_decay: float | None) -> Sampler:
+    """Return SGLD, or SGHMC where there is a momentum decay, that knows the gradient's noise."""
+    if momentum_decay is None:
+        return SGLD(step_size, gradient_noise=GRADIENT_NOISE)
+    return SGHMC.from_learning_rate(step_size, momentum_decay, gradient_noise=GRADIENT_NOISE)
 
 
 def _draw(sampler: Sampler, num_steps: int, key: jax.Array, progress: bool) -> np.ndarray:
@@ -101,7 +98,7 @@ def _draw(sampler: Sampler, num_steps: int, key: jax.Array, progress: bool) -> n
 
 
 def _measure(config, sampler, window, key, progress) -> dict[str, Any]:
-    """Time and error of one run, each with its exact value."""
+    """Return autocorrelation time and error of one run, each with its exact value."""
     draws = _draw(sampler, config.num_steps, key, progress)
     law = theory.stationary_law(sampler, np.linalg.inv(COVARIANCE), GRADIENT_NOISE)
     lagged = autocovariances(draws, window)
@@ -120,19 +117,19 @@ def _measure(config, sampler, window, key, progress) -> dict[str, Any]:
 
 
 def _blocks(draws: np.ndarray, length: int, overlap: int = 0):
-    """Parts of the draws in double precision: memory stays that of the draws."""
+    """Yield parts of the draws in double precision, so that memory stays that of the draws."""
     for start in range(0, len(draws), length):
         yield draws[start : start + length + overlap].astype(np.float64)
 
 
 def second_moments(draws: np.ndarray) -> np.ndarray:
-    """The sample covariance about the known mean 0."""
-    return np.sum([part.T @ part for part in _blocks(draws, _BLOCK)], axis=0) / len(draws)
+    """Return the sample covariance about the known mean 0."""
+    return np.sum([part.T @ part for part in _blocks(draws, _BLOCK_DRAWS)], axis=0) / len(draws)
 
 
 def autocovariances(draws: np.ndarray, window: int) -> np.ndarray:
-    """Mean of θ_t θ_{t+s} for lags s = 0, …, window of each coordinate, by FFT of blocks."""
-    size = max(_BLOCK, 1 << (2 * window).bit_length())
+    """Return the mean of θ_t θ_{t+s} for lags s = 0, …, window, by FFT of blocks."""
+    size = max(_BLOCK_DRAWS, 1 << (2 * window).bit_length())
     length = size - window
     total = np.zeros((window + 1, draws.shape[1]))
     for ahead in _blocks(draws, length, window):
@@ -143,7 +140,7 @@ def autocovariances(draws: np.ndarray, window: int) -> np.ndarray:
 
 
 def covariance_errors(sampler: Sampler, num_steps: int) -> np.ndarray:
-    """Monte Carlo standard errors of the sample covariance's entries, from the exact law.
+    """Return Monte Carlo standard errors of the sample covariance's entries, from the exact law.
 
     For a stationary Gaussian chain with Γ_s = Cov(θ_{t+s}, θ_t), n times the variance of entry ij
     is Σ_s (Γ_s,ii Γ_s,jj + Γ_s,ij Γ_s,ji) over all lags, negative ones included.
@@ -153,7 +150,7 @@ def covariance_errors(sampler: Sampler, num_steps: int) -> np.ndarray:
     lagged = theory.stationary_law(sampler, precision, GRADIENT_NOISE).state_covariance
     total, size = np.zeros((2, 2)), np.abs(lagged).max()
     weight = 1
-    while np.abs(lagged).max() > _SMALLEST_LAG * size:
+    while np.abs(lagged).max() > _MIN_AUTOCOVARIANCE * size:
         part = lagged[:2, :2]
         total += weight * (np.outer(part.diagonal(), part.diagonal()) + part * part.T)
         lagged, weight = step @ lagged, 2
@@ -161,9 +158,9 @@ def covariance_errors(sampler: Sampler, num_steps: int) -> np.ndarray:
 
 
 def script_time(autocovariance: np.ndarray, num_steps: int) -> float:
-    """The published script's number; its lag j averages the autocovariances next to lag j."""
+    """Return the published script's number; its lag j averages the autocovariances beside it."""
     beside = (autocovariance[:-2] + autocovariance[2:]) / 2
-    is_small = np.append(beside < _SCRIPT_LIMIT, True)
+    is_small = np.append(beside < _SCRIPT_AUTOCOVARIANCE, True)
     lags = np.arange(1, is_small.argmax() + 1)
     return float(1 + np.sum(2 * (1 - lags / num_steps)))
 
@@ -172,31 +169,17 @@ def plot(result: dict[str, Any]) -> "Figure":
     figure, (error_axis, first_axis) = pages.panels(2, (11, 4.6))
     for name, (label, color, marker) in _STYLES.items():
         points = result[name]
-        error_axis.loglog(
-            [point["autocorrelation_time"] for point in points],
-            [point["covariance_error"] for point in points],
-            color=color,
-            marker=marker,
-            label=label,
-        )
-        error_axis.loglog(
-            [point["exact_autocorrelation_time"] for point in points],
-            [point["exact_covariance_error"] for point in points],
-            color=color,
-            linestyle=":",
-            label=f"{label}, exact law",
-        )
+        styles = {"": {"marker": marker, "label": label}}
+        styles["exact_"] = {"linestyle": ":", "label": f"{label}, exact law"}
+        for prefix, style in styles.items():
+            x, y = (
+                [point[prefix + quantity] for point in points]
+                for quantity in ("autocorrelation_time", "covariance_error")
+            )
+            error_axis.loglog(x, y, color=color, **style)
         x, y = zip(*result["first"][name], strict=True)
-        first_axis.plot(
-            x,
-            y,
-            linewidth=0.5,
-            marker=marker,
-            markersize=5,
-            fillstyle="none",
-            color=color,
-            label=label,
-        )
+        style = {"marker": marker, "markersize": 5, "fillstyle": "none", "label": label}
+        first_axis.plot(x, y, color=color, linewidth=0.5, **style)
     error_axis.set(xlabel="autocorrelation time", ylabel="mean absolute error of the covariance")
     error_axis.set_xticks([2, 5, 10, 20], labels=["2", "5", "10", "20"])
     error_axis.set_xticks([], minor=True)
@@ -244,7 +227,7 @@ def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
             "SGHMC achieves even lower error at very low autocorrelation times.",
             f"Error {errors['sghmc'][0]:.4f} to {errors['sghmc'][-1]:.4f}, time "
             f"{times['sghmc'][0]:.1f} to {times['sghmc'][-1]:.1f}.",
-            # In a short run Monte Carlo error hides what the exact law knows.
+            # In a short run Monte Carlo error may hide a difference that the exact laws have.
             None
             if is_below(exact) and not is_below(errors)
             else is_below(errors) and is_below(times),

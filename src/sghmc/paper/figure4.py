@@ -1,6 +1,4 @@
-"""Images of digits in three parts: to learn from, to choose settings by, to judge by.
-
-Fig. 4: test error of a Bayesian network on MNIST under SGD, momentum, SGLD and SGHMC.
+"""Fig. 4: test error of a Bayesian network on MNIST under SGD, momentum, SGLD and SGHMC.
 
 The paper's network (784-100-10, sigmoid) and settings; several seeds as chains of one program. The
 optimizers have a fixed regularizer and predict with their last iterate; the samplers learn the
@@ -8,7 +6,7 @@ precisions by Gibbs steps and predict with the average over draws after burn-in.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -30,43 +28,38 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-_NUM_LEVELS = 256
-"""Of gray: pixels are divided by it, as in the authors' scripts."""
-_NUM_DIGITS = 1297
-"""Training rows of scikit-learn's 1,797 digits; 500 are left to judge by."""
+_NUM_GRAY_LEVELS = 256
+"""Number of gray levels, by which pixels are divided as in the authors' scripts."""
+_NUM_TRAINING_DIGITS = 1297
+"""Training rows of scikit-learn's 1,797 digits; the other 500 are the test set."""
 
 
-class Split(NamedTuple):
-    train: Images
-    validation: Images
-    test: Images
+def load(dataset: str, data: str | None, num_validation: int) -> tuple[Images, Images]:
+    """Return training and test images; a random `num_validation` of the training set are unused.
 
-
-def load(dataset: str, data: str | None, num_validation: int) -> Split:
-    """The validation rows are a random part of the training rows."""
+    They were the paper's validation set.
+    """
     if dataset == "mnist":
         train, test = load_mnist(data)
     elif dataset == "digits":
         train, test = _digits()
     else:
         raise ValueError(f'dataset must be "mnist" or "digits", but is {dataset!r}.')
-    train, test = (Images(x.astype(np.float32) / _NUM_LEVELS, y) for x, y in (train, test))
-    order = np.random.default_rng(0).permutation(len(train.y))
-    held, rest = order[:num_validation], order[num_validation:]
-    return Split(Images(train.x[rest], train.y[rest]), Images(train.x[held], train.y[held]), test)
+    train, test = (Images(x.astype(np.float32) / _NUM_GRAY_LEVELS, y) for x, y in (train, test))
+    rest = np.random.default_rng(0).permutation(len(train.y))[num_validation:]
+    return Images(train.x[rest], train.y[rest]), test
 
 
 def _digits() -> tuple[Images, Images]:
-    """scikit-learn's 8 × 8 digits, whose 16 levels are brought to the range of MNIST's pixels."""
+    """Return scikit-learn's 8 × 8 digits, their 16 levels scaled to the range of MNIST's pixels."""
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
     order = np.random.default_rng(1).permutation(len(digits.target))
     x, y = 16 * digits.data[order], digits.target[order].astype(np.int32)
-    return Images(x[:_NUM_DIGITS], y[:_NUM_DIGITS]), Images(x[_NUM_DIGITS:], y[_NUM_DIGITS:])
+    first, rest = slice(_NUM_TRAINING_DIGITS), slice(_NUM_TRAINING_DIGITS, None)
+    return Images(x[first], y[first]), Images(x[rest], y[rest])
 
-
-# Fig. 4: test error of a Bayesian network on MNIST under SGD, momentum, SGLD and SGHMC.
 
 LABELS = methods.LABELS | {"sghmc_ours": "SGHMC, our setting"}
 PAPER = MethodSettings(
@@ -81,7 +74,7 @@ PAPER = MethodSettings(
 
 @dataclasses.dataclass(frozen=True)
 class OurSetting:
-    """Ours beside the paper's: a cold posterior with a fixed regularizer, chosen by validation."""
+    """Our setting beside the paper's: a cold posterior with a fixed regularizer."""
 
     learning_rate: float = 0.4e-5
     momentum_decay: float = 0.01
@@ -91,7 +84,7 @@ class OurSetting:
 
 @dataclasses.dataclass(frozen=True)
 class Length:
-    """Epochs, those of burn-in among them, and seeds."""
+    """Length of a run: epochs, burn-in among them, and seeds."""
 
     num_epochs: int
     num_burnin: int
@@ -100,12 +93,11 @@ class Length:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The paper's settings. Without a GPU and without `full` a run has the `small` length."""
+    """Settings of the paper; without a GPU and without `full` a run has the `small` length."""
 
     data: str | None = None
     dataset: str = "mnist"
     full: bool = False
-    search: bool = False
     num_hidden: int = 100
     batch_size: int = 500
     length: Length = Length(num_epochs=800, num_burnin=50, num_seeds=16)
@@ -131,14 +123,11 @@ QUICK = {
 
 def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     config, note = _sized(config)
-    split = load(config.dataset, config.data, config.num_validation)
-    found: dict[str, Any] = {}
-    if config.search:
-        config, found = _searched(config, split, jax.random.fold_in(key, 2), progress)
-    result: dict[str, Any] = {"note": note, "search": found, "methods": {}, "curves": {}}
+    train, test = load(config.dataset, config.data, config.num_validation)
+    result: dict[str, Any] = {"note": note, "methods": {}, "curves": {}}
     for name in LABELS:
-        samples = _run_method(config, name, split.train, split.test, key, progress)
-        result["methods"][name] = _summary(config, name, samples, split)
+        samples = _run_method(config, name, train, test, key, progress)
+        result["methods"][name] = _summary(config, name, samples, test)
         result["curves"][name] = _curve(methods.over_time(name, samples).error)
     errors = {name: row["test_error"]["seeds"] for name, row in result["methods"].items()}
     result["comparisons"] = {
@@ -162,7 +151,7 @@ def _sized(config: Config) -> tuple[Config, str]:
 
 
 def _run_method(config: Config, name, train: Images, test: Images, key, progress) -> Samples:
-    """All seeds of one method; every method has the same starts and batches for a seed."""
+    """Run all seeds of one method; for a seed every method has the same starts and batches."""
     model = MLP((train.x.shape[1], config.num_hidden, 10))
     x, y = jnp.asarray(test.x), jnp.asarray(test.y)
     steps, length = len(train.y) // config.batch_size, config.length
@@ -200,7 +189,7 @@ def _run_method(config: Config, name, train: Images, test: Images, key, progress
 
 
 def _regularizer(config: Config, name: str) -> float | None:
-    """The fixed precision of all weights; None where precisions are learned."""
+    """Return the fixed precision of all weights, or None where precisions are learned."""
     if name in OPTIMIZERS:
         return config.settings.regularizer
     return config.ours.regularizer if name == "sghmc_ours" else None
@@ -215,7 +204,7 @@ def _sampler(config: Config, name: str, num_quiet_steps: int) -> Sampler:
 
 
 def _regularized(posterior: Posterior, regularizer: float) -> Posterior:
-    """The likelihood of `posterior` with a fixed Gaussian prior, as the optimizers have it."""
+    """Return the likelihood of `posterior` with a fixed Gaussian prior, as the optimizers have."""
 
     def log_prior(params, hyper):
         squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
@@ -226,35 +215,12 @@ def _regularized(posterior: Posterior, regularizer: float) -> Posterior:
     )
 
 
-def _searched(config: Config, split: Split, key, progress) -> tuple[Config, dict[str, Any]]:
-    """The supplement's grids, each method's best setting by validation error.
-
-    Both optimizers have momentum's regularizer in the end, which is chosen after SGD's.
-    """
-    scaled, grid, decays = methods.scaled, methods.grid, [0.0, 0.1, 1.0, 10.0, 100.0]
-    grids = {
-        "sgd": grid(regularizer=decays, sgd=scaled(1e-4, 0.06, 0.1, 0.16, 0.2, 0.4, 0.8)),
-        "momentum": grid(regularizer=decays, momentum=scaled(1e-5, 0.1, 0.2, 0.4, 0.8)),
-        "sgld": grid(sgld=scaled(1e-4, 0.1, 0.2, 0.4, 0.8)),
-        "sghmc": grid(sghmc=scaled(1e-5, 0.1, 0.2, 0.4, 0.8)),
-    }
-    one_seed = dataclasses.replace(config.length, num_seeds=1)
-
-    def score(settings: MethodSettings, name: str) -> float:
-        tried = dataclasses.replace(config, settings=settings, length=one_seed)
-        samples = _run_method(tried, name, split.train, split.validation, key, progress)
-        return _last(name, samples).error[0].item()
-
-    best, found = methods.search(config.settings, grids, score)
-    return dataclasses.replace(config, settings=best), found
-
-
 def _last(name: str, samples: Samples) -> ClassScores:
     scores = methods.over_time(name, samples)
     return ClassScores(*(values[:, -1].astype(np.float64) for values in scores))
 
 
-def _summary(config: Config, name: str, samples: Samples, split: Split) -> dict[str, Any]:
+def _summary(config: Config, name: str, samples: Samples, test: Images) -> dict[str, Any]:
     scores, is_ours = _last(name, samples), name == "sghmc_ours"
     spread = methods.mean_and_sd
     summary: dict[str, Any] = {
@@ -265,10 +231,9 @@ def _summary(config: Config, name: str, samples: Samples, split: Split) -> dict[
         "setting": dataclasses.asdict(config.ours) if is_ours else config.settings.of(name),
     }
     if name not in OPTIMIZERS:
-        together = class_scores(
-            jnp.asarray(samples.averages["probability"].mean(0)), jnp.asarray(split.test.y)
-        )
-        summary["all_chains_together"] = {k: float(v) for k, v in together._asdict().items()}
+        mean = jnp.asarray(samples.averages["probability"].mean(0))
+        scores = class_scores(mean, jnp.asarray(test.y))
+        summary["all_chains_together"] = {k: float(v) for k, v in scores._asdict().items()}
     if _regularizer(config, name) is None:
         summary["precisions"] = {
             layer: spread(values[:, -1].astype(np.float64))
@@ -278,7 +243,7 @@ def _summary(config: Config, name: str, samples: Samples, split: Split) -> dict[
 
 
 def _curve(errors: np.ndarray) -> dict[str, list[float]]:
-    """Mean, lowest and highest error over seeds at every epoch."""
+    """Return mean, lowest and highest error over seeds at every epoch."""
     return {
         "mean": errors.mean(0).tolist(),
         "low": errors.min(0).tolist(),

@@ -1,10 +1,6 @@
-"""Seeds of two methods compared in pairs.
-
-What Fig. 4 and Table 1 share: the paper's four methods, what is kept of them, their settings.
-"""
+"""The paper's four methods, as Fig. 4 and Table 1 run them: settings, scores, comparisons."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,22 +15,22 @@ from sghmc.samplers.langevin import SGLD
 from sghmc.samplers.optimizers import SGD, Momentum
 from sghmc.samplers.sghmc import SGHMC
 
-_LEVEL = 0.95
+_CONFIDENCE_LEVEL = 0.95
 _ROUNDING = 1e-12
-"""Differences that vary less, relative to the values, are equal: their spread is rounding."""
+"""Relative standard deviation up to which differences count as equal: it is rounding."""
 
 
 def mean_and_sd(values: np.ndarray) -> dict[str, float]:
-    """One value has no spread."""
+    """Return mean and standard deviation, which is 0 for a single value."""
     sd = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     return {"mean": float(values.mean()), "sd": sd}
 
 
 def compare(values: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
-    """The mean difference, its 95 % interval and p-value by the paired t-test.
+    """Return the mean difference, its 95 % interval and p-value by the paired t-test.
 
-    Positive where the reference is smaller. The last two are None where there is no spread to judge
-    by.
+    The difference is positive where the reference is smaller. Interval and p-value are None for a
+    single pair, and where all differences are equal.
     """
     from scipy import stats
 
@@ -43,7 +39,7 @@ def compare(values: Sequence[float], reference: Sequence[float]) -> dict[str, An
     if count < 2 or differences.std() <= _ROUNDING * np.abs(values).max():
         return {"difference": mean, "interval": None, "p_value": None}
     test = stats.ttest_1samp(differences, 0.0)
-    low, high = test.confidence_interval(_LEVEL)
+    low, high = test.confidence_interval(_CONFIDENCE_LEVEL)
     return {
         "difference": mean,
         "interval": [float(low), float(high)],
@@ -51,11 +47,9 @@ def compare(values: Sequence[float], reference: Sequence[float]) -> dict[str, An
     }
 
 
-# What Fig. 4 and Table 1 share: the paper's four methods, what is kept of them, their settings.
-
 LABELS = {"sgd": "SGD", "momentum": "SGD with momentum", "sgld": "SGLD", "sghmc": "SGHMC"}
 SHORT = LABELS | {"momentum": "momentum"}
-"""For tables of 80 columns."""
+"""Short names for tables of 80 columns."""
 OPTIMIZERS = ("sgd", "momentum")
 COLORS = {
     "sgd": pages.SKY,
@@ -64,12 +58,12 @@ COLORS = {
     "sghmc": pages.COLORS["red"],
 }
 OURS = pages.PURPLE
-"""The color of a recipe of our own."""
+"""Color of a setting of our own."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MethodSettings:
-    """Step sizes, factors before the gradient of the whole potential as in the supplement.
+    """Step sizes as in the supplement: factors before the gradient of the whole potential.
 
     SGHMC and momentum share `momentum_decay`, the optimizers `regularizer`.
     """
@@ -82,7 +76,7 @@ class MethodSettings:
     regularizer: float
 
     def sampler(self, name: str, num_quiet_steps: int) -> Sampler:
-        """One of the four; the samplers without noise in their first steps."""
+        """Return one of the four methods; samplers have no noise in their first steps."""
         warm, decay = warm_after(num_quiet_steps), self.momentum_decay
         return {
             "sgd": lambda: SGD(self.sgd),
@@ -92,7 +86,7 @@ class MethodSettings:
         }[name]()
 
     def of(self, name: str) -> dict[str, float]:
-        """What one of the four uses of these."""
+        """Return the settings that this method uses."""
         used = {"step": getattr(self, name)}
         if name in ("momentum", "sghmc"):
             used["momentum_decay"] = self.momentum_decay
@@ -102,12 +96,12 @@ class MethodSettings:
 
 
 def is_cut(config: Any) -> bool:
-    """Whether a run is cut short: there is no accelerator, and nobody asked for all of it."""
+    """Return whether a run is cut short: there is no accelerator, and `full` is not set."""
     return not config.full and jax.default_backend() == "cpu"
 
 
 def warm_after(num_quiet_steps: int, temperature: float = 1.0) -> Callable:
-    """The temperature as a schedule: as in the authors' scripts, the first steps have no noise."""
+    """Return a temperature schedule without noise in the first steps, as the authors' scripts."""
     return lambda t: jnp.where(t < num_quiet_steps, 0.0, temperature)
 
 
@@ -117,8 +111,7 @@ def kept(
     averages: Mapping[str, Callable],
     score_average: Callable,
 ) -> dict[str, Any]:
-    """Arguments of `sample`: an optimizer's scores are its last iterate's, a sampler's those of
-    the average prediction."""
+    """Return arguments of `sample` that score an optimizer's iterates or a sampler's averages."""
     if name in OPTIMIZERS:
         return {"keep": score_draw}
     return {
@@ -129,38 +122,5 @@ def kept(
 
 
 def over_time(name: str, samples: Samples) -> Any:
-    """The scores at each draw, of a run that was `kept`."""
+    """Return the scores at each draw of a run with the arguments of `kept`."""
     return samples.positions if name in OPTIMIZERS else samples.trace
-
-
-def search(
-    settings: MethodSettings,
-    grids: Mapping[str, Sequence[Mapping[str, float]]],
-    score: Callable[[MethodSettings, str], float],
-) -> tuple[MethodSettings, dict[str, Any]]:
-    """`settings` with each method's best, the lowest score, one after another; and all tries."""
-    found: dict[str, Any] = {}
-    for name, tries in grids.items():
-        rows = [
-            {**each, "score": score(dataclasses.replace(settings, **each), name)} for each in tries
-        ]
-        best = min(range(len(rows)), key=lambda i: rows[i]["score"])
-        found[name] = {"tried": rows, "best": rows[best]}
-        settings = dataclasses.replace(settings, **tries[best])
-    return settings, found
-
-
-def grid(**values: Sequence[float]) -> list[dict[str, float]]:
-    """Every combination of the values of each field.
-
-    >>> grid(sgd=[1.0, 2.0], regularizer=[4.0])
-    [{'sgd': 1.0, 'regularizer': 4.0}, {'sgd': 2.0, 'regularizer': 4.0}]
-    """
-    return [
-        dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
-    ]
-
-
-def scaled(unit: float, *factors: float) -> list[float]:
-    """Step sizes as the paper writes them: some factors of a power of ten."""
-    return [unit * factor for factor in factors]

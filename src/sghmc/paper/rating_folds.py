@@ -1,6 +1,6 @@
-"""Ratings in folds: one posterior and one test set a fold, and how predictions of it are scored.
+"""Ratings in folds, and how each row of Table 1 is run on them and scored.
 
-How each row of Table 1 is run: model, sampler, and what happens at which step.
+Every fold has its posterior and its test set. A recipe is a model, a sampler and a schedule.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ from sghmc.types import PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Ratings brought to (r − lowest)/(highest − lowest), less their mean; rows of each fold."""
+    """Ratings scaled to (r − lowest)/(highest − lowest) less their mean, and the rows of folds."""
 
     ratings: Ratings
     spread: float
-    """Stars in a unit of the scaled ratings."""
+    """Number of stars in a unit of the scaled ratings."""
     splits: list[tuple[np.ndarray, np.ndarray]]
 
     @classmethod
@@ -50,7 +50,7 @@ class Problem:
         return FactorizationModel(self.ratings.num_users, self.ratings.num_items, rank, **settings)
 
     def posterior(self, model: FactorizationModel) -> StackedPosterior:
-        """A posterior for each fold; its number is among the hyperparameters."""
+        """Return a posterior for each fold; the fold's number is among the hyperparameters."""
         posteriors = []
         for fold, (train, _) in enumerate(self.splits):
             part, number = self.ratings.take(train), jnp.asarray(fold, jnp.int32)
@@ -58,24 +58,21 @@ class Problem:
         return Posterior.stack(posteriors)
 
     def counts(self) -> PyTree:
-        """Training ratings of each user and item: (fold, row)."""
+        """Return how many training ratings each user and item has: (fold, row)."""
+
+        def count(rows: np.ndarray, size: int) -> jax.Array:
+            counts = [np.bincount(rows[train], minlength=size) for train, _ in self.splits]
+            return jnp.asarray(np.stack(counts))
+
         sizes = (self.ratings.num_users, self.ratings.num_items)
-        return {
-            side: jnp.stack(
-                [
-                    jnp.asarray(np.bincount(getattr(self.ratings, side)[train], minlength=size))
-                    for train, _ in self.splits
-                ]
-            )
-            for side, size in zip(SIDES, sizes, strict=True)
-        }
+        return {s: count(getattr(self.ratings, s), n) for s, n in zip(SIDES, sizes, strict=True)}
 
 
 class TestSets(eqx.Module):
-    """The folds' test rows, (fold, row), shorter ones padded with rows of weight 0.
+    """Test rows of all folds, (fold, row); shorter folds are padded with rows of weight 0.
 
-    As ratings have a lowest and a highest value, predictions are scored within them: `rmse` is that
-    of the clipped prediction, `unclipped` that of the mean as it is. All in scaled units.
+    Ratings have a lowest and a highest value, so `rmse` scores the prediction clipped to them, and
+    `unclipped` the mean itself. All is in scaled units.
     """
 
     model: FactorizationModel
@@ -85,7 +82,7 @@ class TestSets(eqx.Module):
     weight: jax.Array
     range: tuple[float, float]
 
-    __test__ = False  # pytest would look for tests in it
+    __test__ = False  # pytest would collect it by its name
 
     @classmethod
     def of(cls, model: FactorizationModel, problem: Problem) -> "TestSets":
@@ -100,7 +97,7 @@ class TestSets(eqx.Module):
         return cls(model, user, item, rating, jnp.asarray(weight, jnp.float32), ends)
 
     def predict(self, params: PyTree, hyper: PyTree) -> jax.Array:
-        """A chain's predictions of its own fold."""
+        """Return a chain's predictions of its own fold."""
         fold = hyper["fold"]
         return self.model.predict(params, self.user[fold], self.item[fold])
 
@@ -108,7 +105,7 @@ class TestSets(eqx.Module):
         return self.predict(params, hyper) ** 2
 
     def averages(self) -> dict[str, Any]:
-        """What is averaged over draws; `fold` stays what it is."""
+        """Return functions to average over draws; `fold` is constant."""
         return {
             "mean": self.predict,
             "square": self.predict_square,
@@ -117,11 +114,11 @@ class TestSets(eqx.Module):
         }
 
     def score_draw(self, params: PyTree, hyper: PyTree) -> dict[str, jax.Array]:
-        """Errors of the predictions of a single draw."""
+        """Return the errors of a single draw's predictions."""
         return self._errors(self.predict(params, hyper), hyper["fold"])
 
     def score_average(self, means: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Errors, and the mean log-density of a test rating, of the averages so far."""
+        """Return errors and mean log-density of a test rating from the averages so far."""
         fold = jnp.round(means["fold"]).astype(jnp.int32)
         error = means["mean"] - self.rating[fold]
         variance = means["square"] - means["mean"] ** 2 + means["noise"]
@@ -141,7 +138,7 @@ class TestSets(eqx.Module):
 
 
 def coverage(averages: dict[str, np.ndarray], problem: Problem) -> dict[str, float]:
-    """The share of test ratings inside the central predictive intervals, over all folds."""
+    """Return the share of test ratings inside the central predictive intervals, over all folds."""
     errors, stds = [], []
     for fold, (_, test) in enumerate(problem.splits):
         mean, square = (
@@ -153,7 +150,7 @@ def coverage(averages: dict[str, np.ndarray], problem: Problem) -> dict[str, flo
 
 
 def load(dataset: str, path: str | None) -> Ratings:
-    """Ratings by name, from `path` or from $SGHMC_DATA."""
+    """Load ratings by name, from `path` or from $SGHMC_DATA."""
     if dataset == "synthetic":
         return synthetic_ratings(0)
     if dataset not in ("ml-1m", "ml-100k"):
@@ -162,7 +159,7 @@ def load(dataset: str, path: str | None) -> Ratings:
 
 
 def _find(dataset: str) -> pathlib.Path:
-    """The ratings in $SGHMC_DATA, under any of the names they come by."""
+    """Return the path of the ratings in $SGHMC_DATA, under any of their usual names."""
     folder = os.environ.get("SGHMC_DATA")
     names = (f"{dataset}.zip", f"{dataset}/ratings.dat", f"{dataset}/u.data", f"{dataset}.npz")
     candidates = [
@@ -177,17 +174,17 @@ def _find(dataset: str) -> pathlib.Path:
     )
 
 
-# How each row of Table 1 is run: model, sampler, and what happens at which step.
-
-_RATE_A_RATING = 1e-10
-"""Of our own recipe, until masses adapt: one learning rate for all rows, this times the batch size,
-so that the factors' scales can settle."""
+_RATE_PER_RATING = 1e-10
+"""Learning rate of all rows in our own recipe until masses adapt, over the batch size: so small
+that the factors' scales can settle."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What happens when, in steps; the first `num_quiet` are without noise, or without adapted
-    masses where those are adapted."""
+    """Schedule of a run, in steps.
+
+    The first `num_quiet` steps have no noise; of a recipe that adapts masses, no adapted masses.
+    """
 
     batch_size: int
     num_steps: int
@@ -202,20 +199,20 @@ class Recipe(NamedTuple):
     sampler: Sampler
     schedule: Schedule
     is_adapted: bool
-    """Whether masses follow the rows' curvature in burn-in."""
+    """Whether masses follow the rows' curvature during burn-in."""
 
 
 def papers(
-    name: str, problem: Problem, rank: int, settings: MethodSettings, schedule: Schedule
+    problem: Problem, rank: int, schedule: Schedule, name: str, settings: MethodSettings
 ) -> Recipe:
-    """One of the paper's four methods."""
+    """Return the recipe of one of the paper's four methods."""
     sampler = settings.sampler(name, schedule.num_quiet)
     return Recipe(problem.model(rank), sampler, schedule, is_adapted=False)
 
 
-def ours(problem: Problem, rank: int, step_size: float, decay: float, schedule: Schedule) -> Recipe:
-    """SGHMC with a mass for each row, and priors with means."""
-    rate = _RATE_A_RATING * schedule.batch_size
+def ours(problem: Problem, rank: int, schedule: Schedule, step_size: float, decay: float) -> Recipe:
+    """Return our recipe: SGHMC with a mass for each row, and priors with means."""
+    rate = _RATE_PER_RATING * schedule.batch_size
     sampler = SGHMC(step_size, friction=decay * step_size / rate, mass=step_size**2 / rate)
     return Recipe(problem.model(rank, prior="dimension"), sampler, schedule, is_adapted=True)
 
@@ -223,7 +220,7 @@ def ours(problem: Problem, rank: int, step_size: float, decay: float, schedule: 
 def sample_folds(
     recipe: Recipe, name: str, problem: Problem, regularizer: float, key, progress
 ) -> Samples:
-    """All folds of one method, a fold a chain. `regularizer` is that of the optimizers."""
+    """Run all folds of one method, a fold a chain; `regularizer` is that of the optimizers."""
     model, schedule, num_folds = recipe.model, recipe.schedule, len(problem.splits)
     tests, posterior = TestSets.of(model, problem), problem.posterior(model)
     options: dict[str, Any] = methods.kept(
@@ -232,7 +229,7 @@ def sample_folds(
     if name in OPTIMIZERS:
         posterior = _regularized(posterior, regularizer)
     else:
-        # Ours updates precisions from the first step on: its masses need them.
+        # Our recipe updates precisions from the first step on, because its masses need them.
         start = 0 if recipe.is_adapted else schedule.num_quiet
         options["gibbs"] = model.gibbs(schedule.gibbs_every, start)
     if recipe.is_adapted:
@@ -263,7 +260,7 @@ def sample_folds(
 
 
 def _regularized(posterior: StackedPosterior, regularizer: float) -> StackedPosterior:
-    """Unit noise and one fixed precision for everything, as the optimizers have it."""
+    """Return posteriors with unit noise and one fixed precision, as the optimizers have."""
     precisions = [posterior.chains.hyper[side]["precision"] for side in SIDES]
     return eqx.tree_at(
         lambda p: [p.chains.hyper[side]["precision"] for side in SIDES],

@@ -28,9 +28,9 @@ PAPER = {
     "sgld": (0.8412, 0.0009),
     "sghmc": (0.8411, 0.0011),
 }
-"""RMSE and its standard error."""
-_ERRORS = 3
-"""Standard errors of the difference to the paper's number that still agree with it."""
+"""RMSE in the paper and its standard error."""
+_MAX_STANDARD_ERRORS = 3
+"""Largest difference from the paper's number that agrees with it, in standard errors."""
 
 SETTINGS = MethodSettings(
     sgd=0.4e-5,
@@ -40,8 +40,8 @@ SETTINGS = MethodSettings(
     momentum_decay=0.05,
     regularizer=4.0,
 )
-"""For SGLD and SGHMC the authors' scripts divide 8 and 0.4 by the 800,000 training ratings, where
-the paper prints 0.8e-5 and 0.4e-6."""
+"""Settings of the authors' scripts: for SGLD and SGHMC they divide 8 and 0.4 by the 800,000
+training ratings, where the paper prints 0.8e-5 and 0.4e-6."""
 FULL = Schedule(
     batch_size=4_000,
     num_steps=2_000_000,
@@ -57,7 +57,7 @@ BEST_SMALL = dataclasses.replace(BEST, num_steps=8_000, num_burnin=4_000)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The settings behind the paper's table, and of our own recipe, which `best` runs instead.
+    """Settings of the paper's table, and of our own recipe, which `best` runs instead.
 
     Predictions enter the average every `average_every` steps, if given, else as the schedule says.
     Without an accelerator and without `full` a run has the small schedule.
@@ -66,7 +66,6 @@ class Config:
     data: str | None = None
     dataset: str = "ml-1m"
     full: bool = False
-    search: bool = False
     best: bool = False
     average_every: int | None = None
     methods: tuple[str, ...] = tuple(LABELS)
@@ -94,16 +93,13 @@ QUICK = {
 def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     config, note = _sized(config)
     problem = Problem.of(rating_folds.load(config.dataset, config.data), config.num_folds)
-    found: dict[str, Any] = {}
-    if config.search:
-        config, found = _searched(config, problem, key, progress)
     names = ("best",) if config.best else config.methods
     rows = {name: _row(config, name, problem, key, progress) for name in names}
-    return {"note": note, "search": found, "methods": rows}
+    return {"note": note, "methods": rows}
 
 
 def _sized(config: Config) -> tuple[Config, str]:
-    """With the schedule that runs in `schedule`."""
+    """Return the config with the schedule that runs in `schedule`, and a note about it."""
     full = config.best_schedule if config.best else config.schedule
     schedule, note = full, f"{full.num_steps:,} steps"
     if methods.is_cut(config):
@@ -118,45 +114,21 @@ def _sized(config: Config) -> tuple[Config, str]:
 
 
 def _recipe(config: Config, name: str, problem: Problem) -> Recipe:
+    shared = problem, config.rank, config.schedule
     if name == "best":
-        return rating_folds.ours(
-            problem, config.rank, config.best_step, config.best_decay, config.schedule
-        )
-    return rating_folds.papers(name, problem, config.rank, config.settings, config.schedule)
-
-
-def _sample(config: Config, name: str, problem: Problem, key, progress) -> Samples:
-    recipe, regularizer = _recipe(config, name, problem), config.settings.regularizer
-    return rating_folds.sample_folds(recipe, name, problem, regularizer, key, progress)
-
-
-def _searched(config: Config, problem: Problem, key, progress) -> tuple[Config, dict[str, Any]]:
-    """The paper's grids, and one of regularizers; the best by cross-validation, as in the paper."""
-    scaled, grid = methods.scaled, methods.grid
-    grids = {
-        "sgd": grid(regularizer=[1.0, 2.0, 4.0, 8.0], sgd=scaled(1e-5, 0.1, 0.2, 0.4, 0.8, 1.6)),
-        "momentum": grid(momentum=scaled(1e-6, 0.1, 0.2, 0.4, 0.8)),
-        "sgld": grid(sgld=scaled(1e-5, 0.1, 0.2, 0.4, 0.8, 1.6)),
-        "sghmc": grid(sghmc=scaled(1e-6, 0.1, 0.2, 0.4, 0.8)),
-    }
-
-    def score(settings: MethodSettings, name: str) -> float:
-        tried = dataclasses.replace(config, settings=settings)
-        samples = _sample(tried, name, problem, key, progress)
-        return float(_last("rmse", name, samples, problem).mean())
-
-    best, found = methods.search(config.settings, grids, score)
-    return dataclasses.replace(config, settings=best), found
+        return rating_folds.ours(*shared, config.best_step, config.best_decay)
+    return rating_folds.papers(*shared, name, config.settings)
 
 
 def _last(score: str, name: str, samples: Samples, problem: Problem) -> np.ndarray:
-    """The final error of each fold, in stars."""
+    """Return the final error of each fold, in stars."""
     values = methods.over_time(name, samples)[score]
     return problem.spread * values[:, -1].astype(np.float64)
 
 
 def _row(config: Config, name: str, problem: Problem, key, progress) -> dict[str, Any]:
-    samples = _sample(config, name, problem, key, progress)
+    recipe, regularizer = _recipe(config, name, problem), config.settings.regularizer
+    samples = rating_folds.sample_folds(recipe, name, problem, regularizer, key, progress)
     schedule, scores = config.schedule, methods.over_time(name, samples)
     assert samples.clock is not None
     trace = {score: problem.spread * scores[score].mean(0) for score in ("rmse", "unclipped")}
@@ -217,20 +189,22 @@ def claims(config: dict[str, Any], result: dict[str, Any]) -> list[Claim]:
     return found
 
 
-def _claim(name: str, row: dict[str, Any], is_told: bool) -> Claim:
-    """Agreement: within three standard errors of the difference, on the paper's ratings.
+def _claim(name: str, row: dict[str, Any], is_comparable: bool) -> Claim:
+    """Compare an RMSE to the paper's: agreement is within three standard errors of the difference.
 
-    A recipe of our own stands beside the paper's SGHMC, and may be better.
+    On other ratings than the paper's there is no verdict. Our own recipe is compared to the paper's
+    SGHMC, and may be better.
     """
     is_ours = name not in PAPER
     paper, paper_error = PAPER["sghmc" if is_ours else name]
     mean, error = row["mean"], row["standard_error"]
     excess = (mean - paper) / math.hypot(error, paper_error)
-    is_close = excess < _ERRORS and (is_ours or excess > -_ERRORS)
+    is_close = excess < _MAX_STANDARD_ERRORS and (is_ours or excess > -_MAX_STANDARD_ERRORS)
     return Claim(
         f"{LABELS['sghmc' if is_ours else name]}: RMSE {paper:.4f} ± {paper_error:.4f}",
-        f"{_label(name)}: {mean:.4f} ± {error:.4f}" + ("" if is_told else ", of other ratings"),
-        is_close if is_told else None,
+        f"{_label(name)}: {mean:.4f} ± {error:.4f}"
+        + ("" if is_comparable else ", of other ratings"),
+        is_close if is_comparable else None,
     )
 
 
