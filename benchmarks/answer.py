@@ -56,8 +56,8 @@ def prepared(name: str, *seeds: int):
     """Posteriors of ours, of one model but with other data each, and a start."""
     import jax
 
-    import posteriors
     import sghmc
+    from workloads import posteriors
 
     case = posteriors.CASES[name]
     made = [case.make(seed=seed) for seed in seeds]
@@ -126,8 +126,8 @@ def plain(name: str, seed: int):
     import jax
     import jax.numpy as jnp
 
-    import posteriors
     import sghmc
+    from workloads import posteriors
 
     if posteriors.CASES[name].is_model:
         (target,), start = prepared(name, seed)
@@ -144,7 +144,7 @@ def numpyro(name: str, seed: int, num_draws=NUM_DRAWS, **settings) -> tuple[np.n
     import jax.numpy as jnp
     from numpyro.infer import MCMC, NUTS
 
-    import posteriors
+    from workloads import posteriors
 
     options = {
         "num_warmup": NUM_WARMUP,
@@ -193,7 +193,7 @@ def reference(name: str, seed: int) -> np.ndarray:
     """Draws of a long run, in double precision where data enter by a small matrix."""
     import jax
 
-    import posteriors
+    from workloads import posteriors
 
     case = posteriors.CASES[name]
     quick = [] if case.is_model else case.make(seed=seed)[2:]
@@ -383,8 +383,8 @@ def on_accelerator() -> None:
     """The bars of an accelerator: seconds of the wall, without imports, first and second call."""
     import jax
 
-    import posteriors
     import sghmc
+    from workloads import posteriors
 
     print(
         f"{jax.devices()[0].device_kind}\n| posterior | first s | again s | engine |\n|"
@@ -416,7 +416,7 @@ def on_accelerator() -> None:
 
 
 def chosen(options) -> list[str]:
-    import posteriors
+    from workloads import posteriors
 
     return [n for n in posteriors.CASES if not options.only or any(w in n for w in options.only)]
 

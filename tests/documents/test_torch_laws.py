@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_the_table_on_the_page_is_that_of_the_script(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["torch_laws.py"])
-    runpy.run_path(str(ROOT / "benchmarks" / "torch_laws.py"), run_name="__main__")
+    monkeypatch.setattr("sys.argv", ["pytorch.py", "laws"])
+    runpy.run_path(str(ROOT / "benchmarks" / "pytorch.py"), run_name="__main__")
     table = capsys.readouterr().out
     assert table.count("https://") >= 6
     assert table in (ROOT / "docs" / "evidence" / "how-we-know.md").read_text("utf-8")

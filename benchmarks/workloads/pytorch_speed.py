@@ -1,7 +1,7 @@
 """What a step of `sghmc.torch` costs beside `torch.optim.SGD(momentum=0.9, foreach=True)`.
 
-    python benchmarks/torch_speed.py                  # Fig. 4's network on the CPU
-    python benchmarks/torch_speed.py --device cuda    # that, and a network of 10⁸ parameters
+    python benchmarks/pytorch.py speed                  # Fig. 4's network on the CPU
+    python benchmarks/pytorch.py speed --device cuda    # that, and a network of 10⁸ parameters
 
 A step is zero_grad, forward, backward and the optimizer's step, batches of 500. The optimizers
 take turns in one process; the ratio shown is the median of the ratios within a turn. Memory is that
@@ -145,7 +145,8 @@ def accelerator_memory(name: str, sizes: tuple[int, ...], device: str) -> float:
 
 def cpu_memory(name: str) -> float:
     """Bytes that a process needs more, at its peak, than one that only imports; of five of them."""
-    command = [sys.executable, __file__, "--peak-of", name]
+    script = pathlib.Path(__file__).parents[1] / "pytorch.py"
+    command = [sys.executable, str(script), "speed", "--peak-of", name]
     runs = (subprocess.run(command, check=True, capture_output=True) for _ in range(5))
     return statistics.median(float(run.stdout) for run in runs)
 
@@ -201,7 +202,3 @@ def main() -> None:
     print("\n" + "\n".join(map(str, bars)))
     if given.json is not None:
         given.json.write_text(json.dumps(table, indent=1), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

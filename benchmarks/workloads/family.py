@@ -1,6 +1,6 @@
 """Every sampler on three targets: error and bias at an equal number of gradients.
 
-    python benchmarks/family.py [--quick] [--only TARGET …] [--json FILE]
+    python benchmarks/samplers.py equal-cost [--quick] [--only TARGET …] [--json FILE]
 
 Targets: a correlated Gaussian with exact gradients; a double well with gradient noise of known
 variance; a logistic regression of 100,000 rows in batches of 500. Each sampler takes steps of
@@ -323,7 +323,3 @@ def main() -> None:
         rows = {name: [dataclasses.asdict(o) for o in found] for name, found in outcomes.items()}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(rows, indent=1))
-
-
-if __name__ == "__main__":
-    main()

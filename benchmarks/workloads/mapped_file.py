@@ -1,12 +1,10 @@
 """Logistic regression on a file larger than memory: steps per second and resident memory.
 
-    python benchmarks/out_of_core.py --rows 100_000_000 --folder /tmp/out_of_core
-
-makes a file of rows × 50 float32 (20 GB for these; it stays, for the next time), reads it anew so
-that what fits is in the page cache, and samples with rows from the file and with rows in memory, in
-turn, each in a process of its own. In memory are the first `--memory-rows` rows, where all would
-not fit: as many as are far beyond the processor's caches. A case is a batch size, a number of
-chains, and whether these have batches of their own or shared ones.
+Makes a file of rows × 50 float32 (20 GB for 10⁸ rows; it stays, for the next time), reads it anew
+so that what fits is in the page cache, and samples with rows from the file and with rows in
+memory, in turn, each in its own process. In memory are the first `--memory-rows` rows: as many as
+are far beyond the processor's caches. A case is a batch size, a number of chains, and whether
+these have batches of their own or shared ones.
 """
 
 import argparse
@@ -20,23 +18,30 @@ import subprocess
 import sys
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-WIDTH = 50
-CHUNK = 1_000_000
-_CACHESTAT = 451
+import sghmc
+from workloads.checkpoints import resident
+
+SCRIPT = pathlib.Path(__file__).parents[1] / "scaling.py"
+NUM_COLUMNS = 50
+CHUNK_ROWS = 1_000_000
+CACHESTAT = 451
+"""Number of the Linux system call `cachestat`."""
 CASES = (("500", "1", "own"), ("500", "4", "own"), ("500", "4", "shared"), ("5000", "1", "own"))
 
 
-def make(path: pathlib.Path, rows: int) -> None:
-    """Labels ±1 in column 0, features beside them; written piece by piece."""
-    header = {"descr": "<f4", "fortran_order": False, "shape": (rows, WIDTH)}
+def make_file(path: pathlib.Path, rows: int) -> None:
+    """Write labels ±1 in column 0, features beside them, piece by piece."""
+    header = {"descr": "<f4", "fortran_order": False, "shape": (rows, NUM_COLUMNS)}
     rng = np.random.default_rng(0)
-    weights = rng.normal(size=WIDTH - 1).astype(np.float32) / 7
+    weights = rng.normal(size=NUM_COLUMNS - 1).astype(np.float32) / 7
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, rows, CHUNK):
-            x = rng.standard_normal((min(CHUNK, rows - start), WIDTH), np.float32)
+        for start in range(0, rows, CHUNK_ROWS):
+            x = rng.standard_normal((min(CHUNK_ROWS, rows - start), NUM_COLUMNS), np.float32)
             x[:, 0] = np.where(x[:, 1:] @ weights + x[:, 0] > 0, 1, -1)
             file.write(x.data)
 
@@ -50,18 +55,18 @@ def warm(path: pathlib.Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         touch(file.fileno())
         for _ in range(3):
-            began = time.perf_counter()
+            start = time.perf_counter()
             file.seek(0)
             while file.readinto(buffer):
                 pass
-            seconds, share = time.perf_counter() - began, cached(file.fileno())
+            seconds, share = time.perf_counter() - start, cached_share(file.fileno())
             print(f"{size:.1f} GB read in {seconds:.1f} s, {share:.1%} now in the page cache")
             if share >= 1:
                 break
 
 
 def touch(file: int) -> None:
-    """Have every page of a file mapped once, large ones where the system has them."""
+    """Map every page of a file once, large ones where the system has them."""
     whole = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
     whole.madvise(mmap.MADV_HUGEPAGE)
     content = np.frombuffer(whole, np.uint8)
@@ -70,49 +75,44 @@ def touch(file: int) -> None:
         whole.madvise(mmap.MADV_DONTNEED)
 
 
-def cached(file: int) -> float:
-    """How much of a file is in the page cache, by the system call `cachestat`."""
+def cached_share(file: int) -> float:
+    """Return the share of a file that is in the page cache, by the system call `cachestat`."""
     part, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
-    if ctypes.CDLL(None).syscall(_CACHESTAT, file, part, found, 0):
+    if ctypes.CDLL(None).syscall(CACHESTAT, file, part, found, 0):
         return float("nan")  # a Linux before 6.5
     return found[0] * mmap.PAGESIZE / os.fstat(file).st_size
 
 
 def in_memory(source, num_rows: int):
-    """The first rows as an array of jax, without a second copy on the way."""
-    import jax
+    """Return the first rows as an array of jax, without a second copy on the way."""
 
     rows = source.empty(num_rows)
-    for start in range(0, num_rows, CHUNK):
-        numbers = np.arange(start, min(start + CHUNK, num_rows))
+    for start in range(0, num_rows, CHUNK_ROWS):
+        numbers = np.arange(start, min(start + CHUNK_ROWS, num_rows))
         source.read(numbers, rows[start : start + len(numbers)])
     return jax.device_put(rows)
 
 
-def measure(path: pathlib.Path, options: argparse.Namespace) -> dict:
-    """Sample, and tell steps per second after compilation, and the most memory resident."""
-    import jax
-    import jax.numpy as jnp
-
-    import sghmc
+def measure_file(path: pathlib.Path, given: argparse.Namespace) -> dict[str, float]:
+    """Sample; return steps per second after compilation, and the largest resident memory."""
 
     data = sghmc.data.MemoryMapped(path)
-    if options.only == "memory":
-        data = in_memory(data, min(options.memory_rows, data.num_rows))
+    if given.only == "memory":
+        data = in_memory(data, min(given.memory_rows, data.num_rows))
     posterior = sghmc.Posterior(
         lambda theta, row: -jax.nn.softplus(-row[0] * (row[1:] @ theta)),
         lambda theta: -0.5 * jnp.sum(theta**2),
         data,
     )
-    batch_size, num_chains, whose = options.case[0]
+    batch_size, num_chains, whose = given.case[0]
     # η = ε²/M ∝ 1/N, as the posterior shrinks with N.
     samples = sghmc.sample(
         jax.random.key(0),
         posterior,
         sghmc.SGHMC.from_learning_rate(0.1 / posterior.num_rows, 0.1),
-        jnp.zeros(WIDTH - 1),
+        jnp.zeros(NUM_COLUMNS - 1),
         gradient=sghmc.Minibatch(int(batch_size), shared=whose == "shared"),
-        num_samples=options.draws,
+        num_samples=given.draws,
         thinning=100,
         num_chains=int(num_chains),
         progress=False,
@@ -120,44 +120,35 @@ def measure(path: pathlib.Path, options: argparse.Namespace) -> dict:
     assert samples.clock is not None
     # All draws of a block have its time: from the end of one, in the first half, to the last.
     ends = np.append(np.flatnonzero(np.diff(samples.clock)), len(samples.clock) - 1)
-    first = ends[np.searchsorted(ends, len(samples.clock) // 2, side="right") - 1]
-    steps, seconds = 100 * (ends[-1] - first), samples.clock[-1] - samples.clock[first]
+    first = ends[max(0, np.searchsorted(ends, len(samples.clock) // 2, side="right") - 1)]
+    seconds = float(samples.clock[ends[-1]] - samples.clock[first])
+    steps = 100 * (ends[-1] - first) if seconds else 100 * given.draws  # one block: all of it
     return {
-        "steps_per_second": steps / seconds,
-        "peak_resident_gb": _peak() / 1e9,
+        "steps_per_second": steps / (seconds or samples.seconds),
+        "peak_resident_gb": resident("VmHWM") / 1e9,
     }
 
 
-def _peak() -> int:
-    """Bytes, as Linux counts them: of files, too, what of them is mapped."""
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
-def compare(case: tuple[str, ...], options: argparse.Namespace) -> None:
-    """One case from the file and in memory, in turn; the median of the rounds' ratios."""
-    draws = max(20, options.steps * 500 // (100 * int(case[0])))  # as many rows for all cases
-    shared = ["--folder", str(options.folder), "--rows", str(options.rows), "--draws", str(draws)]
-    shared += ["--memory-rows", str(options.memory_rows), "--case", *case]
+def compare_file(case: tuple[str, ...], given: argparse.Namespace) -> None:
+    """Run one case from the file and in memory, in turn; print the median ratio of the rounds."""
+    draws = max(20, given.steps * 500 // (100 * int(case[0])))  # as many rows for all cases
+    shared = ["--folder", str(given.folder), "--rows", str(given.rows), "--draws", str(draws)]
+    shared += ["--memory-rows", str(given.memory_rows), "--case", *case]
     ratios = []
     print(f"batches of {case[0]}, {case[1]} chains with {case[2]} batches, {draws * 100:,} steps:")
-    for _ in range(options.rounds):
+    for _ in range(given.rounds):
         found = {}
         for only in ("file", "memory"):
-            command = [sys.executable, __file__, *shared, "--only", only]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            command = [sys.executable, str(SCRIPT), "file", *shared, "--only", only]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             found[only] = json.loads(done.stdout)
         ratios.append(found["file"]["steps_per_second"] / found["memory"]["steps_per_second"])
-        print(
-            "   ",
-            "; ".join(
-                f"{only}: {each['steps_per_second']:8,.0f} steps/s, at most "
-                f"{each['peak_resident_gb']:.2f} GB resident"
-                for only, each in found.items()
-            ),
-            f"; ratio {ratios[-1]:.2f}",
-            flush=True,
+        shown = "; ".join(
+            f"{only}: {each['steps_per_second']:8,.0f} steps/s, at most "
+            f"{each['peak_resident_gb']:.2f} GB resident"
+            for only, each in found.items()
         )
+        print(f"    {shown}; ratio {ratios[-1]:.2f}", flush=True)
     print(
         f"    from the file at {statistics.median(ratios):.2f} of the speed in memory", flush=True
     )
@@ -173,17 +164,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--draws", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=("file", "memory"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    path = options.folder / f"{options.rows}.npy"
-    if options.only:
-        return print(json.dumps(measure(path, options)))
-    options.folder.mkdir(parents=True, exist_ok=True)
+    given = parser.parse_args()
+    path = given.folder / f"{given.rows}.npy"
+    if given.only:
+        return print(json.dumps(measure_file(path, given)))
+    given.folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        make(path, options.rows)
+        make_file(path, given.rows)
     warm(path)
-    for case in options.case or CASES:
-        compare(case, options)
-
-
-if __name__ == "__main__":
-    main()
+    for case in given.case or CASES:
+        compare_file(case, given)

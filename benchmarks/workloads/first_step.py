@@ -1,6 +1,6 @@
 """Seconds until the first step: a deep network's run beside one training step of optax.
 
-    python benchmarks/compile.py [--turns 5] [--width 880] [--depth 12]
+    python benchmarks/scaling.py compile [--turns 5] [--width 880] [--depth 12]
 
 Two networks of about 10⁷ parameters, each layer an array of its own and written out one after
 another: an MLP of `--depth` layers with residuals, and the same with attention before every layer.
@@ -8,7 +8,7 @@ Beside each other, in one process and in turns, with all of jax's caches emptied
 
 - what a training step has before it first runs: `jax.jit` of value_and_grad and adamw, traced,
   lowered and compiled;
-- what `sghmc.sample` has: checks, the beginning, and the loop with burn-in, draws and averages.
+- what `sghmc.sample` has: checks, the initial state, and the loop with burn-in, draws and averages.
 
 Both are the seconds of a first call less those of a second. The bar is on the median ratio. The
 last column has the two calls of `sample` themselves: two draws, whatever goes before them included.
@@ -47,7 +47,7 @@ def network(width: int, depth: int, *, attends: bool) -> list[dict[str, jax.Arra
 
 
 def answer(params, x):
-    """Of one row, (token, feature)."""
+    """Return the network's number for one row (token, feature)."""
     for layer in params:
         if "query" in layer:
             query, key, value = (x @ layer[name] for name in ("query", "key", "value"))
@@ -121,7 +121,7 @@ def training(params, rows) -> Callable[[], None]:
 
 
 class Seconds(NamedTuple):
-    """Of two calls, one after another."""
+    """Seconds of two calls, one after another."""
 
     first: float
     second: float
@@ -178,7 +178,3 @@ def main() -> None:
             f"{first:.2f} s, {second:.2f} s |",
             flush=True,
         )
-
-
-if __name__ == "__main__":
-    main()

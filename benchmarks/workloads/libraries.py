@@ -1,6 +1,6 @@
 """The law that a sampler's draws have: ours beside other libraries', at the same settings.
 
-    python benchmarks/bias.py [--peers NAME …] [--json FILE]
+    python benchmarks/samplers.py libraries [--peers NAME …] [--json FILE]
 
 The target is U = θ²/2, so the variance of the draws should be 1. A call of a library's step is then
 an affine map of its state, z' = Fz + noise. F is the difference of two calls with the same random
@@ -25,7 +25,7 @@ from sghmc import theory
 from workloads import peers
 from workloads.affine import NUM_STEPS, Seen, Setting, stationary_variance
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 SETTINGS = (
     Setting(0.1, 0.01),
     Setting(0.01, 0.01),
@@ -80,8 +80,9 @@ def measured(name: str) -> dict:
     """What a library's steps do, told by a program that runs where the library is."""
     python = peers.environment(name, ROOT / ".peers")
     command = [python, "-W", "ignore", "-m", f"workloads.peer_law_{name}", json.dumps(SETTINGS)]
-    folder = pathlib.Path(__file__).parent
-    return json.loads(subprocess.run(command, cwd=folder, check=True, capture_output=True).stdout)
+    return json.loads(
+        subprocess.run(command, cwd=ROOT / "benchmarks", check=True, capture_output=True).stdout
+    )
 
 
 def cell(seen: Seen) -> str:
@@ -102,7 +103,3 @@ def markdown(table: dict[str, list[str]]) -> str:
     lines = [f"| variance of the draws | {' | '.join(head)} |"]
     lines.append("| --- |" + " ---: |" * len(head))
     return "\n".join(lines + [f"| {name} | {' | '.join(row)} |" for name, row in table.items()])
-
-
-if __name__ == "__main__":
-    main()

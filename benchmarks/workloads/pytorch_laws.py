@@ -1,6 +1,6 @@
 """The exact laws of published PyTorch samplers, from their updates as published.
 
-    python benchmarks/torch_laws.py
+    python benchmarks/pytorch.py laws
 
 A tensor of two parameters, N = 50,000 rows, a mean loss ½‖θ‖²: so U = ½N‖θ‖², and draws should
 have variance 1/N and no correlation. Gradients are exact. On this target every update below is an
@@ -305,7 +305,3 @@ def main() -> None:
         print(f"| {name} | {' | '.join(cells)} |")
     if given.json is not None:
         given.json.write_text(json.dumps(table, indent=1, ensure_ascii=False), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

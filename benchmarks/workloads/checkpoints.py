@@ -1,7 +1,7 @@
 """What a checkpoint costs at its default interval, and what memory a long run takes.
 
-python benchmarks/checkpoint.py            # time with against without, alternating in one run
-python benchmarks/checkpoint.py --memory   # resident memory of a run whose draws go to disk
+    python benchmarks/scaling.py checkpoint            # time with against without, in turns
+    python benchmarks/scaling.py checkpoint --memory   # resident memory of a run with draws on disk
 """
 
 import argparse
@@ -18,18 +18,14 @@ import numpy as np
 import sghmc
 from sghmc.checkpoint.folder import RunFolder
 from sghmc.checkpoint.store import DiskStore
+from workloads.hosts import logistic_regression
 
 
 def logistic():
     """10,000 rows, 100 weights, batches of 500: the step of a small model."""
     rows = jax.random.normal(jax.random.key(0), (10_000, 100))
     labels = jax.random.bernoulli(jax.random.key(1), jax.nn.sigmoid(rows[:, 0]))
-
-    def log_likelihood(weights, example):
-        row, label = example
-        return jax.nn.log_sigmoid(jnp.where(label, 1, -1) * jnp.dot(row, weights))
-
-    target = sghmc.Posterior(log_likelihood, lambda w: -jnp.sum(w**2) / 2, (rows, labels))
+    target = logistic_regression((rows, labels.astype(jnp.float32)))
     return target, sghmc.SGHMC(5e-4, 100.0), jnp.zeros(100), {"thinning": 20, "num_chains": 2}
 
 
@@ -57,7 +53,7 @@ def network():
 
 
 class Clock:
-    """Seconds spent in some functions, which it wraps."""
+    """Seconds spent in some methods, which it wraps."""
 
     def __init__(self, *methods: tuple[type, str]):
         self.seconds = 0.0
@@ -76,7 +72,7 @@ class Clock:
 
 
 def draw(model, num_samples: int, folder: pathlib.Path | None) -> np.ndarray:
-    """Seconds of a run: on the clock, and of all processors together."""
+    """Return the seconds of a run: on the clock, and of all processors together."""
     target, sampler, init, options = model
     start = np.array([time.perf_counter(), time.process_time()])
     sghmc.sample(
@@ -94,9 +90,10 @@ def draw(model, num_samples: int, folder: pathlib.Path | None) -> np.ndarray:
 
 
 def compare(make, clock: Clock, seconds: float, num_pairs: int) -> None:
-    """Runs with and without a checkpoint in turn, and what the checkpoint itself took of a run.
+    """Time runs with and without a checkpoint in turn, and the checkpoint itself.
 
-    On a machine that others use too, this and the processors' seconds say more than the clock.
+    On a machine that others use too, the latter and the processors' seconds say more than the
+    clock.
     """
     model = make()
     with tempfile.TemporaryDirectory() as place:
@@ -104,7 +101,7 @@ def compare(make, clock: Clock, seconds: float, num_pairs: int) -> None:
         count = 20
         draw(model, count, folder)  # compiles, and imports orbax
         rate = count / draw(model, count, None)[0]
-        while count / rate < 4:
+        while count / rate < min(4, seconds):
             count *= 4
             draw(model, count, None)
             rate = count / draw(model, count, None)[0]
@@ -131,17 +128,20 @@ def compare(make, clock: Clock, seconds: float, num_pairs: int) -> None:
 
 
 def watch_memory(num_samples: int, size: int, place: str | None) -> None:
-    """Draws of a Gaussian with averages; resident memory every tenth of the way."""
+    """Draw from a Gaussian with averages; print resident memory every tenth of the way."""
     target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
     with tempfile.TemporaryDirectory(dir=place) as folder:
         done = threading.Event()
         seen: list[tuple[float, float]] = []
         file = pathlib.Path(folder) / "run/draws/posterior/position/c.0.0.0"
 
+        def look():
+            written = file.stat().st_size if file.exists() else 0
+            seen.append((written / (4 * size), resident()))
+
         def watch():
             while not done.wait(0.5):
-                written = file.stat().st_size if file.exists() else 0
-                seen.append((written / (4 * size), _resident()))
+                look()
 
         thread = threading.Thread(target=watch)
         thread.start()
@@ -159,25 +159,26 @@ def watch_memory(num_samples: int, size: int, place: str | None) -> None:
         seconds = time.perf_counter() - start
         done.set()
         thread.join()
+        look()
         print(f"{num_samples:,} draws of {size:,} numbers in {seconds:.0f} s")
         for share in np.linspace(0.1, 1, 10):
-            draws, resident = next(s for s in seen if s[0] >= 0.999 * share * num_samples)
-            print(f"  after {draws:12,.0f} draws on disk: {resident / 1e6:6.0f} MB resident")
-        print(f"  largest ever: {_resident('VmHWM') / 1e6:.0f} MB")
+            draws, memory = next(s for s in seen if s[0] >= 0.999 * share * num_samples)
+            print(f"  after {draws:12,.0f} draws on disk: {memory / 1e6:6.0f} MB resident")
+        print(f"  largest ever: {resident('VmHWM') / 1e6:.0f} MB")
         spread = samples.averages["square"][0] - samples.averages["mean"][0] ** 2
         print(f"  variances {spread.min():.3f} to {spread.max():.3f}, by theory 1.003")
         last = samples.positions[0, -1]
         print(f"  the last draw, from the disk: mean square {np.mean(last**2):.3f}")
 
 
-def _resident(field: str = "VmRSS") -> float:
-    """Bytes, as Linux counts them."""
+def resident(field: str = "VmRSS") -> float:
+    """Return the bytes of memory that Linux counts for this process, mapped files included."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith(field)]
     return 1024 * float(line.split()[1])
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--draws", type=int, default=1_000_000)

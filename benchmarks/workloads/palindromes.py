@@ -1,7 +1,7 @@
 """What the order of minibatches costs: passes over the data for standard deviations right to 1 %.
 
-    python benchmarks/palindrome.py [--batch 1000 …]
-    python benchmarks/palindrome.py --measure UBU:palindrome … [--chains 64] [--passes 400]
+    python benchmarks/samplers.py palindromes [--batch 1000 …]
+    python benchmarks/samplers.py palindromes --measure UBU:palindrome … [--chains N] [--passes N]
 
 The posterior is a logistic regression on 100,000 made-up rows with 10 parameters, in coordinates
 where the Laplace approximation has spread 1 (`Whitened`). No control variates, nothing subtracted.
@@ -249,7 +249,3 @@ def show(batch: int, regression: Regression | None, moments, given) -> None:
         elif regression is not None:
             cells.append(measure(regression, moments, kind, order, batch, choice, given))
         print(f"| {' | '.join(cells)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

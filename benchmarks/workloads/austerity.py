@@ -1,6 +1,6 @@
 """The accept step on a subset against that on all data: rows looked at, and what it costs in bias.
 
-    python benchmarks/austerity.py
+    python benchmarks/samplers.py austerity [--draws 1000]
 
 Naive HMC, trajectories of batches of 1,000 of 10,000 rows, on a linear regression whose posterior
 is known; each accept step as a row. `data` is the share of all rows that a decision looked at, the
@@ -9,6 +9,8 @@ standard error over chains. Seconds are a run's without compilation, of all chai
 random order cost more than a pass over the data, and chains wait for the slowest.
 """
 
+import argparse
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ import numpy as np
 import sghmc
 
 NUM_EXAMPLES, NUM_FEATURES = 10_000, 4
-NUM_CHAINS, NUM_SAMPLES = 16, 1_000
+NUM_CHAINS = 16
 BATCH_SIZE, LOOK = 1_000, 500
 ERRORS = (0.001, 0.01, 0.05, 0.1, 0.2)
 
@@ -35,7 +37,7 @@ def regression() -> tuple[sghmc.Posterior, np.ndarray, np.ndarray]:
     return posterior, covariance @ rows.T @ labels, np.linalg.cholesky(covariance)
 
 
-def row(name: str, metropolis: bool | sghmc.Austerity) -> str:
+def row(name: str, metropolis: bool | sghmc.Austerity, num_samples: int) -> str:
     posterior, mean, root = regression()
     samples = sghmc.sample(
         jax.random.key(0),
@@ -43,7 +45,7 @@ def row(name: str, metropolis: bool | sghmc.Austerity) -> str:
         sghmc.Whitened(sghmc.HMC(0.2, 4, metropolis=metropolis), mean, root),
         jnp.asarray(mean, jnp.float32),
         gradient=sghmc.Minibatch(BATCH_SIZE, replacement=False),
-        num_samples=NUM_SAMPLES,
+        num_samples=num_samples,
         num_chains=NUM_CHAINS,
         progress=False,
     )
@@ -61,13 +63,12 @@ def row(name: str, metropolis: bool | sghmc.Austerity) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=1_000, help="of each chain")
+    num_samples = parser.parse_args().draws
     print("| accept step | data | accepted | variance / exact | seconds |")
     print("| --- | --- | --- | --- | --- |")
-    print(row("all data", True), flush=True)
+    print(row("all data", True, num_samples), flush=True)
     for error in ERRORS:
-        print(row(f"error={error}", sghmc.Austerity(error, LOOK)), flush=True)
-    print(row("none", False))
-
-
-if __name__ == "__main__":
-    main()
+        print(row(f"error={error}", sghmc.Austerity(error, LOOK), num_samples), flush=True)
+    print(row("none", False, num_samples))

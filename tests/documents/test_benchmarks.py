@@ -1,0 +1,83 @@
+"""Benchmarks: every command that a page cites is there, and every script runs in small."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPTS = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+PAGES = [
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "benchmarks/README.md")),
+    *(ROOT / "src").rglob("*.py"),
+]
+PARTS = {
+    name: re.findall(r'"([\w-]+)": "\w+"', (ROOT / "benchmarks" / name).read_text("utf-8"))
+    for name in ("pytorch.py", "samplers.py", "scaling.py")
+}
+ELSEWHERE = {"mutants.py", "same_bits.py"}
+"""Scripts that tests of their own run: of the faults, and of the recorded runs."""
+SMALL = {
+    "scaling.py compile": "--turns 1 --width 16 --depth 2",
+    "scaling.py hosts": "--turns 1 --rows 800 --sizes 10 1000",
+    "scaling.py checkpoint": "--seconds 0.1 --pairs 1",
+    "scaling.py checkpoint --memory": "--draws 1000 --size 10",
+    "scaling.py file": "--folder OUT --rows 5000 --memory-rows 5000 --rounds 1 --steps 100 "
+    "--case 50 1 own",
+    "samplers.py libraries": "--peers",
+    "samplers.py austerity": "--draws 5",
+    "million.py": "--rows 5000 --columns 3 --chains 4 --draws 20 --nuts-warmup 2 --nuts-draws 2",
+    "speed.py": "--quick --only W1 --repeats 1 --peers --out OUT",
+    "referee.py": "--targets banana --samplers SGHMC --seeds 1 --out OUT",
+}
+"""A run of seconds for each script or part; OUT is an empty folder."""
+
+
+def cited() -> set[tuple[str, str]]:
+    """Return the commands on pages: the script, and the word after it."""
+    found = set()
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        found |= set(re.findall(r"benchmarks/(\w+\.py)(?:\s+([a-z][\w-]*))?", text))
+    return found
+
+
+def test_cited_commands_are_there():
+    commands = cited()
+    assert {script for script, _ in commands} <= SCRIPTS
+    for script, word in commands:
+        if script in PARTS:
+            assert word in PARTS[script], f"{script} {word}"
+
+
+def test_every_script_is_on_the_page_of_benchmarks():
+    text = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
+    rows = set(re.findall(r"^\|.*?(\w+\.py)", text, re.MULTILINE))
+    assert rows >= SCRIPTS - ELSEWHERE
+    for script, parts in PARTS.items():
+        assert all(f"{script} {part}" in text for part in parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", SMALL)
+def test_a_script_runs_in_small(command, tmp_path):
+    script, *words = command.split()
+    if command == "scaling.py hosts" and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    options = SMALL[command].replace("OUT", str(tmp_path)).split()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / script), *words, *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    numbers = np.array(re.findall(r"\d+\.\d+", done.stdout), float)
+    assert len(numbers) > 0
