@@ -152,8 +152,11 @@ class Group:
         return answers[0]
 
     def close(self) -> None:
+        for process in self.processes:  # all inputs first: they wait for each other's end
+            assert process.stdin is not None
+            process.stdin.close()
         for process in self.processes:
-            process.communicate()
+            process.wait()
 
     @staticmethod
     def _line(process: subprocess.Popen) -> str:

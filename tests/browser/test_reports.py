@@ -15,7 +15,7 @@ from views import DESK, PHONE
 
 pytestmark = pytest.mark.browser
 NAME = "<script>alert('run')</script><img src=x onerror=alert(1)>"
-NAMES = ("run", "fit", "figure2/report", "report")
+NAMES = ("run", "fit", "figure2/report")
 
 
 def run_report(folder):
@@ -40,8 +40,8 @@ def fit_report(folder):
     write(folder / "fit.html", table_page(result))
 
 
-def experiment_reports(folder):
-    """Pages of an experiment and of all: with numbers that nobody computed."""
+def experiment_report(folder):
+    """The page of an experiment, with numbers that nobody computed."""
     end = {"rms_radius": 1.0, "expected_rms_radius": 1.1, "z_score": 0.5}
     path = {name: [0.1, 0.9] for name in ("position", "momentum")}
     path |= {name: [1.0, 2.0] for name in ("rms_radius", "expected_rms_radius")}
@@ -51,13 +51,12 @@ def experiment_reports(folder):
     for name, content in {"config": config, "result": result}.items():
         (folder / "figure2" / f"{name}.json").write_text(json.dumps(content))
     write(folder / "figure2", paper.page("figure2", config, result))
-    write(folder, paper.contents(folder, {"table1": f"no data in {NAME}"}))
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
-    for make in (run_report, fit_report, experiment_reports):
+    for make in (run_report, fit_report, experiment_report):
         make(folder)
     return lambda name: (folder / f"{name}.html").as_uri()
 
@@ -130,9 +129,3 @@ def test_the_policy_forbids_what_comes_from_elsewhere(browser, address):
     page.wait_for_timeout(200)
     page.close()
     assert any("Content Security Policy" in text for text in refused)
-
-
-def test_contents_lead_to_reports(visit, address):
-    page = visit(address("report"))
-    page.get_by_role("link", name="Fig. 2").click()
-    assert page.url == address("figure2/report")

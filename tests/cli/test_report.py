@@ -95,14 +95,6 @@ def test_a_planted_link_is_not_followed(invoke, tmp_path):
     assert (precious / "report.html").read_text() == "precious"
 
 
-def test_contents_of_broken_results(invoke, tmp_path):
-    (tmp_path / "figure2").mkdir()
-    folder_of(tmp_path / "figure2", result="{}", config="{}")
-    result = invoke("report", tmp_path)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "is broken, or of another version (KeyError" in result.stderr
-
-
 def test_no_folder_at_all(invoke, tmp_path):
     (tmp_path / "file").touch()
     assert "does not exist" in invoke("report", tmp_path / "nowhere").stderr
@@ -110,7 +102,7 @@ def test_no_folder_at_all(invoke, tmp_path):
 
 
 @pytest.mark.slow
-def test_experiments_and_their_contents(invoke, tmp_path):
+def test_experiments(invoke, tmp_path):
     paper.reproduce("figure2", tmp_path, quick=True, progress=False, num_steps=100, num_chains=2)
     folder = tmp_path / "figure2"
     written = (folder / "report.html").read_text("utf-8")
@@ -119,7 +111,3 @@ def test_experiments_and_their_contents(invoke, tmp_path):
     shown = invoke("report", folder, "--out", tmp_path / "again.html", "--json", "--debug")
     assert json.loads(shown.stdout)["kind"] == "experiment"
     assert (tmp_path / "again.html").read_text("utf-8") == written
-    assert json.loads(invoke("report", tmp_path, "--json").stdout)["kind"] == "contents"
-    contents = (tmp_path / "report.html").read_text("utf-8")
-    assert 'href="figure2/report.html"' in contents
-    assert contents.count("it was not run. The command is: sghmc reproduce") == 5

@@ -74,9 +74,6 @@ def test_missing_data_do_not_stop_the_others(invoke, monkeypatch, tmp_path):
     assert set(found) == set(paper.EXPERIMENTS)
     assert found["table1"] == {"missing": "no <b>data</b> for table1"}
     assert "sghmc: figure1: no <b>data</b> for figure1" in result.stderr
-    contents = (tmp_path / "report.html").read_text("utf-8")
-    assert ": no &lt;b&gt;data&lt;/b&gt; for table1. The command is" in contents
-    assert 'href="figure2/report.html"' in contents
     assert (tmp_path / "figure2" / "report.html").exists()
     alone = invoke("reproduce", "table1", "--quick", "--out", tmp_path)
     assert (alone.exit_code, alone.stderr) == (1, "sghmc: no <b>data</b> for table1\n")

@@ -33,7 +33,6 @@ PARTS = {
     "points": lambda words: display.points([words]),
     "facts": lambda words: display.facts({words: words}),
     "grid": lambda words: display.grid([words], [[words]]),
-    "links": lambda words: display.links([(words, words, words)]),
     "preformatted": display.preformatted,
     "rows": lambda words: display.rows("numbers", [words], [(words, [1.0])]),
     "side_by_side": lambda words: display.side_by_side(words, []),
@@ -74,12 +73,6 @@ def test_a_table_to_sort_has_the_numbers_themselves():
 def test_verdicts_are_told_apart_by_more_than_words():
     assert 'class="verdict good"' in display.verdict("fine", True)
     assert 'class="verdict bad"' in display.verdict("fine", False)
-
-
-def test_links_lead_to_files_of_any_name():
-    (address,) = [a["href"] for tag, a in Words(display.links([("a b/?#.html", "", "")])).elements
-                  if tag == "a"]  # fmt: skip
-    assert address == "a%20b/%3F%23.html"
 
 
 def test_a_whole_page_asks_nothing_of_any_network():

@@ -13,7 +13,7 @@ from sghmc import paper
 from sghmc.cli import session
 from sghmc.cli.session import MODEL, AsJson, Debug, Out, Quiet, Seed, app, show
 from sghmc.core import files
-from sghmc.display import FILE, write
+from sghmc.display import write
 from sghmc.paper import demo as demonstration
 
 
@@ -109,9 +109,8 @@ def reproduce(
     """Reproduce figures and theorems of the paper (Chen, Fox & Guestrin, 2014).
 
     Prints what was measured against what was expected. Writes config.json,
-    result.json, a picture and report.html for each NAME, in a folder of
-    its own; for several a report.html that leads to them. Where data are missing the others are
-    made, and the exit status is 1.
+    result.json, a picture and report.html for each NAME, in its own folder.
+    Where data are missing, the others are made, and the exit status is 1.
     """
     results: dict[str, Any] = {}
     given = {"full": full, "best": best, "data": data, "dataset": dataset}
@@ -135,10 +134,6 @@ def reproduce(
             if not (quiet or as_json):
                 session.console().print(paper.table(name, results[name]))
                 show(f"Written to {out / name}.\n")
-        if len(names) > 1:
-            contents = write(out / FILE, paper.contents(out, missing))
-            if not (quiet or as_json):
-                show(f"All of it: {contents}")
         if as_json:
             session.print_json(results | {name: {"missing": why} for name, why in missing.items()})
         if missing:

@@ -51,7 +51,7 @@ def report(
 
 
 def _kind(folder: pathlib.Path) -> str:
-    """Return the kind of a folder: a run's checkpoint, a command's results, or experiments."""
+    """Return the kind of a folder: a run's checkpoint, or the command whose results it has."""
     if not folder.is_dir():
         reason = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {reason}: name the folder of a run.")
@@ -59,8 +59,6 @@ def _kind(folder: pathlib.Path) -> str:
         return "run"
     if (folder / "result.json").exists():
         return _command(folder)
-    if any((folder / name / "result.json").exists() for name in paper.EXPERIMENTS):
-        return "contents"
     found = sorted(path.name for path in folder.iterdir())
     holds = f"it holds {', '.join(found[:5])}" if found else "it is empty"
     raise ValueError(
@@ -86,10 +84,8 @@ def _page(kind: str, folder: pathlib.Path) -> str:
     from sghmc.estimators import pages
     from sghmc.recommender import evaluation
 
-    where = folder if kind == "contents" else folder / "result.json"
+    where = folder / "result.json"
     try:
-        if kind == "contents":
-            return paper.contents(folder)
         config, result = _config(folder), files.read_json(where)
         if kind == "experiment":
             return paper.page(config["experiment"], config, result)

@@ -10,7 +10,6 @@ import io
 import math
 import os
 import pathlib
-import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -121,15 +120,6 @@ def grid(columns: Sequence[str], entries: Iterable[Sequence[str]]) -> str:
         '<div class="wide" tabindex="0" role="region" aria-label="table"><table class="words">'
         f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
-
-
-def links(named: Iterable[tuple[str, str, str]]) -> str:
-    """Return a list of links to other pages: relative address, name, further text."""
-    lines = (
-        f'<li><a href="{text(urllib.parse.quote(address))}">{text(name)}</a>{text(more)}</li>'
-        for address, name, more in named
-    )
-    return f"<ul>{''.join(lines)}</ul>"
 
 
 def preformatted(words: str) -> str:

@@ -18,14 +18,13 @@ import os
 import pathlib
 import platform
 import time
-from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from sghmc.core import files
-from sghmc.display import FILE, write
+from sghmc.display import write
 from sghmc.paper import pages
 
 if TYPE_CHECKING:
@@ -90,22 +89,6 @@ def page(name: str, config: dict[str, Any], result: dict[str, Any]) -> str:
     it = load(name)
     claims, figure, table = it.claims(config, result), it.plot(result), it.table(result)
     return pages.experiment_page(name, _title(name), claims, figure, table, config)
-
-
-def contents(out: pathlib.Path, missing: Mapping[str, str] | None = None) -> str:
-    """Return a page that links to the reports in `out`, and says why others are missing."""
-    reports, missing_lines, summaries = [], [], []
-    for name in EXPERIMENTS:
-        folder, title, reason = pathlib.Path(out) / name, _title(name), (missing or {}).get(name)
-        if reason is None and (folder / "result.json").exists():
-            config, result = (files.read_json(folder / f) for f in ("config.json", "result.json"))
-            claims, figure = load(name).claims(config, result), load(name).plot(result)
-            reports.append((f"{name}/{FILE}", title, f": {pages.judged(claims)[0]}"))
-            summaries.append(pages.summary(title, claims, figure, config))
-        else:
-            reason = (reason or "it was not run").rstrip(".")
-            missing_lines.append(f"{title}: {reason}. The command is: sghmc reproduce {name}")
-    return pages.contents_page(reports, missing_lines, summaries)
 
 
 def _title(name: str) -> str:

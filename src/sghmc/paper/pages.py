@@ -59,11 +59,11 @@ def panels(columns: int, size: tuple[float, float], *, rows: int = 1) -> tuple["
     return figure, axes
 
 
-# Pages of results: one for an experiment, and one that leads to those of all experiments.
+# The page of an experiment.
 
-_MAX_CLAIMS_IN_SUMMARY = 6
-"""Largest number of claims in the summary of an experiment; its own page has all."""
 _RUN_FIELDS = ("seed", "quick", "seconds", "machine", "device", "jax", "python")
+_QUICK = "A quick run at small sizes: its numbers are rough."
+_HEADINGS = ("the paper", "here", "agrees")
 _ANSWERS = {True: "yes", False: "NO", None: "cannot tell"}
 
 
@@ -77,49 +77,20 @@ def experiment_page(
 ) -> str:
     run = {key: config[key] for key in _RUN_FIELDS if key in config}
     settings = {k: v for k, v in config.items() if k not in run and k != "experiment"}
+    compared = [(claim.paper, claim.here, _ANSWERS[claim.agrees]) for claim in claims]
     quick = " --quick" if config.get("quick") else ""
     command = f"sghmc reproduce {name} --seed {config.get('seed', 0)}{quick}"
     return display.page(
         title,
         [
-            *_verdict(claims, config),
-            display.section("The paper and this run", _beside(claims)),
+            display.verdict(*judged(claims)),
+            *([display.paragraph(_QUICK)] if config.get("quick") else []),
+            display.section("The paper and this run", display.grid(_HEADINGS, compared)),
             display.section("The figure, as made here", drawing(figure, title)),
             display.section("Measured", rich_table(table)),
             display.section("The run", display.facts({"command": command, **run})),
             display.section("Settings", display.facts(settings)),
         ],
-    )
-
-
-def contents_page(
-    reports: Sequence[tuple[str, str, str]], missing: Sequence[str], summaries: Sequence[str]
-) -> str:
-    """Return the page of all experiments: links to `reports`, what is missing, summaries."""
-    return display.page(
-        "The paper, reproduced",
-        [
-            display.paragraph(
-                "Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox & Guestrin, 2014): what "
-                "its figures, table and theorems say, and what came out here."
-            ),
-            *([display.section("Reports", display.links(reports))] if reports else []),
-            *([display.section("Not reproduced here", display.points(missing))] if missing else []),
-            *summaries,
-        ],
-    )
-
-
-def summary(
-    title: str, claims: Sequence[Claim], figure: "Figure", config: Mapping[str, Any]
-) -> str:
-    """Return the section about an experiment on the page of all."""
-    return display.section(
-        title,
-        *_verdict(claims, config),
-        *([_beside(claims)] if len(claims) <= _MAX_CLAIMS_IN_SUMMARY else []),
-        drawing(figure, title),
-        display.paragraph(f"{config.get('seconds', '?')} seconds on {config.get('device', '?')}."),
     )
 
 
@@ -131,17 +102,6 @@ def judged(claims: Sequence[Claim]) -> tuple[str, bool]:
     number = "all" if all(decided) else f"{sum(decided)} of"
     rest = "" if len(decided) == len(claims) else "; of others this run cannot tell"
     return f"{number} {len(decided)} statements of the paper hold here{rest}", all(decided)
-
-
-def _verdict(claims: Sequence[Claim], config: Mapping[str, Any]) -> list[str]:
-    words = display.verdict(*judged(claims))
-    quick = display.paragraph("A quick run at small sizes: its numbers are rough.")
-    return [words, quick] if config.get("quick") else [words]
-
-
-def _beside(claims: Sequence[Claim]) -> str:
-    rows = [(claim.paper, claim.here, _ANSWERS[claim.agrees]) for claim in claims]
-    return display.grid(("the paper", "here", "agrees"), rows)
 
 
 def drawing(figure: "Figure", words: str, *, dpi: int = 110) -> str:

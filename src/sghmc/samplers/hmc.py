@@ -110,10 +110,10 @@ class Austerity(eqx.Module):
     draw's decision looked at, `info.acceptance` whether it was accepted. With `FullBatch` the
     potentials are known already, and the test is exact.
 
-    On a regression of 10,000 rows (`benchmarks/samplers.py austerity`) error=0.05 looks at 45 % of them, and
-    variances are right within the 2 % of Monte Carlo error; error=0.2 looks at 16 %, and they are
-    18 % too large; without accept step, 45 %. Terms with heavy tails, a rare row that decides, are
-    what breaks it: the first looks miss them.
+    On a regression of 10,000 rows (`benchmarks/samplers.py austerity`) error=0.05 looks at 45 % of
+    them, and variances are right within the 2 % of Monte Carlo error; error=0.2 looks at 16 %, and
+    they are 18 % too large; without accept step, 45 %. Terms with heavy tails, a rare row that
+    decides, are what breaks it: the first looks miss them.
 
     Korattikara, Chen & Welling, ICML 2014, Alg. 1 and 2.
 
