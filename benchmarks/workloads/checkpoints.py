@@ -1,7 +1,7 @@
-"""What a checkpoint costs at its default interval, and what memory a long run takes.
+"""What a checkpoint costs at its default interval, and what memory a long run takes:
 
-    python benchmarks/scaling.py checkpoint            # time with against without, in turns
-    python benchmarks/scaling.py checkpoint --memory   # resident memory of a run with draws on disk
+python benchmarks/scaling.py checkpoint            # time with against without, in turns
+python benchmarks/scaling.py checkpoint --memory   # resident memory of a run with draws on disk
 """
 
 import argparse

@@ -24,13 +24,16 @@ ELSEWHERE = {"mutants.py", "same_bits.py"}
 """Scripts that tests of their own run: of the faults, and of the recorded runs."""
 SMALL = {
     "scaling.py compile": "--turns 1 --width 16 --depth 2",
-    "scaling.py hosts": "--turns 1 --rows 800 --sizes 10 1000",
+    "scaling.py hosts": "--turns 1 --rows 800 --sizes 100000 1000000",
     "scaling.py checkpoint": "--seconds 0.1 --pairs 1",
     "scaling.py checkpoint --memory": "--draws 1000 --size 10",
     "scaling.py file": "--folder OUT --rows 5000 --memory-rows 5000 --rounds 1 --steps 100 "
     "--case 50 1 own",
     "samplers.py libraries": "--peers",
+    "samplers.py palindromes": "--batch 50000",
     "samplers.py austerity": "--draws 5",
+    "samplers.py equal-cost": "--quick --only gaussian",
+    "llc.py": "--sizes 1e3 --seeds 1",
     "million.py": "--rows 5000 --columns 3 --chains 4 --draws 20 --nuts-warmup 2 --nuts-draws 2",
     "speed.py": "--quick --only W1 --repeats 1 --peers --out OUT",
     "referee.py": "--targets banana --samplers SGHMC --seeds 1 --out OUT",
