@@ -346,8 +346,28 @@ def test_an_unfinished_run_on_a_read_only_disk_is_refused(tmp_path, kill_at, mon
         sample(tmp_path)
     kill_at(None)
     make_read_only(monkeypatch)
-    with pytest.raises(sghmc.CheckpointError, match=r"Writing to .* failed.*Read-only"):
+    with pytest.raises(
+        sghmc.CheckpointError, match=r"cannot be written to: .*Read-only.*may write"
+    ):
         sample(tmp_path)
+
+
+def test_a_pipe_is_no_marker(tmp_path):
+    os.mkfifo(tmp_path / "sghmc-checkpoint")
+    with pytest.raises(ValueError, match="sghmc-checkpoint is a pipe or a device"):
+        sample(tmp_path)
+
+
+@pytest.mark.slow
+def test_other_names_of_what_is_kept_are_other_arguments(tmp_path):
+    """The program is the same: only the names of what it returns are not."""
+    sample(tmp_path, keep=lambda theta: {"a": theta})
+    before = contents(tmp_path)
+    with pytest.raises(
+        sghmc.CheckpointError, match=r"kept other parts of a draw: posterior/a, run"
+    ):
+        sample(tmp_path, keep=lambda theta: {"b": theta})
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("harm", [flip, cut, link, os.remove])

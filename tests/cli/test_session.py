@@ -39,6 +39,8 @@ def test_escape_sequences_do_not_reach_the_terminal(invoke, tmp_path, capsys):
     assert not set(shown) & set("\x1b\x07\u202e\u2028")
     assert shown.count("\\x1b]0;owned") == 3
     assert shown.count("σ² – fine\n") + shown.count("σ² – fine ") == 2
+    session.print_table(["id"], [["1\n2"], ["3"]])
+    assert "1\\n2" in capsys.readouterr().out, "an id with a line break looks like two"
 
 
 def test_warnings_are_one_message(capsys):

@@ -83,6 +83,12 @@ def test_the_largest_rate_before_and_inside_of_a_program(kind):
     assert pencil.largest_now() == pytest.approx(worst, rel=1e-5)
 
 
+def test_a_leaf_without_entries_is_no_rate():
+    first, second = Diagonal([np.ones((0, 3)), 2.0]), Diagonal([np.ones((0, 3)), 3.0])
+    pencil = pencils.DiagonalPencil(first, second, Diagonal([1.0, 1.0]))
+    assert pencil.largest == pencil.largest_now() == 1.5
+
+
 def test_where_nothing_is_needed_nothing_is_divided():
     """0/0 of a friction of 0 without noise is 0, and noise without friction infinite."""
     first = Diagonal([np.array([2.0, 0.0]), np.asarray(4.0)])

@@ -48,6 +48,14 @@ def test_words_are_shown_and_not_obeyed(name):
     assert all(HOSTILE not in attributes for _, attributes in found.elements)
 
 
+def test_text_is_neither_turned_around_nor_hidden():
+    """Overrides of the direction would show a name in another order than it has."""
+    for hostile, shown in (("a\u202egpj.exe", "a\\u202egpj.exe"), ("\x1b[31m", "\\x1b[31m")):
+        assert Words(display.paragraph(hostile)).text == shown
+        assert Words(display.notebook_facts("title", {"name": hostile})).text.endswith(shown)
+    assert Words(display.preformatted("a\n\tb")).text == "a\n\tb"
+
+
 def test_pictures_are_described():
     for content in (
         display.picture(("data:light", "data:dark"), HOSTILE),

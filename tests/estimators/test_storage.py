@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from sklearn.base import BaseEstimator
 
-from sghmc.estimators import storage
+from sghmc import estimators
+from sghmc.estimators import BayesianLinearRegression, storage
 from sghmc.estimators.storage import ModelFileError
 from sghmc.estimators.weighted_rows import Scaling
 
@@ -198,8 +199,38 @@ def test_a_file_that_would_explode_is_not_unpacked(tmp_path):
 def test_what_has_no_end_is_not_read():
     if not os.path.exists("/dev/zero"):
         pytest.skip("the system has no such file")
-    with pytest.raises(ModelFileError, match="is not a model file"):
+    with pytest.raises(ValueError, match="/dev/zero is a pipe or a device"):
         storage.read(storage.pathlib.Path("/dev/zero"), Kind)
+
+
+def linear(**changed) -> Any:
+    """A model with draws by hand; None: without these draws."""
+    model: Any = BayesianLinearRegression()
+    model.n_features_in_ = 2
+    model.input_scaling_ = Scaling(np.zeros(2), np.ones(2))
+    model.target_scaling_ = Scaling(np.zeros(()), np.ones(()))
+    draws = {"coef": np.ones((5, 1, 2)), "intercept": np.ones((5, 1)), "noise": np.ones(5)}
+    model.draws_ = {n: each for n, each in {**draws, **changed}.items() if each is not None}
+    return model
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"coef": np.full((5, 1, 2), np.nan)}, "'draw/coef' holds NaN"),
+        ({"coef": None}, "cannot predict .KeyError: 'coef'"),
+        ({"noise": None}, "cannot predict .KeyError: 'noise'"),
+        ({"coef": np.ones((5, 1, 3))}, "cannot predict .ValueError"),
+        ({"noise": np.ones(4)}, "draws of unequal numbers"),
+        ({"noise": np.zeros(5)}, "its predictions are not finite"),
+    ],
+)
+def test_draws_that_cannot_predict_are_refused(changed, fault, tmp_path):
+    linear().save(tmp_path / "model")
+    assert len(estimators.load(tmp_path / "model").sample_posterior()["coef"]) == 5
+    linear(**changed).save(tmp_path / "model")
+    with pytest.raises(ModelFileError, match=f"is none that sghmc wrote: .*{fault}"):
+        BayesianLinearRegression.load(tmp_path / "model")
 
 
 def test_no_member_is_taken_for_a_pickle(tmp_path):

@@ -205,6 +205,9 @@ def test_labels_are_no_formulas():
     wanted = [f"'{each}".replace("\r", "\n") for each in labels[:6]] + labels[6:]
     assert [row[0] for row in rows[1:]] == wanted
     assert {row[1] for row in rows[1:]} == {"-1.5"}
+    hidden = [" =1", "\N{FULLWIDTH EQUALS SIGN}1", "\u200b=1", "\ufeff @x", "\u00a0+1", " a"]
+    found = tables.as_csv({"name": hidden}).splitlines()[1:]
+    assert [each.strip('"').startswith("'") for each in found] == [True] * 5 + [False]
 
 
 def test_a_table_that_cannot_be_fitted():

@@ -39,6 +39,13 @@ def test_all_parts_come_back():
         np.testing.assert_array_equal(one, other)
 
 
+def test_ratings_of_unknown_users_or_of_unequal_numbers_are_refused():
+    for name, values in (("user", [0, 1, 9]), ("item", [0, 1])):
+        arrays = packed(fitted()) | {f"ratings.{name}": np.array(values, np.int32)}
+        with pytest.raises(ModelFileError, match="not written by sghmc"):
+            unpack(SimpleNamespace(draws_=arrays), "file")
+
+
 @pytest.mark.parametrize("missing", ["ratings.scale", "features.user.row"])
 def test_files_of_others_are_refused(missing):
     arrays = dict(packed(fitted()))

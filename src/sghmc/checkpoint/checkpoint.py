@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import pathlib
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from sghmc.core.checks import check_count
 
 # A crash costs at most this much work, unless the user asks for another interval.
 _DEFAULT_SECONDS = 60.0
+# Errors of folders that no room would make writable.
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +78,11 @@ def writing(folder: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in _NOT_WRITABLE:
+            raise CheckpointError(
+                f"{folder} cannot be written to: {error}. Give a folder that this process may "
+                f"write to, or bring this one there."
+            ) from error
         raise CheckpointError(
             f"Writing to {folder} failed: {error}. What was saved before is intact: make room and "
             f"call sample again with the same arguments, and it goes on from there."

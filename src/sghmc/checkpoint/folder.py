@@ -297,6 +297,8 @@ def _check_contents(folder: pathlib.Path) -> None:
             f"{folder} holds {other!r}, which is no part of a checkpoint: give the run a folder of "
             f"its own."
         )
+    for name in names:
+        files.check_plain(folder / name)
     links = sorted(name for name in names if (folder / name).is_symlink())
     if links:
         raise CheckpointError(

@@ -165,7 +165,11 @@ class DiskStore:
     def reopen(self, num_kept: int, stored: Mapping[str, StoredArray]) -> None:
         """Go on after the draws that a manifest lists; `DamagedError` if they are not there."""
         if set(stored) != {column.path for column in self._columns}:
-            raise DamagedError(f"it has draws of {sorted(stored)}, not those of this run")
+            raise CheckpointError(
+                f"{self.folder.parent} belongs to a run that kept other parts of a draw: "
+                f"{', '.join(sorted(stored))}. Call sample with the keep and trace of then, or "
+                f"give another folder."
+            )
         if not isinstance(num_kept, int) or not 0 <= num_kept <= self.num_draws:
             raise DamagedError(f"it speaks of {num_kept} draws, where the run has {self.num_draws}")
         for column in self._columns:

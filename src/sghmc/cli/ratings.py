@@ -10,7 +10,7 @@ import typer
 from sghmc.cli import session
 from sghmc.cli.session import MODEL, AsJson, Debug, Out, Quiet, Seed, app, show
 from sghmc.core import files
-from sghmc.display import write
+from sghmc.display import printable, write
 
 RatingsFile = Annotated[
     pathlib.Path,
@@ -175,7 +175,7 @@ def recommend(
         if session.is_watched():
             session.print_table(("item", "rating"), rows)
         else:
-            print("\n".join("\t".join(map(str, row)) for row in rows))
+            show("\n".join("\t".join(printable(str(each)) for each in row) for row in rows))
 
 
 def _ratings(path: pathlib.Path, duplicates: str, likelihood: str) -> Any:

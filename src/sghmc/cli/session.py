@@ -4,7 +4,6 @@ import contextlib
 import json
 import pathlib
 import sys
-import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, TextIO
@@ -18,12 +17,11 @@ from rich.text import Text
 from sghmc.checkpoint.checkpoint import CheckpointError
 from sghmc.core.files import cache
 from sghmc.core.version import __version__
+from sghmc.display import printable
 
 MODEL = "model.sghmc"
 """File name of a fitted model in the folder of its results."""
 _MAX_COLUMNS = 80
-_INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode categories of characters that control a terminal or are invisible in text."""
 
 app = typer.Typer(
     name="sghmc",
@@ -98,35 +96,21 @@ def console() -> Console:
 
 def show(text: str, file: TextIO | None = None) -> None:
     """Print text with control characters escaped, so that a table cannot steer the terminal."""
-    print(harmless(text), file=file)
-
-
-def harmless(text: str) -> str:
-    r"""Return text with control and formatting characters escaped as in a Python string.
-
-    >>> harmless("red: \x1b[31m, and on\n")
-    'red: \\x1b[31m, and on\n'
-    """
-    return "".join(
-        ascii(letter)[1:-1]
-        if unicodedata.category(letter) in _INVISIBLE_CATEGORIES and letter != "\n"
-        else letter
-        for letter in text
-    )
+    print(printable(text, kept="\n"), file=file)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table whose long cells are cut to fit."""
     table = Table(box=box.SIMPLE)
     for heading in headings:
-        table.add_column(Text(harmless(heading)), overflow="ellipsis", no_wrap=True)
+        table.add_column(Text(printable(heading)), overflow="ellipsis", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(_short(cell)) for cell in row))
     console().print(table)
 
 
 def _short(cell: object) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else harmless(str(cell))
+    return f"{cell:.4g}" if isinstance(cell, float) else printable(str(cell))
 
 
 def is_watched() -> bool:

@@ -162,6 +162,7 @@ _MAX_JSON_BYTES = 1 << 28
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
+    check_plain(path)
     size = path.stat().st_size
     if size > _MAX_JSON_BYTES:
         raise ValueError(

@@ -94,7 +94,7 @@ class DiagonalPencil(eqx.Module):
     def largest_now(self) -> Float[Array, ""]:
         """`largest`, inside a compiled program."""
         pairs = zip(self.first.values, self.second.values, strict=True)
-        return jnp.max(jnp.stack([jnp.max(b / a) for a, b in pairs]))
+        return jnp.max(jnp.stack([jnp.max(b / a, initial=0) for a, b in pairs]))
 
     @property
     def largest(self) -> float:
@@ -104,7 +104,7 @@ class DiagonalPencil(eqx.Module):
                 np.where(b == 0, 0.0, b / a)
                 for a, b in zip(self.first.values, self.second.values, strict=True)
             ]
-        return max(float(np.max(ratio)) for ratio in ratios)
+        return max(float(np.max(ratio, initial=0)) for ratio in ratios)  # a leaf may be empty
 
 
 class DensePencil(eqx.Module):

@@ -10,6 +10,7 @@ import io
 import math
 import os
 import pathlib
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ def notebook_settings(thing: Any) -> str:
 
 
 def _notebook_text(cell: object) -> str:
-    return html.escape(str(cell)).replace("\n", "<br>")
+    return text(cell).replace("\n", "<br>")
 
 
 # Self-contained HTML pages: sections, tables to sort and search, pictures.
@@ -62,8 +63,26 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 """Content security policy that forbids the page any network access."""
 
 
+_UNSEEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's categories of characters that steer a terminal, turn text around or hide in it."""
+
+
+def printable(words: str, kept: str = "") -> str:
+    r"""Write control and formatting characters as escapes, except those of `kept`.
+
+    >>> printable("red: \x1b[31m, and on\n", kept="\n")
+    'red: \\x1b[31m, and on\n'
+    """
+    return "".join(
+        ascii(letter)[1:-1]
+        if unicodedata.category(letter) in _UNSEEN_CATEGORIES and letter not in kept
+        else letter
+        for letter in words
+    )
+
+
 def text(value: object) -> str:
-    return html.escape(str(value), quote=True)
+    return html.escape(printable(str(value), kept="\n\t"), quote=True)
 
 
 def page(title: str, sections: Iterable[str]) -> str:

@@ -11,7 +11,6 @@ from sghmc.core.checks import require
 
 require("sklearn", extra="sklearn")
 
-from sghmc.estimators import storage
 from sghmc.estimators.base import BayesianEstimator
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression
 from sghmc.estimators.mlp_classifier import BayesianMLPClassifier
@@ -32,7 +31,7 @@ __all__ = [
 def load(path: str | pathlib.Path) -> Any:
     """The model in a file that `save` wrote, whichever of the four it is."""
     importlib.import_module("sghmc.recommender.matrix_factorization")  # one of those in files
-    return storage.read(pathlib.Path(path), BayesianEstimator)
+    return BayesianEstimator.load(path)
 
 
 def __getattr__(name: str) -> Any:

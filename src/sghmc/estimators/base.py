@@ -181,4 +181,16 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Self:
         """The model that `save` wrote: its predictions are the same to the bit."""
-        return storage.read(pathlib.Path(path), cls)
+        model = storage.read(pathlib.Path(path), cls)
+        storage.check_prediction(model._trial_prediction, pathlib.Path(path))
+        return model
+
+    def _trial_prediction(self) -> np.ndarray:
+        """Predict two rows, a standard deviation from the mean of all inputs, by all draws."""
+        if len({len(values) for values in self.draws_.values()}) > 1:
+            raise ValueError("draws of unequal numbers")
+        center, scale = self.input_scaling_
+        rows = np.tile(np.reshape(center + scale, (1, self.n_features_in_)), (2, 1))
+        size = len(getattr(self, "classes_", [0]))
+        mean = getattr(self, "predict_proba", self.predict)(rows).reshape(2, size)
+        return np.column_stack([mean, *self.predict_uncertainty(rows)])

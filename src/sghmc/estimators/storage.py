@@ -5,6 +5,8 @@ import inspect
 import io
 import json
 import pathlib
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,7 +69,25 @@ def read(path: pathlib.Path, wanted: type) -> Any:
     for name, value in fitted.items():
         setattr(model, name, value)
     model.draws_ = _part(arrays, "draw")
+    for name, values in arrays.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ModelFileError(
+                f"{path} is none that sghmc wrote: {name!r} holds NaN or infinity."
+            )
     return model
+
+
+def check_prediction(predict: Callable[[], Any], path: pathlib.Path) -> None:
+    """Refuse a model that cannot predict: draws of other names or shapes than its settings need."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            predicted = np.asarray(predict(), float)
+        fault = "its predictions are not finite" if not np.isfinite(predicted).all() else None
+    except Exception as error:  # each model has its own way to miss a part
+        fault = f"it cannot predict ({type(error).__name__}: {error})"
+    if fault is not None:
+        raise ModelFileError(f"{path} is none that sghmc wrote: {fault}.")
 
 
 def _packed(model: Any) -> bytes:
@@ -118,6 +138,7 @@ def _tuple(value: Any) -> Any:
 
 def _unpacked(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The header and the arrays in a file, if they could be a model's."""
+    files.check_plain(path)
     with open(path, "rb") as file:
         first = file.readline(_LONGEST_LINE)
         if not first.startswith(_MAGIC):

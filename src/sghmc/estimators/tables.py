@@ -2,6 +2,7 @@
 
 import csv
 import io
+import unicodedata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,8 +28,8 @@ _MOST_CLASSES = 20
 """Of whole numbers: more different ones are taken for a quantity."""
 _NUM_BINS = 10
 """Of confidence, and levels of intervals: as in the literature on calibration."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the beginning of a formula, and runs."""
+_FORMULA = ("=", "+", "-", "@")
+"""Signs that a spreadsheet takes for the beginning of a formula, which it runs."""
 _BLUE, _GRAY = "#0072b2", "#888888"
 
 
@@ -151,8 +152,12 @@ def as_csv(columns: dict[str, list]) -> str:
 def _harmless(cell: object) -> object:
     if not isinstance(cell, str):
         return cell
+    # A spreadsheet may skip blanks and unseen characters, and read signs of full width.
+    seen = (
+        c for c in unicodedata.normalize("NFKC", cell) if unicodedata.category(c)[0] not in "CZ"
+    )
+    text = f"'{cell}" if next(seen, "") in _FORMULA or cell.startswith(("\t", "\r")) else cell
     # A carriage return by itself is not quoted, and ends a row for those who read it.
-    text = f"'{cell}" if cell.startswith(_FORMULA) else cell
     return text.replace("\r", "\n")
 
 

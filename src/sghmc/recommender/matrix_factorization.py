@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from sghmc.core.checks import check_count
+from sghmc.core.checks import check_count, checked_codes
 from sghmc.estimators import storage
 from sghmc.recommender.factor_chain import ChainSettings, Likelihood, run_factor_chain
 from sghmc.recommender.factor_gibbs import SIDES
@@ -194,6 +194,11 @@ class MatrixFactorization(RatingAnswers):
         """Read a model that `save` wrote: its predictions are bit for bit the same."""
         model = storage.read(pathlib.Path(path), cls)
         unpack(model, str(path))
+        table = model.ratings_
+        storage.check_prediction(
+            lambda: model.predict(table.users[:1], table.items[:1], return_std=True),
+            pathlib.Path(path),
+        )
         return model
 
     def _joined(self, ratings: Any, users: Any, items: Any) -> tuple[Ratings, Sides]:
@@ -293,7 +298,11 @@ def unpack(model: Any, path: str) -> None:
     features = {side: _taken(model.draws_, f"{_FEATURES}{side}.") for side in SIDES}
     try:
         model.scale_, model.num_fits_ = ratings.pop("scale"), int(ratings.pop("num_fits"))
-        model.ratings_, model.sides_ = Ratings(**ratings), {}
+        table, model.sides_ = Ratings(**ratings), {}
+        checked_codes(table.user, table.num_users, "users")
+        checked_codes(table.item, table.num_items, "items")
+        np.broadcast_shapes(table.user.shape, table.item.shape, table.rating.shape)
+        model.ratings_ = table
         for side, parts in features.items():
             if parts:
                 encoding = SideEncoding.restored(json.loads(parts.pop("encoding").tobytes()))
