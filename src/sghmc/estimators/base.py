@@ -191,6 +191,8 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
             raise ValueError("draws of unequal numbers")
         center, scale = self.input_scaling_
         rows = np.tile(np.reshape(center + scale, (1, self.n_features_in_)), (2, 1))
-        size = len(getattr(self, "classes_", [0]))
-        mean = getattr(self, "predict_proba", self.predict)(rows).reshape(2, size)
-        return np.column_stack([mean, *self.predict_uncertainty(rows)])
+        model: Any = self
+        is_classifier = hasattr(self, "classes_")
+        mean = model.predict_proba(rows) if is_classifier else model.predict(rows)
+        mean = mean.reshape(2, len(model.classes_) if is_classifier else 1)
+        return np.column_stack([mean, *model.predict_uncertainty(rows)])
