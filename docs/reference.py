@@ -17,7 +17,7 @@ import sghmc
 import sghmc.interop.numpyro
 import sghmc.interop.optax
 from sampler_table import EXAMPLES, markdown
-from sghmc import estimators, models
+from sghmc import estimators, models, samplers
 from sghmc.core import random, tree
 from sghmc.recommender import rating_answers, ratings
 from sghmc.samplers import settings
@@ -149,6 +149,8 @@ GROUPS = {
         "Parts of a sampler",
         "What a new sampler is made of; the page Extend shows it at work.",
         _of(sghmc, "Sampler", "Dynamics", "Kernel", "StepInfo")
+        | _of(samplers, "Adaptable", "AdaptsMass", "AdaptsStepSize", "EstimatesNoise")
+        | _of(samplers, "NoiseRoom", "LazyRows", "CachesEvaluation", "RescalesMomenta")
         | _of(sghmc, "Gradient", "GradientEstimator", "Oracle", "Evaluation", "Change")
         | _of(sghmc, "Target", "Adaptation", "Moment")
         | _of(settings, *settings.__all__)

@@ -4,11 +4,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 
-__all__ = ["Change", "Evaluation", "PyTree", "Schedule", "StepInfo"]
+__all__ = ["Change", "Evaluation", "Normals", "PyTree", "Schedule", "Step", "StepInfo"]
 
 PyTree: TypeAlias = Any
 """Arrays in dictionaries, lists, tuples or modules, nested in any way; parameters are one."""
+Step: TypeAlias = jax.Array | np.ndarray | np.integer | int
+"""The number of a step, counted from 0."""
+Normals: TypeAlias = list[jax.Array]
+"""Standard normals of one step, a vector for each leaf of the parameters."""
 Schedule: TypeAlias = Callable[[jax.Array], jax.typing.ArrayLike]
 """A function of the step number, such as any optax schedule."""
 

@@ -13,7 +13,7 @@ import pytest
 
 import marked
 import sghmc
-from marked import MarkedKernel, MarkedState
+from marked import LazyMarkedKernel, MarkedKernel, MarkedState
 from sghmc.adapt import Adaptation
 from sghmc.core import runtime, tree
 from sghmc.engine import loop
@@ -341,7 +341,7 @@ def test_the_noise_is_estimated_after_every_so_many_steps(monkeypatch):
 def test_a_lazy_state_is_settled_before_whatever_looks_at_it():
     gibbs = sghmc.Gibbs(lambda key, params, target: params["b"], every=4)
     whole = marked.program(
-        kernel=MarkedKernel(lazy=True), estimator=marked.MarkedEstimator(exact=False),
+        kernel=LazyMarkedKernel(), estimator=marked.MarkedEstimator(exact=False),
         gibbs=gibbs, thinning=3,
     )  # fmt: skip
     updated = updater(whole)

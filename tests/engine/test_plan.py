@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from marked import LazyMarkedKernel, MarkedKernel
 from sghmc.engine import blocking
 from sghmc.engine.blocking import Blocking
 from sghmc.engine.layout import Layout
@@ -15,12 +16,11 @@ def program(
     size=2, num_chains=1, thinning=1, gibbs=0, renew=None, fisher=0, adapt=0, is_lazy=False,
     num_gradients=1, has_info=True, **functions: Any
 ):  # fmt: skip
-    def every(number):
+    def every(number) -> Any:
         return types.SimpleNamespace(every=number) if number else None
 
-    kernel = types.SimpleNamespace(
-        is_lazy=is_lazy, fisher=every(fisher), num_gradients=num_gradients
-    )
+    kind = LazyMarkedKernel if is_lazy else MarkedKernel
+    kernel = kind(estimate=every(fisher), gradients=num_gradients)
     return types.SimpleNamespace(
         **{"keep": None, "averages": {}, "trace": None} | functions,
         kernel=kernel,

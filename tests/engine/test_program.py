@@ -8,7 +8,7 @@ import pytest
 
 import marked
 import sghmc
-from marked import MarkedEstimator, MarkedKernel, MarkedState
+from marked import LazyMarkedKernel, MarkedEstimator, MarkedKernel, MarkedState
 from sghmc.adapt import Adaptation
 from sghmc.core import random, runtime, tree
 from sghmc.engine.chain import (
@@ -267,7 +267,7 @@ def test_a_step_moves_by_its_number_its_noise_and_its_batch():
 def test_a_lazy_state_is_settled_to_the_end_of_its_step():
     given = carry()
     assert marked.alone().settle(T, given) is given
-    chain = marked.alone(kernel=MarkedKernel(lazy=True))
+    chain = marked.alone(kernel=LazyMarkedKernel())
     after = chain.settle(T, carry())
     same(after.state.position, jax.tree.map(lambda leaf: leaf + 1000 + T, marked.flat()))
     same(jax.tree.leaves(after.state.momentum), chain.draw_motion(T, 1))

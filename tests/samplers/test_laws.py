@@ -327,7 +327,7 @@ def trajectory(kernel: HMCKernel, is_informed: bool):
     def flow(z):
         start = HMCState(z[:SIZE], z[SIZE:])
         start = kernel.with_cached_evaluation(start, oracle) if is_informed else start
-        end, _, _ = kernel._trajectory(kernel.step_size, start, oracle)
+        end, _, _ = kernel._trajectory(kernel.constant_step_size(), start, oracle)
         return jnp.concatenate([end.position, end.velocity])
 
     return jax.jit(flow)
@@ -391,7 +391,7 @@ def test_temperature_zero_is_our_momentum():
         sghmc.SGHMC.from_learning_rate(0.013, 0.07, temperature=0.0),
         sghmc.Momentum(0.013, 0.07),
     ):
-        kernel = sampler.prepare(position)
+        kernel: Any = sampler.prepare(position)
         state = kernel.init([jnp.ones(2)], position)
         for t in range(50):
             state, _ = kernel.step(t, [jnp.full(2, 0.7)], state, oracle)

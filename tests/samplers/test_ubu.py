@@ -157,7 +157,7 @@ def test_the_judge_sees_the_fault(kind):
 def test_momenta_of_another_temperature_are_multiplied_by_the_root():
     kernel = sghmc.UBU(0.1, 1.0).prepare(jnp.zeros(2))
     state = SGHMCState(jnp.array([1.0, 2.0]), jnp.array([3.0, -4.0]))
-    found = kernel.rescale_momenta(0, state, 2.25)
+    found = kernel.rescale_momenta(0, state, jnp.asarray(2.25))
     np.testing.assert_allclose(found.velocity, [4.5, -6.0], rtol=1e-6)
     np.testing.assert_array_equal(found.position, state.position)
 

@@ -4,12 +4,25 @@ A member that is added to `Sampler` or `Kernel` and not to the wrappers fails he
 """
 
 import inspect
+from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 import sghmc
 from cases import Elsewhere
-from sghmc.samplers import Kernel, Sampler
+from sghmc.samplers import (
+    Adaptable,
+    AdaptsMass,
+    AdaptsStepSize,
+    CachesEvaluation,
+    EstimatesNoise,
+    Kernel,
+    LazyRows,
+    RescalesMomenta,
+    Revisable,
+    Sampler,
+)
 from sghmc.samplers.lazy import LazyKernel
 from sghmc.samplers.replicas import ReplicaKernel
 from sghmc.samplers.rounding import RoundingKernel
@@ -19,9 +32,38 @@ CALLS = []
 """Members of the inner sampler or kernel that were asked for."""
 
 
-def members(kind):
-    """The public members that a base class defines itself."""
-    return {name for name in vars(kind) if not name.startswith("_") and name != "traits"}
+FORWARDED = (
+    *(CachesEvaluation, RescalesMomenta, Revisable, Adaptable, AdaptsMass, AdaptsStepSize),
+    EstimatesNoise,
+)
+"""The optional protocols of `KernelWrapper`: all but `LazyRows`, whose rows are the parameters'."""
+
+
+class Everything(AdaptsMass, AdaptsStepSize, CachesEvaluation, EstimatesNoise, RescalesMomenta):
+    """A kernel that implements all of them, to be recorded."""
+
+
+def members(*kinds):
+    """The public members that some base classes define themselves."""
+    names = {name for kind in kinds for name in vars(kind)}
+    return {n for n in names if not n.startswith("_")} - {"traits", "refusal"}
+
+
+def definition(base, name):
+    return next(vars(kind)[name] for kind in base.__mro__ if name in vars(kind))
+
+
+def test_a_kernel_has_ten_public_members_at_most():
+    assert members(Kernel) == {
+        *("init", "step", "draw", "num_gradients", "gradient_use"),
+        *("position", "momentum", "draw_from", "mid_drift", "kinetic_temperature"),
+    }
+
+
+def test_a_protocol_adds_four_members_at_most():
+    protocols = {kind for kind in below(Kernel) if kind.__module__ == "sghmc.samplers"}
+    assert protocols == {*FORWARDED, LazyRows}
+    assert all(1 <= len(members(protocol)) <= 4 for protocol in protocols)
 
 
 def returned(name, inner):
@@ -40,10 +82,12 @@ def recording(base):
             CALLS.append(name)
             return returned(name, self)
 
-        is_property = isinstance(vars(base)[name], property)
+        is_property = isinstance(definition(base, name), property)
         return property(asked) if is_property else asked
 
-    return type(base)("Recording", (base,), {name: answer(name) for name in members(base)})
+    names = members(Sampler) if base is Sampler else members(Kernel, *FORWARDED)
+    metaclass: Any = type(base)
+    return metaclass("Recording", (base,), {name: answer(name) for name in names})
 
 
 class PlainSampler(SamplerWrapper):
@@ -57,8 +101,10 @@ class PlainKernel(KernelWrapper):
     inner: Kernel
 
 
-WRAPPERS = [(Sampler, PlainSampler), (Kernel, PlainKernel)]
-MEMBERS = [(base, wrapper, name) for base, wrapper in WRAPPERS for name in sorted(members(base))]
+MEMBERS = [
+    *((Sampler, PlainSampler, name) for name in sorted(members(Sampler))),
+    *((Everything, PlainKernel, name) for name in sorted(members(Kernel, *FORWARDED))),
+]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +115,8 @@ def test_every_member_is_asked_of_the_inner_one(base, wrapper, name):
     outer = wrapper(inner)
     CALLS.clear()
     found = getattr(outer, name)
-    if not isinstance(vars(base)[name], property):
-        parameters = inspect.signature(vars(base)[name]).parameters.values()
+    if not isinstance(definition(base, name), property):
+        parameters = inspect.signature(definition(base, name)).parameters.values()
         words = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         found = found(*words[1:])
     assert [name] == CALLS
@@ -108,7 +154,7 @@ OVERRIDDEN = {
         "pull_back",
     },
     RoundingKernel: {"init", "step", "draw"},
-    LazyKernel: {"init", "step", "draw", "is_lazy", "flush", "map_parameters", "with_mass"},
+    LazyKernel: {"init", "step", "draw", "flush", "map_parameters", "with_mass"},
 }
 """What wrappers answer themselves, each for a reason that stands there."""
 
@@ -121,29 +167,37 @@ def test_what_is_not_forwarded_is_meant_so():
         *OVERRIDDEN
     }
     for kind, overridden in OVERRIDDEN.items():
-        base = Sampler if issubclass(kind, Sampler) else Kernel
-        assert members(base) & {*vars(kind)} == overridden, kind
+        bases = (Sampler,) if issubclass(kind, Sampler) else (Kernel, LazyRows, *FORWARDED)
+        assert members(*bases) & {*vars(kind)} == overridden, kind
 
 
-NOT_OF_REPLICAS = {
-    "with_cached_evaluation",
-    "is_lazy",
-    "flush",
-    "rescale_momenta",
-    "map_parameters",
-    "adaptable",
-    "diagonal_mass",
-    "with_mass",
-    "constant_step_size",
-    "with_step_size",
-    "fisher",
-    "with_gradient_noise",
-    "pull_back",
-}
-"""Replicas neither adapt nor estimate V̂, have no replicas inside, leave nothing behind, and move in
-the parameters; the samplers that they take remember nothing of the target."""
+def test_replicas_answer_all_that_every_kernel_does():
+    """They have a kernel inside and are no wrapper, as their state is another.
+
+    They implement no protocol: they neither adapt nor estimate V̂, have no replicas inside, leave
+    nothing behind, and the samplers that they take remember nothing of the target.
+    """
+    assert members(Kernel) <= {*vars(ReplicaKernel)}
+    assert not issubclass(ReplicaKernel, (LazyRows, *FORWARDED))
 
 
-def test_replicas_answer_all_that_they_can():
-    """They have a kernel inside and are no wrapper, as their state is another."""
-    assert members(Kernel) - {*vars(ReplicaKernel)} == NOT_OF_REPLICAS
+never_asked: Any = None
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda kernel: kernel.with_mass(None, None), "SGRHMC has nothing to adapt, a mass"),
+        (lambda kernel: kernel.adaptable(None), "SGRHMC has nothing to adapt, a mass"),
+        (lambda kernel: kernel.constant_step_size(), "SGRHMC has nothing .* use HMC"),
+        (lambda kernel: kernel.rescale_momenta(0, None, 1), "SGRHMC cannot rescale momenta"),
+        (lambda kernel: kernel.with_gradient_noise(0, None, None), "SGRHMC does not estimate"),
+    ],
+)
+def test_a_wrapper_says_what_the_inner_kernel_lacks(ask, message):
+    sampler = sghmc.SGRHMC(0.1, metric=lambda theta: 1 + theta**2)
+    outer = PlainKernel(sampler.prepare(jnp.ones(2)))
+    assert outer.fisher is None
+    assert outer.with_cached_evaluation("state", never_asked) == "state"
+    with pytest.raises(TypeError, match=message):
+        ask(outer)

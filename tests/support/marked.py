@@ -11,7 +11,13 @@ import sghmc
 from sghmc.engine.chain import RunSpec, chain_keys
 from sghmc.engine.layout import Layout
 from sghmc.gradients import GradientEstimator, Oracle
-from sghmc.samplers import NoiseRoom
+from sghmc.samplers import (
+    AdaptsMass,
+    CachesEvaluation,
+    EstimatesNoise,
+    LazyRows,
+    NoiseRoom,
+)
 from sghmc.types import Evaluation, StepInfo
 
 LIKE = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(())}
@@ -32,12 +38,11 @@ def shifted(tree, by):
     return jax.tree.map(lambda leaf: leaf + by, tree)
 
 
-class MarkedKernel(sghmc.Kernel):
+class MarkedKernel(AdaptsMass, CachesEvaluation, EstimatesNoise):
     """θ ← 0.7 θ + n + 0.1 (t + 1) − 0.01 g, scaled; a look at a state adds a mark of its own."""
 
     scale: Any = 1.0
     estimate: sghmc.EmpiricalFisher | None = None
-    lazy: bool = eqx.field(static=True, default=False)
     accepts: bool = eqx.field(static=True, default=False)
     moves_first: bool = eqx.field(static=True, default=False)
     gradients: int = eqx.field(static=True, default=1)
@@ -59,20 +64,12 @@ class MarkedKernel(sghmc.Kernel):
         return MarkedState(position, noise), StepInfo(evaluation.potential, acceptance)
 
     @property
-    def is_lazy(self):
-        return self.lazy
-
-    def flush(self, t, noise, state, oracle):
-        momentum = jax.tree.unflatten(jax.tree.structure(state.position), noise)
-        return MarkedState(shifted(state.position, 1000 + t), momentum)
-
-    @property
     def num_gradients(self):
         return self.gradients
 
     @property
-    def moves_before_gradients(self):
-        return self.moves_first
+    def gradient_use(self):
+        return "inside" if self.moves_first else "start"
 
     def with_cached_evaluation(self, state, oracle):
         if not oracle.is_exact:
@@ -86,7 +83,7 @@ class MarkedKernel(sghmc.Kernel):
         return shifted(state.position, -10 - t)
 
     def kinetic_temperature(self, t, state):
-        return t + 0.5
+        return jnp.asarray(t + 0.5)
 
     def adaptable(self, state):
         return eqx.tree_at(lambda kernel: kernel.scale, self, jnp.asarray(self.scale))
@@ -102,6 +99,18 @@ class MarkedKernel(sghmc.Kernel):
 
     def pull_back(self, grad):
         return jax.tree.map(lambda leaf: 2 * leaf, grad)
+
+    def diagonal_mass(self, position):
+        raise NotImplementedError
+
+    def with_mass(self, state, mass):
+        raise NotImplementedError
+
+
+class LazyMarkedKernel(MarkedKernel, LazyRows):
+    def flush(self, t, noise, state, oracle):
+        momentum = jax.tree.unflatten(jax.tree.structure(state.position), noise)
+        return MarkedState(shifted(state.position, 1000 + t), momentum)
 
 
 class MarkedEstimator(GradientEstimator):

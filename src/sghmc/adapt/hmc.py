@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from sghmc.adapt import Adaptation
 from sghmc.adapt import mass as masses
+from sghmc.samplers import AdaptsMass, AdaptsStepSize, as_protocol
 
 # γ, t₀ and κ of dual averaging, as their authors chose them.
 _SHRINKAGE, _DELAY, _FORGETTING = 0.05, 10.0, 0.75
@@ -76,8 +77,11 @@ class AdaptHMC(Adaptation):
         return masses.windows(self.start + margin, self.until - margin, first) if self.mass else ()
 
     def begin(self, kernel, position):
-        spread = masses.begin(kernel.diagonal_mass(position)) if self.mass else None
-        return HMCMemory(spread, begin_search(kernel.constant_step_size()))
+        spread = None
+        if self.mass:
+            spread = masses.begin(as_protocol(kernel, AdaptsMass).diagonal_mass(position))
+        step_size = as_protocol(kernel, AdaptsStepSize).constant_step_size()
+        return HMCMemory(spread, begin_search(step_size))
 
     def revise(self, moment, memory):
         kernel, state, spread = moment.kernel, moment.state, memory.spread

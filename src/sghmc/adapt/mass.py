@@ -8,6 +8,7 @@ import numpy as np
 
 from sghmc.adapt import Adaptation, Moment
 from sghmc.core.checks import check_count
+from sghmc.samplers import AdaptsMass, as_protocol
 from sghmc.samplers.settings import check_setting
 from sghmc.types import PyTree
 
@@ -66,7 +67,7 @@ class AdaptMass(Adaptation):
         return windows(self.start, self.until, self.first_window)
 
     def begin(self, kernel, position):
-        return begin(kernel.diagonal_mass(position), self.gradients)
+        return begin(as_protocol(kernel, AdaptsMass).diagonal_mass(position), self.gradients)
 
     def revise(self, moment, memory):
         gradient = moment.gradient() if self.gradients else None
@@ -176,7 +177,9 @@ class AdaptScale(Adaptation):
         check_setting(self.damping, "damping", positive=True)
 
     def begin(self, kernel, position):
-        zeros = jax.tree.map(jnp.zeros_like, kernel.diagonal_mass(position))
+        zeros = jax.tree.map(
+            jnp.zeros_like, as_protocol(kernel, AdaptsMass).diagonal_mass(position)
+        )
         return Gradients(zeros, zeros, zeros)
 
     def revise(self, moment, memory):

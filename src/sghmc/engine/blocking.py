@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from sghmc.core import runtime, tree
 from sghmc.engine.chain import RunSpec
+from sghmc.samplers import LazyRows, fisher_of
 
 _BLOCK_VARIATES = 65_536
 """Variates drawn at once: enough to vectorize, few enough to stay in the cache."""
@@ -77,7 +78,7 @@ adapt; accelerators, which would ask the host for that number |
 
         There is room for `capacity` records; for none in a program of burn-in alone.
         """
-        is_lazy = program.kernel.is_lazy
+        is_lazy = isinstance(program.kernel, LazyRows)
         # It draws less than a step of all parameters would, but its draws are as large.
         num_normals = tree.size(program.layout.like) if is_lazy else num_normals
         together = _BLOCK_VARIATES // max(1, num_normals + num_rows)
@@ -94,7 +95,8 @@ adapt; accelerators, which would ask the host for that number |
         intervals = [program.thinning]
         intervals += [program.gibbs.every] if program.gibbs else []
         intervals += [program.estimator.renew_every] if program.estimator.renew_every else []
-        intervals += [program.kernel.fisher.every] if program.kernel.fisher else []
+        fisher = fisher_of(program.kernel)
+        intervals += [fisher.every] if fisher else []
         intervals += [program.adapt.every] if program.adapt and adapts else []
         period = math.gcd(*intervals)
         most = together if is_small or is_wide else max(1, _BLOCK_ROWS // max(1, num_rows))

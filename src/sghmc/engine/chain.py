@@ -23,7 +23,15 @@ from sghmc.gradients import GradientEstimator, Oracle
 from sghmc.gradients.noise import RunningNoise, gradient_noise, no_noise
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.target import Target
-from sghmc.samplers import Kernel
+from sghmc.samplers import (
+    Adaptable,
+    CachesEvaluation,
+    EstimatesNoise,
+    Kernel,
+    LazyRows,
+    as_protocol,
+    fisher_of,
+)
 from sghmc.types import Evaluation, PyTree, StepInfo
 
 MOTION, GRADIENT, GIBBS, INIT = range(4)
@@ -168,7 +176,8 @@ class RunSpec(eqx.Module):
         state = self.kernel.init(normals, flat)
         kernel, adaptation = None, None
         if self.adapt is not None:
-            kernel = eqx.filter(self.kernel.adaptable(state), eqx.is_array)
+            adaptable = as_protocol(self.kernel, Adaptable).adaptable(state)
+            kernel = eqx.filter(adaptable, eqx.is_array)
             adaptation = self.adapt.begin(self.kernel, self.layout.shape(flat))
         carry = LoopState(
             kernel=kernel,
@@ -182,8 +191,9 @@ class RunSpec(eqx.Module):
             adaptation=adaptation,
         )
         carry = self._informed(carry)
-        if self.kernel.fisher is not None:
-            noise = no_noise(tree.size(flat), self.kernel.fisher, tree.float_type(flat), NEVER)
+        fisher = fisher_of(self.kernel)
+        if fisher is not None:
+            noise = no_noise(tree.size(flat), fisher, tree.float_type(flat), NEVER)
             chain = self if kernel is None else self.with_kernel(kernel)
             carry = chain.update_noise(-1, carry._replace(noise=noise))
         terms = jax.eval_shape(lambda: self._averaged(flat, hyper))
@@ -228,7 +238,7 @@ class RunSpec(eqx.Module):
 
     def settle(self, t, carry: LoopState) -> LoopState:
         """Bring all of the state to the end of step t, where the kernel leaves parts behind."""
-        if not self.kernel.is_lazy:
+        if not isinstance(self.kernel, LazyRows):
             return carry
         oracle = self._oracle(self.draw_gradients(t, 1), carry)
         state = self.kernel.flush(t, self.draw_motion(t, 1), carry.state, oracle)
@@ -273,7 +283,8 @@ class RunSpec(eqx.Module):
 
     def update_noise(self, t, carry: LoopState) -> LoopState:
         """With a new V̂ in the kernel after step t, from the rows that the next step will see."""
-        fisher, flat, noise = self.kernel.fisher, self.kernel.position(carry.state), carry.noise
+        kernel, noise = as_protocol(self.kernel, EstimatesNoise), carry.noise
+        fisher, flat = kernel.fisher, kernel.position(carry.state)
         assert fisher is not None
         assert noise is not None
         target = self.target.with_hyper(carry.hyper)
@@ -284,10 +295,10 @@ class RunSpec(eqx.Module):
             self.layout.shape(flat),
             self.estimator.examples(target, self.draw_gradients(t + 1, 1)),
             diagonal=fisher.diagonal,
-            pull_back=self.kernel.pull_back,
+            pull_back=kernel.pull_back,
         )
         noise = noise.with_estimate(estimate.astype(noise.mean.dtype), fisher.window)
-        kernel, room = self.kernel.with_gradient_noise(t + 1, noise.mean, flat)
+        kernel, room = kernel.with_gradient_noise(t + 1, noise.mean, flat)
         return carry._replace(
             kernel=eqx.filter(kernel, eqx.is_array), noise=noise.judged(t + 1, *room)
         )
@@ -295,25 +306,28 @@ class RunSpec(eqx.Module):
     def update_kernel(self, t, carry: LoopState) -> LoopState:
         """With kernel, state and what is remembered adapted after step t."""
         assert self.adapt is not None
-        flat = self.kernel.position(carry.state)
+        own = as_protocol(self.kernel, Adaptable)
+        flat = own.position(carry.state)
         moment = Moment(
             t,
-            self.kernel,
-            self.kernel.map_parameters(carry.state, self.layout.shape),
+            own,
+            own.map_parameters(carry.state, self.layout.shape),
             carry.hyper,
             carry.info.acceptance,
             # Rows of the next step: fresh, as the chain has not seen them.
-            lambda: self.layout.shape(self.kernel.pull_back(self.look(t + 1, flat, carry).grad)),
+            lambda: self.layout.shape(own.pull_back(self.look(t + 1, flat, carry).grad)),
         )
         kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
         return carry._replace(
             kernel=eqx.filter(kernel, eqx.is_array),
-            state=self.kernel.map_parameters(state, self.layout.flatten),
+            state=own.map_parameters(state, self.layout.flatten),
             adaptation=adaptation,
         )
 
     def _informed(self, carry: LoopState) -> LoopState:
         """With a state that knows the target as it is now, where gradients are exact."""
+        if not isinstance(self.kernel, CachesEvaluation):
+            return carry
         oracle = self._oracle([], carry)
         return carry._replace(state=self.kernel.with_cached_evaluation(carry.state, oracle))
 

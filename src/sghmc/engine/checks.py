@@ -21,7 +21,7 @@ from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import AbstractPosterior, StackedPosterior
 from sghmc.posterior.target import Potential, Target
-from sghmc.samplers import Kernel, Sampler
+from sghmc.samplers import Kernel, LazyRows, Sampler
 from sghmc.types import PyTree
 
 
@@ -206,7 +206,7 @@ def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
 
 def check_spread(sampler: Sampler, kernel: Kernel, layout: Layout) -> None:
     """Rows of tables that move one by one must be on one device."""
-    if kernel.is_lazy and layout.shardings is not None:
+    if isinstance(kernel, LazyRows) and layout.shardings is not None:
         raise ValueError(
             f"{sampler.name} moves single rows of parameters, but the mesh spreads these over "
             f"several devices: leave the axis 'model' out, or give the sampler inside of it."

@@ -29,6 +29,7 @@ from sghmc.posterior.sources import DataError
 from sghmc.results.prediction import Origin
 from sghmc.results.samples import DivergenceError, GradientNoiseError, Growth, Samples, lasting
 from sghmc.results.summaries import Info
+from sghmc.samplers import fisher_of
 from sghmc.types import PyTree
 
 _BLOCK_BYTES = 1 << 23
@@ -209,7 +210,7 @@ class Driver:
         noise = self.carry.noise and runtime.fetch(self.carry.noise._replace(mean=None))
         if noise is None or self.has_warned or not (noise.failed_at < NEVER).any():
             return
-        fisher = self.program.kernel.fisher
+        fisher = fisher_of(self.program.kernel)
         assert fisher is not None
         message = too_much_noise(noise, fisher.raise_friction)
         if throw:

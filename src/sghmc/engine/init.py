@@ -102,7 +102,9 @@ def beginning(program: RunSpec, positions: PyTree, t, *, looks: bool) -> Initial
         _, info = jax.eval_shape(lambda: loop.step(chain, t, chain.draw(t), carry))
         info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
         carry = carry._replace(info=info)
-        begins_elsewhere = chain.kernel.moves_before_gradients or carry.info.acceptance is not None
+        begins_elsewhere = (
+            chain.kernel.gradient_use == "inside" or carry.info.acceptance is not None
+        )
         if not (looks or begins_elsewhere):
             return InitialState(carry, None, None)
         evaluation = chain.look(t, flat, carry)

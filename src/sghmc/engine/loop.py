@@ -21,7 +21,7 @@ from jaxtyping import Array, Int32, Shaped
 from sghmc.core import runtime, tree
 from sghmc.engine.blocking import Blocking
 from sghmc.engine.chain import DrawRecord, LoopState, RunSpec, Variates
-from sghmc.samplers import Kernel
+from sghmc.samplers import Kernel, LazyRows, fisher_of
 from sghmc.types import PyTree, StepInfo
 
 
@@ -331,7 +331,7 @@ def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array,
 
 def make_updates(program: RunSpec, t, carry: LoopState, *, adapts: bool) -> LoopState:
     """What may be due after step t: Gibbs, the estimator's memory, adaptation, V̂, lazy steps."""
-    gibbs, adapt, fisher = program.gibbs, program.adapt, program.kernel.fisher
+    gibbs, adapt, fisher = program.gibbs, program.adapt, fisher_of(program.kernel)
     renew_every = program.estimator.renew_every
     due: list[tuple[jax.Array, Callable[[RunSpec, LoopState], LoopState]]] = []
     if gibbs is not None:
@@ -344,7 +344,7 @@ def make_updates(program: RunSpec, t, carry: LoopState, *, adapts: bool) -> Loop
     if fisher is not None:
         is_due = (t + 1) % fisher.every == 0
         due.append((is_due, lambda chain, carry: chain.update_noise(t, carry)))
-    if program.kernel.is_lazy:
+    if isinstance(program.kernel, LazyRows):
         # Before whatever looks at all of the state; a draw is due where thinning says so.
         looks = [(t + 1) % program.thinning == 0, *(is_due for is_due, _ in due)]
         is_due = functools.reduce(jnp.logical_or, looks)

@@ -19,7 +19,7 @@ from sghmc.gradients.minibatch import BatchEstimator
 from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.posterior.sources import DataError, inverse
 from sghmc.results.samples import Growth
-from sghmc.samplers import Sampler
+from sghmc.samplers import Sampler, fisher_of
 from sghmc.types import PyTree
 
 _WINDOW_BYTES = 1 << 28
@@ -141,7 +141,7 @@ class Reader:
         if window.number < self.num_known or window.num_examples == before:
             return
         program = self.program
-        if program.adapt is not None or program.kernel.fisher is not None:
+        if program.adapt is not None or fisher_of(program.kernel) is not None:
             raise DataError(
                 f"The stream's size changed from {before} to {window.num_examples}, but "
                 f"settings that adapt or estimate V̂ do not follow it: leave out adapt and "

@@ -9,6 +9,7 @@ import numpy as np
 from sghmc.checkpoint.fingerprint import jaxpr_hash
 from sghmc.engine.chain import Batches, DrawRecord, LoopState, RunSpec
 from sghmc.engine.loop import each_chain
+from sghmc.samplers import fisher_of
 from sghmc.types import PyTree
 
 
@@ -38,7 +39,7 @@ def _chain(chain: RunSpec, flat: PyTree, t) -> tuple[LoopState, DrawRecord]:
         carry = chain.follow(carry)
     if chain.adapt is not None:
         carry = chain.update_kernel(t, carry)
-    if chain.kernel.fisher is not None:
+    if fisher_of(chain.kernel) is not None:
         carry = chain.update_noise(t, carry)
     return chain.observe(t, carry, True)
 

@@ -33,7 +33,7 @@ from sghmc.posterior.posterior import StackedPosterior
 from sghmc.posterior.target import Target
 from sghmc.results.prediction import Origin
 from sghmc.results.samples import Samples
-from sghmc.samplers import Kernel, Sampler
+from sghmc.samplers import Kernel, Sampler, fisher_of
 from sghmc.samplers.settings import value_at
 from sghmc.types import PyTree
 
@@ -101,7 +101,7 @@ def checked(
     checks.check_gibbs(options.gibbs, one, like)
     is_kept = _kept_draws(sampler, options)
     kernel = sampler.prepare(like, len(is_kept) * options.thinning)
-    checks.check_fisher(kernel.fisher, options.gradient, one)
+    checks.check_fisher(fisher_of(kernel), options.gradient, one)
     checks.check_spread(sampler, kernel, layout)
     return Parts(one, place, start, layout, is_kept, kernel)
 

@@ -18,7 +18,7 @@ from sghmc.gradients import Gradient
 from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.target import Target
-from sghmc.samplers import Sampler
+from sghmc.samplers import LazyRows, Sampler, fisher_of
 from sghmc.types import PyTree
 
 
@@ -89,12 +89,12 @@ class Stepper(eqx.Module):
                 "run goes on: use sample, or give the rows as arrays."
             )
         kernel = sampler.prepare(position, num_steps)
-        if kernel.is_lazy:
+        if isinstance(kernel, LazyRows):
             raise TypeError(
                 f"Every step of a Stepper gives a draw, for which {sampler.name} would move all "
                 f"parameters: give the sampler inside of it."
             )
-        checks.check_fisher(kernel.fisher, gradient, target)
+        checks.check_fisher(fisher_of(kernel), gradient, target)
         self.program = RunSpec(
             target=target,
             kernel=kernel,

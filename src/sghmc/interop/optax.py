@@ -11,7 +11,7 @@ from sghmc.core.checks import check_count
 from sghmc.engine import checks
 from sghmc.engine.chain import INIT, MOTION, chain_keys
 from sghmc.gradients import Oracle
-from sghmc.samplers import Kernel, Sampler
+from sghmc.samplers import Kernel, Sampler, fisher_of
 from sghmc.types import Evaluation, PyTree
 
 
@@ -129,17 +129,17 @@ def _check_gradients(sampler: Sampler, kernel: Kernel) -> None:
             f"A training loop hands in one gradient a step, but {name} takes "
             f"{kernel.num_gradients}: run it with sghmc.sample, or use SGHMC or SGLD here."
         )
-    if kernel.differentiates_gradients:
+    if kernel.gradient_use == "slope":
         raise ValueError(
             f"A training loop hands in gradients as numbers, but {name} takes a product with the "
             f"Hessian: run it with sghmc.sample, or without correction."
         )
-    if kernel.fisher is not None:
+    if fisher_of(kernel) is not None:
         raise ValueError(
             f"A training loop hands in mean gradients, but {name} with EmpiricalFisher needs those "
             f"of single examples: give gradient_noise as numbers, or run it with sghmc.sample."
         )
-    if kernel.moves_before_gradients:
+    if kernel.gradient_use == "inside":
         raise ValueError(
             f"A training loop hands in gradients at the parameters, but {name} takes them half a "
             f"step further: run it with sghmc.sample, or use BAOAB here."

@@ -48,7 +48,7 @@ class LiteralSGHMCKernel(SGHMCKernel):
 
     def _resample(self, t, noise, state):
         fresh = self._fresh(t, random.copy_of(noise, 1, state.position), 0)
-        is_due = t % self.resample_every == 0
+        is_due = t % (self.resample_every or 1) == 0
         velocity = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), fresh, state.velocity)
         return SGHMCState(state.position, velocity)
 

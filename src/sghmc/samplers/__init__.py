@@ -1,12 +1,14 @@
-"""One algorithm, one file.
+"""The interface of samplers: settings that prepare a kernel, and the kernel that runs.
 
-What every sampler is: a deterministic map of a state and of raw variates drawn outside it.
+Every sampler has a file of its own in this folder. A kernel is a deterministic map of a state and
+of raw variates that are drawn outside it. What only some kernels can do is a protocol below
+`Kernel`: a run asks by `isinstance` whether a kernel implements it.
 """
 
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -17,13 +19,17 @@ from sghmc.core import matrices, random
 from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers.settings import rescale
-from sghmc.types import PyTree, Schedule, StepInfo
+from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
-# What every sampler is: a deterministic map of a state and of raw variates drawn outside it.
+State = TypeVar("State")
+"""State of a chain: a NamedTuple with all that a step needs of the steps before."""
+Noise = TypeVar("Noise")
+"""Raw variates of a step, which `Kernel.draw` makes; a list of normals unless it is overridden."""
+Implemented = TypeVar("Implemented", bound="Kernel")
 
 
 class Traits(NamedTuple):
-    """What cannot be measured of a sampler, for the table "which sampler when"."""
+    """A sampler's row in the table "which sampler when": what cannot be measured."""
 
     bias: str
     tuning: str
@@ -75,7 +81,7 @@ class Sampler(eqx.Module):
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """The sampler's name in messages."""
         return type(self).__name__
 
     @property
@@ -84,7 +90,7 @@ class Sampler(eqx.Module):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def with_settings(self, **settings: Any) -> Self:
-        """The same sampler with some settings changed."""
+        """Return this sampler with some settings changed."""
         return dataclasses.replace(self, **settings)
 
     @property
@@ -108,15 +114,15 @@ class Sampler(eqx.Module):
         return True
 
     def is_kept(self, steps: np.ndarray) -> np.ndarray:
-        """Whether draws after these steps are kept: a sampler may search in between."""
+        """Return whether draws after these steps are kept: a sampler may search in between."""
         return np.ones(steps.shape, bool)
 
     def rescaled(self, factor: float) -> Self:
-        """The same sampler with `factor` times the step size, at equal mass and friction."""
+        """Return this sampler with `factor` times the step size, at equal mass and friction."""
         return self.with_settings(step_size=rescale(self.settings["step_size"], factor))
 
     def for_growth(self, factor: float) -> "Sampler":
-        """The same sampler for `factor` times as many rows: a potential as many times as steep.
+        """Return the sampler for `factor` times as many rows: a potential as many times as steep.
 
         It makes as many steps for an independent draw as before.
         """
@@ -128,12 +134,166 @@ class Sampler(eqx.Module):
         return self
 
     def with_center(self, center: PyTree) -> Self:
-        """The same sampler around `center`, where it has coordinates of its own."""
+        """Return this sampler around `center`, if it has coordinates of its own."""
         return self
 
     def pull_back_covariance(self, covariance: matrices.Matrix, like: PyTree) -> matrices.Matrix:
-        """That of a gradient in the parameters, in the coordinates that move."""
+        """Return a gradient's covariance, given in the parameters, in the coordinates that move."""
         return covariance
+
+
+class Kernel(eqx.Module, Generic[State, Noise]):
+    """A sampler made ready for some parameters: a map of a state and of raw variates.
+
+    `step(t, noise, state, oracle)` advances one chain by one step. All randomness comes in by
+    `noise`, standard normals and uniforms that `draw` makes as a function of (key, t), and by the
+    oracle, whose batches and gradient noise are drawn likewise. So a step is a plain function: it
+    can be differentiated in its noise (`sghmc.theory` does), repeated and resumed.
+
+    A subclass implements `init` and `step`; its state has a field `position`, or it implements
+    `position` too. It may implement optional protocols, the classes below this one, as well.
+    """
+
+    refusal: ClassVar[str]
+    """In a protocol: the end of the message about a kernel that does not implement it."""
+
+    @abc.abstractmethod
+    def init(self, normals: Normals, position: PyTree) -> State:
+        """Return the state before step 0, from a standard normal for every parameter."""
+
+    @abc.abstractmethod
+    def step(self, t: Step, noise: Noise, state: State, oracle: Oracle) -> tuple[State, StepInfo]:
+        """Return the state after step t, from that step's variates, and the step's report."""
+
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> Any:
+        """Return the `Noise` of `num_steps` steps from `first_step` on: 1-D, step after step."""
+        return random.normals_like(key, first_step, num_steps, like)
+
+    @property
+    def num_gradients(self) -> int:
+        """The number of gradients that one step evaluates."""
+        return 1
+
+    @property
+    def gradient_use(self) -> Literal["start", "slope", "inside"]:
+        """Where a step's first gradient is evaluated, and how.
+
+        At the "start", where the step begins; there, with the "slope" of the gradient; or "inside",
+        at a place to which the step moves first.
+        """
+        return "start"
+
+    def position(self, state: State) -> PyTree:
+        """Return the position of the chain, in the user's coordinates."""
+        return cast(Any, state).position
+
+    def momentum(self, state: State) -> PyTree | None:
+        """Return r, whatever units the state has; None if there is no momentum."""
+        return None
+
+    def draw_from(self, t: Step, state: State) -> PyTree:
+        """Return the draw that the state after step t gives."""
+        return self.position(state)
+
+    def mid_drift(self, t: Step, state: State) -> PyTree:
+        """Return the position for Gibbs updates after step t: half a drift back, if it drifts."""
+        return self.position(state)
+
+    def kinetic_temperature(self, t: Step, state: State) -> jax.Array | None:
+        """Return an estimate of the temperature from the momenta; None if there are none."""
+        return None
+
+
+# Optional protocols
+
+
+def as_protocol(kernel: Kernel, protocol: type[Implemented]) -> Implemented:
+    """Return the kernel if it implements an optional protocol; raise TypeError if it does not."""
+    if isinstance(kernel, protocol):
+        return kernel
+    raise TypeError(f"{type(kernel).__name__.removesuffix('Kernel')} {protocol.refusal}")
+
+
+class CachesEvaluation(Kernel[State, Noise]):
+    """A kernel that remembers U and ∇U at its position, which an accept step then need not repeat.
+
+    A state that was never given them has none, and a step then evaluates them itself.
+    """
+
+    @abc.abstractmethod
+    def with_cached_evaluation(self, state: State, oracle: Oracle) -> State:
+        """Return the state with U and ∇U, before step 0 and whenever the target has changed."""
+
+
+class LazyRows(Kernel[State, Noise]):
+    """A kernel whose step leaves parts of the state behind, those that its batch does not use."""
+
+    @abc.abstractmethod
+    def flush(self, t: Step, noise: Noise, state: State, oracle: Oracle) -> State:
+        """Return the state with all parts after step t, from that step's variates."""
+
+
+class RescalesMomenta(Kernel[State, Noise]):
+    """A kernel whose chain can change its temperature: what `ReplicaExchange` swaps."""
+
+    refusal: ClassVar[str] = (
+        "cannot rescale momenta: give ReplicaExchange SGHMC, SGLD or a splitting of SGHMC."
+    )
+
+    @abc.abstractmethod
+    def rescale_momenta(self, t: Step, state: State, ratio: jax.Array) -> State:
+        """Return the state after step t at `ratio` times its temperature: momenta by √ratio."""
+
+
+class Revisable(Kernel[State, Noise]):
+    """A kernel that a run replaces between two steps, by what it has seen of the gradients."""
+
+    def pull_back(self, grad: PyTree) -> PyTree:
+        """Return a gradient in the coordinates that move."""
+        return grad
+
+
+class Adaptable(Revisable[State, Noise]):
+    """A kernel with a setting that adapts in burn-in: see `AdaptsMass` and `AdaptsStepSize`."""
+
+    refusal: ClassVar[str] = "has nothing to adapt, a mass is missing: use SGHMC, SGLD or HMC."
+
+    def map_parameters(self, state: State, shape: Callable[[PyTree], PyTree]) -> State:
+        """Return the state with `shape` applied to each part that is like the parameters."""
+        return type(state)(*(shape(part) for part in cast(tuple, state)))
+
+    def adaptable(self, state: State) -> Self:
+        """Return this kernel with every array in the shape that an adaptation will give it."""
+        return self
+
+
+class AdaptsMass(Adaptable[State, Noise]):
+    """A kernel with a diagonal mass that adapts."""
+
+    def adaptable(self, state: State) -> Self:
+        return self.with_mass(state, self.diagonal_mass(self.position(state)))[0]
+
+    @abc.abstractmethod
+    def diagonal_mass(self, position: PyTree) -> PyTree:
+        """Return the mass of every parameter, in single precision at least."""
+
+    @abc.abstractmethod
+    def with_mass(self, state: State, mass: PyTree) -> tuple[Self, State]:
+        """Return this kernel with another diagonal mass, like the parameters, and its state."""
+
+
+class AdaptsStepSize(Adaptable[State, Noise]):
+    """A kernel whose acceptance can choose its step size."""
+
+    refusal: ClassVar[str] = "has nothing to adapt, an acceptance is missing: use HMC."
+
+    @abc.abstractmethod
+    def constant_step_size(self) -> jax.Array:
+        """Return the step size, a number, that an accept step judges; raise if there is none."""
+
+    @abc.abstractmethod
+    def with_step_size(self, step_size: jax.Array) -> Self:
+        """Return this kernel with another such step size."""
 
 
 class NoiseRoom(NamedTuple):
@@ -146,140 +306,26 @@ class NoiseRoom(NamedTuple):
     allowed: jax.Array
 
 
-class Kernel(eqx.Module):
-    """A sampler made ready for some parameters: a map of a state and of raw variates.
+class EstimatesNoise(Revisable[State, Noise]):
+    """A kernel whose gradient noise V̂ can be estimated while a chain runs."""
 
-    `step(t, noise, state, oracle)` advances one chain by one step. All randomness comes in by
-    `noise`, standard normals and uniforms that `draw` makes as a function of (key, t), and by the
-    oracle, whose batches and gradient noise are drawn likewise. So a step is a plain function: it
-    can be differentiated in its noise (`sghmc.theory` does), repeated and resumed.
+    refusal: ClassVar[str] = "does not estimate its gradient noise."
 
-    A subclass implements `init` and `step`; its state has a field `position`, or it implements
-    `position` too.
-    """
-
+    @property
     @abc.abstractmethod
-    def init(self, normals: list[jax.Array], position: PyTree) -> Any:
-        """The state before step 0, from a standard normal for every parameter."""
-
-    @abc.abstractmethod
-    def step(self, t, noise: PyTree, state: Any, oracle: Oracle) -> tuple[Any, StepInfo]:
-        """The state after step t, from that step's variates, and what there is to say of it."""
-
-    def draw(self, key, first_step, num_steps: int, like: PyTree) -> PyTree:
-        """The raw variates of `num_steps` steps from `first_step` on: 1-D arrays, step by step."""
-        return random.normals_like(key, first_step, num_steps, like)
-
-    @property
-    def is_lazy(self) -> bool:
-        """Whether a step leaves parts of the state behind, which `flush` brings up to date."""
-        return False
-
-    def flush(self, t, noise: PyTree, state: Any, oracle: Oracle) -> Any:
-        """The state after step t, all of it, from that step's variates and hyperparameters."""
-        return state
-
-    @property
-    def num_gradients(self) -> int:
-        """How many gradients one step evaluates."""
-        return 1
-
-    @property
-    def differentiates_gradients(self) -> bool:
-        """Whether a step asks how the gradient changes with the position."""
-        return False
-
-    @property
-    def moves_before_gradients(self) -> bool:
-        """Whether a step takes its gradient elsewhere than where it begins."""
-        return False
-
-    def with_cached_evaluation(self, state: Any, oracle: Oracle) -> Any:
-        """The state with what the sampler remembers of the target where it stands.
-
-        Asked for before step 0 and whenever the target has changed. A state that was never asked
-        for it has none, and a step then finds out by itself.
-        """
-        return state
-
-    # What a state says
-
-    def position(self, state: Any) -> PyTree:
-        """Where the chain is, in the user's coordinates."""
-        return state.position
-
-    def momentum(self, state: Any) -> PyTree | None:
-        """r, whatever units the state has; None where there is no momentum."""
-        return None
-
-    def draw_from(self, t, state: Any) -> PyTree:
-        """The draw that the state after step t gives."""
-        return self.position(state)
-
-    def mid_drift(self, t, state: Any) -> PyTree:
-        """Where Gibbs updates look after step t: half a drift back, if the sampler drifts."""
-        return self.position(state)
-
-    def kinetic_temperature(self, t, state: Any) -> jax.Array | None:
-        """An estimate of the temperature from the momenta; None where there are none."""
-        return None
-
-    def rescale_momenta(self, t, state: Any, ratio) -> Any:
-        """The state after step t at `ratio` times its temperature: momenta by √ratio."""
-        raise TypeError(
-            f"The momenta of {self._name} cannot be rescaled: give ReplicaExchange SGHMC, SGLD or "
-            f"a splitting of SGHMC."
-        )
-
-    # Adaptation
-
-    def map_parameters(self, state: Any, shape: Callable[[PyTree], PyTree]) -> Any:
-        """The state with what is like the parameters in their shapes, which `shape` gives it."""
-        return type(state)(*(shape(part) for part in state))
-
-    def adaptable(self, state: Any) -> Self:
-        """This kernel with every array in the shape that an adaptation will give it."""
-        return self.with_mass(state, self.diagonal_mass(state.position))[0]
-
-    def diagonal_mass(self, position: PyTree) -> PyTree:
-        """The mass of every parameter, in single precision at least."""
-        raise self._nothing_to_adapt("a mass", "SGHMC, SGLD or HMC")
-
-    def with_mass(self, state: Any, mass: PyTree) -> tuple[Self, Any]:
-        """This kernel with another diagonal mass, a pytree like the parameters, and its state."""
-        raise self._nothing_to_adapt("a mass", "SGHMC, SGLD or HMC")
-
-    def constant_step_size(self) -> jax.Array:
-        """The step size that an accept step judges, where it is a number."""
-        raise self._nothing_to_adapt("an acceptance", "HMC")
-
-    def with_step_size(self, step_size: jax.Array) -> Self:
-        """This kernel with another such step size."""
-        raise self._nothing_to_adapt("an acceptance", "HMC")
-
-    def _nothing_to_adapt(self, missing: str, remedy: str) -> TypeError:
-        return TypeError(f"{self._name} has nothing to adapt, {missing} is missing: use {remedy}.")
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__.removesuffix("Kernel")
-
-    # Gradient noise
-
-    @property
     def fisher(self) -> EmpiricalFisher | None:
-        """The estimate of V̂ that the sampler asked for."""
-        return None
+        """The estimator of V̂ that the sampler asked for; None if V̂ was given as numbers."""
 
+    @abc.abstractmethod
     def with_gradient_noise(
-        self, t, gradient_noise: jax.Array, like: PyTree
+        self, t: Step, gradient_noise: jax.Array, like: PyTree
     ) -> tuple[Self, NoiseRoom]:
-        """This kernel with a new V̂, for steps from t on until the next estimate is due.
+        """Return this kernel with a new V̂, for steps from t on until the next estimate is due.
 
         V̂ is a vector or a (d, d) array over the raveled parameters, in the coordinates that move.
         """
-        raise TypeError(f"{self._name} does not estimate its gradient noise.")
 
-    def pull_back(self, grad: PyTree) -> PyTree:
-        """A gradient in the coordinates that move."""
-        return grad
+
+def fisher_of(kernel: Kernel) -> EmpiricalFisher | None:
+    """Return the estimator of V̂ that a kernel asked for; None for all other kernels."""
+    return kernel.fisher if isinstance(kernel, EstimatesNoise) else None

@@ -10,7 +10,7 @@ import numpy as np
 
 from sghmc.core import matrices, pencils, random, tree
 from sghmc.gradients.noise import EmpiricalFisher
-from sghmc.samplers import Kernel, NoiseRoom, Sampler
+from sghmc.samplers import AdaptsMass, EstimatesNoise, NoiseRoom, RescalesMomenta, Sampler
 from sghmc.samplers.settings import (
     NoiseEstimate,
     array_setting,
@@ -24,7 +24,7 @@ from sghmc.samplers.settings import (
     values_over,
     worst_excess,
 )
-from sghmc.types import PyTree, Schedule
+from sghmc.types import Normals, PyTree, Schedule, Step
 
 
 class FrictionSampler(Sampler):
@@ -151,7 +151,11 @@ class SGHMCState(NamedTuple):
     velocity: PyTree
 
 
-class FrictionKernel(Kernel):
+class FrictionKernel(
+    AdaptsMass[SGHMCState, Normals],
+    EstimatesNoise[SGHMCState, Normals],
+    RescalesMomenta[SGHMCState, Normals],
+):
     """The parts of which samplers with friction make their steps: kick, drift and noise.
 
     With u the unit (the largest step size), c_t the friction's schedule and a_t = ε_t c_t, a kick
@@ -171,39 +175,41 @@ class FrictionKernel(Kernel):
     drag: pencils.Pencil
     estimate: NoiseEstimate | None
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> SGHMCState:
         return SGHMCState(position, self._fresh(0, random.copy_of(normals, 0, position), 0))
 
-    def _kicked(self, t, velocity, grad, fraction=1.0):
+    def _kicked(self, t: Step, velocity: PyTree, grad: PyTree, fraction: float = 1.0) -> PyTree:
         return tree.add_scaled(velocity, -fraction * self._share(t), self.learning_rate @ grad)
 
-    def _injected(self, t, normals):
+    def _injected(self, t: Step, normals: PyTree) -> PyTree:
         """Return the injected noise, uM⁻¹ N(0, 2τa_t C − ε_t² V̂)."""
         heat = 2 * value_at(self.temperature, t) * self._decay(t)
         return self.noise.sqrt(heat, value_at(self.step_size, t) ** 2, normals)
 
-    def _drift(self, t, position, velocity, fraction: float | jax.Array = 1.0):
+    def _drift(
+        self, t: Step, position: PyTree, velocity: PyTree, fraction: float | jax.Array = 1.0
+    ) -> PyTree:
         return tree.add_scaled(position, fraction * self._share(t), velocity)
 
-    def _share(self, t) -> jax.Array:
+    def _share(self, t: Step) -> jax.Array:
         """Return ε_t/u, which is 1 where the step size is constant."""
         # A stored 1: an accelerator would repeat the division in every step, and with a number
         # known at compile time XLA for CPUs fuses less.
         return value_at(self.step_size, t) / self.unit if callable(self.step_size) else self.one
 
-    def _decay(self, t):
+    def _decay(self, t: Step) -> jax.Array:
         return value_at(self.step_size, t) * value_at(self.friction_scale, t)
 
-    def _fresh(self, t, normals, half_decay):
+    def _fresh(self, t: Step, normals: PyTree, half_decay: jax.Array | float) -> PyTree:
         """Draw from N(0, τ(M − ½aC)⁻¹) in the velocity's units; half_decay = 0 leaves C out."""
         scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
         velocity = self.drag.inverse_sqrt(1, half_decay, normals)
         return jax.tree.map(lambda v: (scale * v).astype(v.dtype), velocity)
 
-    def diagonal_mass(self, position):
+    def diagonal_mass(self, position: PyTree) -> PyTree:
         return matrices.entries(self._diagonals()[0].first, position)
 
-    def with_mass(self, state, mass):
+    def with_mass(self, state: SGHMCState, mass: PyTree) -> tuple[Self, SGHMCState]:
         """Return this kernel with another diagonal mass, a pytree like the parameters.
 
         The friction follows, so that the momentum decay εC/M stays; the velocities are rescaled by
@@ -248,10 +254,12 @@ class FrictionKernel(Kernel):
         raise TypeError("A mass that adapts is diagonal: give mass and friction as numbers.")
 
     @property
-    def fisher(self):
+    def fisher(self) -> EmpiricalFisher | None:
         return None if self.estimate is None else self.estimate.fisher
 
-    def with_gradient_noise(self, t, gradient_noise, like):
+    def with_gradient_noise(
+        self, t: Step, gradient_noise: jax.Array, like: PyTree
+    ) -> tuple[Self, NoiseRoom]:
         assert self.estimate is not None
         assert self.estimate.drag is not None
         room, decay = self._limits_ahead(t, self.estimate.fisher.every)
@@ -269,7 +277,7 @@ class FrictionKernel(Kernel):
         """Return this kernel with another friction."""
         return dataclasses.replace(self, noise=noise, drag=drag)
 
-    def _limits_ahead(self, t, num_steps: int) -> tuple[jax.Array, jax.Array]:
+    def _limits_ahead(self, t: Step, num_steps: int) -> tuple[jax.Array, jax.Array]:
         """Return the smallest 2τa/ε², which bounds V̂/C, and the largest a of the next steps."""
 
         def at(step):
@@ -280,13 +288,13 @@ class FrictionKernel(Kernel):
         rooms, decays = jax.vmap(at)(t + jnp.arange(num_steps))
         return jnp.min(rooms), jnp.max(decays)
 
-    def momentum(self, state):
+    def momentum(self, state: SGHMCState) -> PyTree:
         return jax.tree.map(lambda r: r / self.unit, self.drag.first @ state.velocity)
 
-    def mid_drift(self, t, state):
+    def mid_drift(self, t: Step, state: SGHMCState) -> PyTree:
         return self._drift(t, state.position, state.velocity, -0.5)
 
-    def rescale_momenta(self, t, state, ratio):
+    def rescale_momenta(self, t: Step, state: SGHMCState, ratio: jax.Array) -> SGHMCState:
         """Rescale half a drift back, where position and momentum are independent, then drift on."""
         factor = jnp.sqrt(ratio)
         position = self._drift(t, state.position, state.velocity, (factor - 1) / 2)

@@ -5,7 +5,7 @@ With a stochastic gradient `HMC` is the naive variant of the paper's §3.1.
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -14,9 +14,10 @@ from jax import lax
 
 from sghmc.core import matrices, pencils, random, tree
 from sghmc.core.checks import check_count
-from sghmc.samplers import Kernel, Sampler, Traits
+from sghmc.gradients import Oracle
+from sghmc.samplers import AdaptsMass, AdaptsStepSize, CachesEvaluation, Sampler, Traits
 from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
-from sghmc.types import Change, Evaluation, PyTree, Schedule, StepInfo
+from sghmc.types import Change, Evaluation, Normals, PyTree, Schedule, Step, StepInfo
 
 
 class Estimate(NamedTuple):
@@ -251,12 +252,16 @@ class HMCState(NamedTuple):
 class HMCNoise(NamedTuple):
     """The variates of a trajectory; `order` is the key of an order of rows for `Austerity`."""
 
-    normals: list[jax.Array]
+    normals: Normals
     uniforms: jax.Array
     order: jax.Array | None
 
 
-class HMCKernel(Kernel):
+class HMCKernel(
+    AdaptsMass[HMCState, HMCNoise],
+    AdaptsStepSize[HMCState, HMCNoise],
+    CachesEvaluation[HMCState, HMCNoise],
+):
     step_size: jax.Array | Schedule
     num_steps: int | jax.Array
     most_steps: int
@@ -269,12 +274,12 @@ class HMCKernel(Kernel):
     def num_gradients(self) -> int:
         return self.most_steps + 1
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> HMCState:
         return HMCState(
             position, self.mass.inverse_sqrt(1, 0, random.copy_of(normals, 0, position))
         )
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> HMCNoise:
         normals = random.normals_like(key, first_step, num_steps, like)
         width, slot = 1 if self.jitter == 0 else 2, tree.size(like)
         uniforms = random.uniforms(key, first_step, num_steps, width, slot=slot)
@@ -283,7 +288,9 @@ class HMCKernel(Kernel):
             order = random.bits(key, first_step, num_steps, 2, slot=slot + width)
         return HMCNoise(normals, uniforms, order)
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: HMCNoise, state: HMCState, oracle: Oracle
+    ) -> tuple[HMCState, StepInfo]:
         epsilon = value_at(self.step_size, t)
         if self.jitter:
             epsilon = epsilon * (1 + self.jitter * (2 * noise.uniforms[1] - 1))
@@ -296,6 +303,7 @@ class HMCKernel(Kernel):
         data_share = None
         if isinstance(self.metropolis, Austerity) and not oracle.is_exact:
             change = oracle.change(state.position, proposal.position)
+            assert noise.order is not None
             limit = kinetic_loss - jnp.log(noise.uniforms[0])
             is_accepted, data_share = self.metropolis.decide(change, limit, noise.order)
             acceptance = is_accepted.astype(limit.dtype)
@@ -309,7 +317,9 @@ class HMCKernel(Kernel):
         state = jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), proposal, begun)
         return state, StepInfo(jnp.where(is_accepted, end, start), acceptance, data_share)
 
-    def _trajectory(self, epsilon, state, oracle):
+    def _trajectory(
+        self, epsilon: jax.Array, state: HMCState, oracle: Oracle
+    ) -> tuple[HMCState, jax.Array, jax.Array]:
         """Return the state after m leapfrog steps, and the potentials at both ends."""
         is_cached = state.cached is not None
 
@@ -339,27 +349,27 @@ class HMCKernel(Kernel):
         reached = HMCState(position, half, state.cached)
         return leapfrog(self.num_steps, (reached, start, start))
 
-    def with_cached_evaluation(self, state, oracle):
+    def with_cached_evaluation(self, state: HMCState, oracle: Oracle) -> HMCState:
         return state._replace(cached=oracle(0, state.position)) if oracle.is_exact else state
 
-    def momentum(self, state):
+    def momentum(self, state: HMCState) -> PyTree:
         return self.mass.first @ state.velocity
 
-    def map_parameters(self, state, shape):
+    def map_parameters(self, state: HMCState, shape: Callable[[PyTree], PyTree]) -> HMCState:
         # The cached evaluation keeps the loop's shapes: an adaptation does not read it.
         return state._replace(position=shape(state.position), velocity=shape(state.velocity))
 
-    def adaptable(self, state):
+    def adaptable(self, state: HMCState) -> Self:
         # A dense mass stays as it is; the step size may still adapt.
         is_diagonal = isinstance(self.inverse_mass, matrices.Diagonal)
         return super().adaptable(state) if is_diagonal else self
 
-    def diagonal_mass(self, position):
+    def diagonal_mass(self, position: PyTree) -> PyTree:
         if not isinstance(self.inverse_mass, matrices.Diagonal):
             raise TypeError("A mass that adapts is diagonal: give it as a number.")
         return matrices.entries(self.inverse_mass.inverse(), position)
 
-    def with_mass(self, state, mass):
+    def with_mass(self, state: HMCState, mass: PyTree) -> tuple[Self, HMCState]:
         assert isinstance(self.mass, pencils.DiagonalPencil)
         new = matrices.raveled(mass)
         kernel = dataclasses.replace(
@@ -367,7 +377,7 @@ class HMCKernel(Kernel):
         )
         return kernel, state  # the next trajectory draws a new velocity anyway
 
-    def constant_step_size(self):
+    def constant_step_size(self) -> jax.Array:
         if callable(self.step_size) or not self.metropolis:
             raise TypeError(
                 "The acceptance can choose the step size of HMC where that is a number and there "
@@ -375,12 +385,12 @@ class HMCKernel(Kernel):
             )
         return self.step_size
 
-    def with_step_size(self, step_size):
+    def with_step_size(self, step_size: jax.Array) -> Self:
         dtype = self.constant_step_size().dtype
         return dataclasses.replace(self, step_size=step_size.astype(dtype))
 
-    def _kinetic(self, velocity):
+    def _kinetic(self, velocity: PyTree) -> jax.Array:
         return self.mass.quadratic(1, 0, velocity) / 2
 
-    def kinetic_temperature(self, t, state):
+    def kinetic_temperature(self, t: Step, state: HMCState) -> jax.Array:
         return 2 * self._kinetic(state.velocity) / tree.size(state.velocity)

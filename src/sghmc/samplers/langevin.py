@@ -1,14 +1,23 @@
 """Stochastic gradient Langevin dynamics, plain (`SGLD`) and preconditioned as RMSprop (`PSGLD`)."""
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 
 from sghmc.core import matrices, pencils, random, tree
+from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
-from sghmc.samplers import Kernel, NoiseRoom, Sampler, Traits
+from sghmc.samplers import (
+    AdaptsMass,
+    EstimatesNoise,
+    Kernel,
+    NoiseRoom,
+    RescalesMomenta,
+    Sampler,
+    Traits,
+)
 from sghmc.samplers.settings import (
     NoiseEstimate,
     array_setting,
@@ -22,7 +31,7 @@ from sghmc.samplers.settings import (
     values_over,
     worst_excess,
 )
-from sghmc.types import PyTree, Schedule, StepInfo
+from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 
 class SGLD(Sampler):
@@ -115,7 +124,11 @@ class SGLDState(NamedTuple):
     position: PyTree
 
 
-class SGLDKernel(Kernel):
+class SGLDKernel(
+    AdaptsMass[SGLDState, Normals],
+    EstimatesNoise[SGLDState, Normals],
+    RescalesMomenta[SGLDState, Normals],
+):
     step_size: jax.Array | Schedule
     preconditioner: matrices.Matrix
     noise: pencils.Pencil
@@ -123,13 +136,15 @@ class SGLDKernel(Kernel):
     estimate: NoiseEstimate | None = None
 
     @property
-    def fisher(self):
+    def fisher(self) -> EmpiricalFisher | None:
         return None if self.estimate is None else self.estimate.fisher
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> SGLDState:
         return SGLDState(position)
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: Normals, state: SGLDState, oracle: Oracle
+    ) -> tuple[SGLDState, StepInfo]:
         epsilon, tau = value_at(self.step_size, t), value_at(self.temperature, t)
         potential, grad = oracle(0, state.position)
         injected = self.noise.sqrt(
@@ -138,13 +153,13 @@ class SGLDKernel(Kernel):
         position = tree.add_scaled(state.position, -epsilon, self.preconditioner @ grad)
         return SGLDState(tree.add_scaled(position, 1, injected)), StepInfo(potential)
 
-    def diagonal_mass(self, position):
+    def diagonal_mass(self, position: PyTree) -> PyTree:
         """Return the preconditioner's inverse, which acts as a mass."""
         if not isinstance(self.preconditioner, matrices.Diagonal):
             raise TypeError("A preconditioner that adapts is diagonal: give it as a number.")
         return matrices.entries(self.preconditioner.inverse(), position)
 
-    def with_mass(self, state, mass):
+    def with_mass(self, state: SGLDState, mass: PyTree) -> tuple[Self, SGLDState]:
         new = matrices.raveled(mass).inverse()
         assert isinstance(self.preconditioner, matrices.Diagonal)
         ratio = matrices.times(new, self.preconditioner.inverse())
@@ -163,17 +178,19 @@ class SGLDKernel(Kernel):
         )
         return kernel, state
 
-    def rescale_momenta(self, t, state, ratio):
+    def rescale_momenta(self, t: Step, state: SGLDState, ratio: jax.Array) -> SGLDState:
         return state
 
-    def with_gradient_noise(self, t, gradient_noise, like):
+    def with_gradient_noise(
+        self, t: Step, gradient_noise: jax.Array, like: PyTree
+    ) -> tuple[Self, NoiseRoom]:
         assert self.estimate is not None
         noise = matrices.from_entries(gradient_noise, tree.sizes(like))
         pencil = self.estimate.noise.with_second(matrices.between(self.preconditioner, noise))
         room = self._noise_limit(t, self.estimate.fisher.every)
         return dataclasses.replace(self, noise=pencil), NoiseRoom(pencil.largest_now(), room)
 
-    def _noise_limit(self, t, num_steps: int) -> jax.Array:
+    def _noise_limit(self, t: Step, num_steps: int) -> jax.Array:
         """Return the least 2τ/ε of the next steps, the limit of V̂ (2τP ⪰ εPV̂P) in its basis."""
 
         def at(step):
@@ -260,7 +277,7 @@ class PSGLDState(NamedTuple):
     slopes: PyTree
 
 
-class PSGLDKernel(Kernel):
+class PSGLDKernel(Kernel[PSGLDState, Normals]):
     step_size: jax.Array | Schedule
     decay: jax.Array
     damping: jax.Array
@@ -268,17 +285,19 @@ class PSGLDKernel(Kernel):
     temperature: jax.Array | Schedule
 
     @property
-    def differentiates_gradients(self) -> bool:
-        return self.correction
+    def gradient_use(self) -> Literal["start", "slope", "inside"]:
+        return "slope" if self.correction else "start"
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> PSGLDState:
         zeros = jax.tree.map(lambda leaf: jnp.zeros_like(_wide(leaf)), position)
         return PSGLDState(position, zeros, zeros if self.correction else None)
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> Normals:
         return random.normals_like(key, first_step, num_steps, like, copies=1 + self.correction)
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: Normals, state: PSGLDState, oracle: Oracle
+    ) -> tuple[PSGLDState, StepInfo]:
         epsilon, tau = value_at(self.step_size, t), value_at(self.temperature, t)
         potential, grad, new_terms = self._evaluate(noise, state.position, oracle)
         # The first step has no earlier squares and uses its own.
@@ -297,7 +316,9 @@ class PSGLDKernel(Kernel):
         )
         return PSGLDState(tree.add_scaled(position, 1, injected), *averages), StepInfo(potential)
 
-    def _evaluate(self, noise, position, oracle):
+    def _evaluate(
+        self, noise: Normals, position: PyTree, oracle: Oracle
+    ) -> tuple[jax.Array, PyTree, tuple[PyTree, PyTree]]:
         """Return the potential, its gradient, and (∇Ũ², an estimate of ∂s/∂θ) for the averages."""
 
         def evaluate(position):

@@ -1,7 +1,7 @@
 """SGHMC for parameter tables: a step costs as much as the rows that its batch uses."""
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, Self, TypeAlias
 
 import equinox as eqx
 import jax
@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, UInt32
 
 from sghmc.core import matrices, pencils, random, runtime, tree
 from sghmc.core.runtime import in_pieces
+from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
-from sghmc.samplers import Kernel, Sampler, Traits
+from sghmc.samplers import Kernel, LazyRows, Sampler, Traits
 from sghmc.samplers.lazy_rows import (
     COPIES,
     ParameterTable,
@@ -29,14 +30,14 @@ from sghmc.samplers.lazy_rows import (
 from sghmc.samplers.settings import value_at
 from sghmc.samplers.sghmc import SGHMC, SGHMCKernel
 from sghmc.samplers.wrappers import KernelWrapper, SamplerWrapper
-from sghmc.types import PyTree, StepInfo
+from sghmc.types import Normals, PyTree, Step, StepInfo
 
 _FLUSHED_ON_CPU, _FLUSHED_ON_ACCELERATOR = 1 << 15, 1 << 24
 """Number of parameters that `flush` updates at once: on a CPU few enough to stay in its cache, on
 an accelerator enough to need few launches. Both bound the memory that a flush takes."""
 
 
-Normals: TypeAlias = Callable[[UInt32[Array, "*slots"]], Float[Array, "*slots"]]
+NormalsAt: TypeAlias = Callable[[UInt32[Array, "*slots"]], Float[Array, "*slots"]]
 """A function that returns a step's normals at the given slots."""
 
 
@@ -123,36 +124,36 @@ class LazyState(NamedTuple):
     made: PyTree
 
 
-class LazyKernel(KernelWrapper):
+class LazyKernel(KernelWrapper, LazyRows):
     """Step the rows that a batch uses; make up skipped steps with `flush`."""
 
     inner: Kernel
     tables: tuple[ParameterTable, ...] = eqx.field(static=True)
     digits: int = eqx.field(static=True)
 
-    @property
-    def is_lazy(self) -> bool:
-        return True
-
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> LazyState:
         made = [jnp.zeros(table.num_rows, jnp.int32) for table in self.tables]
         made = jax.tree.unflatten(jax.tree.structure(position), made)
         return LazyState(*self.inner.init(normals, position), made=made)
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> jax.Array:
         """Return the key for every step: which normals are needed depends on the step's batch."""
         return jnp.tile(key, (num_steps, *[1] * (key.ndim - 1)))
 
-    def _normals(self, t, noise) -> Normals:
+    def _normals(self, t: Step, noise: jax.Array) -> NormalsAt:
         return lambda slots: random.normals_at(noise, t, slots, dtype=self._dtype)
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: jax.Array, state: LazyState, oracle: Oracle
+    ) -> tuple[LazyState, StepInfo]:
         return self.step_by(t, self._normals(t, noise), state, oracle)
 
-    def flush(self, t, noise, state, oracle):
+    def flush(self, t: Step, noise: jax.Array, state: LazyState, oracle: Oracle) -> LazyState:
         return self.flush_by(t, self._normals(t, noise), state, oracle)
 
-    def step_by(self, t, normals: Normals, state: LazyState, oracle) -> tuple[LazyState, StepInfo]:
+    def step_by(
+        self, t: Step, normals: NormalsAt, state: LazyState, oracle: Oracle
+    ) -> tuple[LazyState, StepInfo]:
         """Make the step t with normals from the function `normals`."""
         touched = oracle.rows.touched(0)
         used = jax.tree.leaves(touched.rows, is_leaf=lambda leaf: leaf is None)
@@ -175,7 +176,7 @@ class LazyKernel(KernelWrapper):
         moved = [self._moved(normals, *of_table) for of_table in each]
         return self._state(moved, structure), StepInfo(potential)
 
-    def flush_by(self, t, normals: Normals, state: LazyState, oracle) -> LazyState:
+    def flush_by(self, t: Step, normals: NormalsAt, state: LazyState, oracle: Oracle) -> LazyState:
         """Make up all skipped steps, with normals of step t from the function `normals`."""
         most = _FLUSHED_ON_ACCELERATOR if runtime.has_accelerator() else _FLUSHED_ON_CPU
         parts, structure = self._parts(state), jax.tree.structure(state.position)
@@ -196,7 +197,7 @@ class LazyKernel(KernelWrapper):
             parts[i] = lax.fori_loop(0, -(-table.num_rows // length), flushed, parts[i])
         return self._state(parts, structure)
 
-    def _rows(self, chosen, parts, structure, oracle) -> list[RowStates]:
+    def _rows(self, chosen, parts, structure, oracle: Oracle) -> list[RowStates]:
         """Gather the chosen rows of every table with the coefficients of their steps."""
         like = [
             jax.ShapeDtypeStruct(rows.shape(table), self._dtype)
@@ -223,7 +224,7 @@ class LazyKernel(KernelWrapper):
         return RowStates(chosen, position, velocity, chosen.of(part.made), rate, prior)
 
     def _caught_up(
-        self, count, normals: Normals, rows: list[RowStates], tables: list[int]
+        self, count: Step, normals: NormalsAt, rows: list[RowStates], tables: list[int]
     ) -> list[RowStates]:
         """Make up the skipped steps of rows of some tables, so that each has made `count` steps."""
 
@@ -250,7 +251,7 @@ class LazyKernel(KernelWrapper):
         ]
 
     def _moved(
-        self, normals: Normals, table: ParameterTable, rows: RowStates, part: TableState, grad
+        self, normals: NormalsAt, table: ParameterTable, rows: RowStates, part: TableState, grad
     ) -> TableState:
         """Make one step of the rows that a batch uses, by its gradient and by their prior."""
         chosen, position, velocity, made, rate, prior = rows
@@ -292,9 +293,9 @@ class LazyKernel(KernelWrapper):
         columns = ([jnp.ravel(leaf) for leaf in leaves] for leaves in zip(*parts, strict=True))
         return LazyState(*(jax.tree.unflatten(structure, leaves) for leaves in columns))
 
-    def map_parameters(self, state, shape):
+    def map_parameters(self, state: LazyState, shape: Callable[[PyTree], PyTree]) -> LazyState:
         return LazyState(shape(state.position), shape(state.velocity), state.made)
 
-    def with_mass(self, state, mass):
+    def with_mass(self, state: LazyState, mass: PyTree) -> tuple[Self, LazyState]:
         kernel, moved = super().with_mass(state, mass)
         return kernel, LazyState(*moved, made=state.made)

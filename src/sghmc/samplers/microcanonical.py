@@ -1,7 +1,8 @@
 """Microcanonical Hamiltonian Monte Carlo: constant speed, a direction turned by the gradient."""
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,10 @@ from jax import lax
 
 from sghmc.core import random, tree
 from sghmc.core.checks import check_count
-from sghmc.samplers import Kernel, Sampler, Traits
+from sghmc.gradients import Oracle
+from sghmc.samplers import AdaptsStepSize, CachesEvaluation, Sampler, Traits
 from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
-from sghmc.types import Evaluation, PyTree, Schedule, StepInfo
+from sghmc.types import Evaluation, Normals, PyTree, Schedule, Step, StepInfo
 
 # Share of a step before its first and after its last half drift: among schemes of two gradients,
 # the one with the smallest energy error (Omelyan, Mryglod & Folk 2003).
@@ -125,11 +127,11 @@ class MCHMCState(NamedTuple):
 class MCHMCNoise(NamedTuple):
     """A normal for every parameter, and uniforms for the accept step and the jitter."""
 
-    normals: list[jax.Array]
+    normals: Normals
     uniforms: jax.Array
 
 
-class MCHMCKernel(Kernel):
+class MCHMCKernel(AdaptsStepSize[MCHMCState, MCHMCNoise], CachesEvaluation[MCHMCState, MCHMCNoise]):
     step_size: jax.Array | Schedule
     decoherence: jax.Array
     num_steps: int
@@ -140,16 +142,18 @@ class MCHMCKernel(Kernel):
     def num_gradients(self) -> int:
         return 2 * self.num_steps + 1
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> MCHMCState:
         return MCHMCState(position, _normalized(random.copy_of(normals, 0, position)))
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> MCHMCNoise:
         normals = random.normals_like(key, first_step, num_steps, like)
         width = 1 if self.jitter == 0 else 2
         slot = tree.size(like)
         return MCHMCNoise(normals, random.uniforms(key, first_step, num_steps, width, slot=slot))
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: MCHMCNoise, state: MCHMCState, oracle: Oracle
+    ) -> tuple[MCHMCState, StepInfo]:
         epsilon = value_at(self.step_size, t)
         fresh = random.copy_of(noise.normals, 0, state.position)
         if not self.metropolis:
@@ -171,7 +175,9 @@ class MCHMCKernel(Kernel):
         state = jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), proposal, begun)
         return state, StepInfo(jnp.where(is_accepted, end, start), acceptance)
 
-    def trajectory(self, epsilon, state, oracle):
+    def trajectory(
+        self, epsilon: jax.Array, state: MCHMCState, oracle: Oracle
+    ) -> tuple[MCHMCState, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Return the state after m steps, the potentials seen at both ends, Σ w, and Σ of squares.
 
         The squares are those of each step's energy error.
@@ -201,17 +207,14 @@ class MCHMCKernel(Kernel):
         end = MCHMCState(position, direction, None if state.cached is None else seen)
         return end, start, seen.potential, work, squares
 
-    def with_cached_evaluation(self, state, oracle):
+    def with_cached_evaluation(self, state: MCHMCState, oracle: Oracle) -> MCHMCState:
         return state._replace(cached=oracle(0, state.position)) if oracle.is_exact else state
 
-    def map_parameters(self, state, shape):
+    def map_parameters(self, state: MCHMCState, shape: Callable[[PyTree], PyTree]) -> MCHMCState:
         # What is cached stays as the loop has it: a revision of the kernel does not look at it.
         return state._replace(position=shape(state.position), direction=shape(state.direction))
 
-    def adaptable(self, state):
-        return self
-
-    def constant_step_size(self):
+    def constant_step_size(self) -> jax.Array:
         if callable(self.step_size) or not self.metropolis:
             raise TypeError(
                 "The acceptance can choose the step size of MCHMC where that is a number and there "
@@ -219,7 +222,7 @@ class MCHMCKernel(Kernel):
             )
         return self.step_size
 
-    def with_step_size(self, step_size):
+    def with_step_size(self, step_size: jax.Array) -> Self:
         dtype = self.constant_step_size().dtype
         return dataclasses.replace(self, step_size=step_size.astype(dtype))
 

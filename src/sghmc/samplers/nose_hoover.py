@@ -1,5 +1,6 @@
 """Stochastic gradient Nosé–Hoover thermostats, whose friction adapts to unknown gradient noise."""
 
+from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
 
 import jax
@@ -7,9 +8,10 @@ import jax.numpy as jnp
 
 from sghmc.core import matrices, pencils, random, tree
 from sghmc.core.checks import check_choice
+from sghmc.gradients import Oracle
 from sghmc.samplers import Kernel, Sampler, Traits
 from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
-from sghmc.types import PyTree, Schedule, StepInfo
+from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 
 class SGNHT(Sampler):
@@ -103,7 +105,7 @@ class SGNHTState(NamedTuple):
     thermostat: PyTree
 
 
-class SGNHTKernel(Kernel):
+class SGNHTKernel(Kernel[SGNHTState, Normals]):
     step_size: jax.Array | Schedule
     friction: jax.Array | Schedule
     temperature: jax.Array | Schedule
@@ -113,7 +115,7 @@ class SGNHTKernel(Kernel):
     thermostat_mass: jax.Array
     thermostat: str
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> SGNHTState:
         normals = random.copy_of(normals, 0, position)
         deviation = jnp.sqrt(value_at(self.temperature, 0))
         still = jax.tree.map(jnp.zeros_like, position)
@@ -123,7 +125,9 @@ class SGNHTKernel(Kernel):
             xi = jax.tree.map(lambda leaf: jnp.broadcast_to(xi, leaf.shape), position)
         return SGNHTState(position, velocity, xi)
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: Normals, state: SGNHTState, oracle: Oracle
+    ) -> tuple[SGNHTState, StepInfo]:
         epsilon = value_at(self.step_size, t)
         position, velocity, thermostat = state
         potential, grad = oracle(0, position)
@@ -135,7 +139,9 @@ class SGNHTKernel(Kernel):
         position = tree.add_scaled(position, epsilon / 2, velocity)
         return SGNHTState(position, velocity, thermostat), StepInfo(potential)
 
-    def _exact_friction(self, t, noise, velocity, thermostat):
+    def _exact_friction(
+        self, t: Step, noise: Normals, velocity: PyTree, thermostat: PyTree
+    ) -> PyTree:
         """Apply the friction by its exact solution, which holds for negative ξ, too."""
         epsilon = value_at(self.step_size, t)
 
@@ -147,7 +153,15 @@ class SGNHTKernel(Kernel):
             t, noise, velocity, thermostat, lambda xi: jnp.exp(-epsilon * xi), share
         )
 
-    def _slowed(self, t, noise, velocity, thermostat, kept, share):
+    def _slowed(
+        self,
+        t: Step,
+        noise: Normals,
+        velocity: PyTree,
+        thermostat: PyTree,
+        kept: Callable[[jax.Array], jax.Array],
+        share: Callable[[jax.Array], jax.Array | float],
+    ) -> PyTree:
         """Return kept(ξ) v + N(0, 2ετA share(ξ) M⁻¹)."""
         heat = 2 * value_at(self.step_size, t) * value_at(self.temperature, t)
         heat = heat * value_at(self.friction, t)
@@ -159,13 +173,15 @@ class SGNHTKernel(Kernel):
             self._each(thermostat, velocity),
         )
 
-    def _each(self, thermostat, like):
+    def _each(self, thermostat: PyTree, like: PyTree) -> PyTree:
         """Return ξ for every parameter."""
         if self.thermostat == "diagonal":
             return thermostat
         return jax.tree.map(lambda leaf: thermostat, like)
 
-    def _moved(self, t, thermostat, velocity, fraction=1.0):
+    def _moved(
+        self, t: Step, thermostat: PyTree, velocity: PyTree, fraction: float = 1.0
+    ) -> PyTree:
         rate = fraction * value_at(self.step_size, t) / self.thermostat_mass
         heat = self._temperatures(velocity)
         if self.thermostat == "scalar":
@@ -173,20 +189,20 @@ class SGNHTKernel(Kernel):
         excess = jax.tree.map(lambda leaf: leaf - value_at(self.temperature, t), heat)
         return tree.add_scaled(thermostat, rate, excess)
 
-    def _temperatures(self, velocity):
+    def _temperatures(self, velocity: PyTree) -> PyTree:
         """Return r_i v_i, whose sum is rᵀM⁻¹r, in single precision at least, like thermostats."""
         wide = tree.float_type(velocity)
         return jax.tree.map(
             lambda v, r: v.astype(wide) * r.astype(wide), velocity, self.mass @ velocity
         )
 
-    def momentum(self, state):
+    def momentum(self, state: SGNHTState) -> PyTree:
         return self.mass @ state.velocity
 
-    def mid_drift(self, t, state):
+    def mid_drift(self, t: Step, state: SGNHTState) -> PyTree:
         return tree.add_scaled(state.position, -value_at(self.step_size, t) / 2, state.velocity)
 
-    def kinetic_temperature(self, t, state):
+    def kinetic_temperature(self, t: Step, state: SGNHTState) -> jax.Array:
         return _mean(self._temperatures(state.velocity))
 
 

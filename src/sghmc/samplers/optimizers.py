@@ -5,10 +5,11 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sghmc.core import tree
+from sghmc.core import random, tree
+from sghmc.gradients import Oracle
 from sghmc.samplers import Dynamics, Kernel, Sampler, Traits
 from sghmc.samplers.settings import array_setting, check_setting, rescale, value_at, values_over
-from sghmc.types import PyTree, Schedule, StepInfo
+from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 
 class SGD(Sampler):
@@ -45,16 +46,18 @@ class SGDState(NamedTuple):
     position: PyTree
 
 
-class SGDKernel(Kernel):
+class SGDKernel(Kernel[SGDState, Normals]):
     learning_rate: jax.Array | Schedule
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> SGDState:
         return SGDState(position)
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> Normals:
         return []
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: Normals, state: SGDState, oracle: Oracle
+    ) -> tuple[SGDState, StepInfo]:
         potential, grad = oracle(0, state.position)
         eta = value_at(self.learning_rate, t)
         return SGDState(tree.add_scaled(state.position, -eta, grad)), StepInfo(potential)
@@ -103,20 +106,22 @@ class MomentumState(NamedTuple):
     velocity: PyTree
 
 
-class MomentumKernel(Kernel):
+class MomentumKernel(Kernel[MomentumState, Normals]):
     learning_rate: jax.Array | Schedule
     momentum_decay: jax.Array | Schedule
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> MomentumState:
         return MomentumState(position, jax.tree.map(jnp.zeros_like, position))
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> Normals:
         return []
 
-    def momentum(self, state):
+    def momentum(self, state: MomentumState) -> PyTree:
         return state.velocity
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: Normals, state: MomentumState, oracle: Oracle
+    ) -> tuple[MomentumState, StepInfo]:
         eta, alpha = value_at(self.learning_rate, t), value_at(self.momentum_decay, t)
         potential, grad = oracle(0, state.position)
         slowed = tree.add_scaled(state.velocity, -alpha, state.velocity)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,20 @@ from jax import lax
 
 from sghmc.core import random, tree
 from sghmc.core.checks import check_count
-from sghmc.samplers import Dynamics, Kernel, Sampler, Traits
+from sghmc.gradients import Oracle
+from sghmc.samplers import (
+    Dynamics,
+    Kernel,
+    RescalesMomenta,
+    Sampler,
+    Traits,
+    as_protocol,
+    fisher_of,
+)
 from sghmc.samplers.hmc import estimate
 from sghmc.samplers.settings import check_setting
 from sghmc.samplers.wrappers import SamplerWrapper
-from sghmc.types import PyTree, StepInfo
+from sghmc.types import Normals, PyTree, Step, StepInfo
 
 _MAX_SWAP_VARIANCE = 8.0
 """Largest variance σ² of a swap's D̃: above it, noise rejects so many swaps that more rows pay."""
@@ -118,7 +127,7 @@ class ReplicaExchange(SamplerWrapper):
         # The limit of V̂ is proportional to the temperature, so the coldest replica is checked.
         coldest = self.sampler.with_settings(temperature=self.temperatures[0])
         kernel = coldest.prepare(like, num_steps)
-        if kernel.fisher is not None:
+        if fisher_of(kernel) is not None:
             raise ValueError(
                 "Replicas at different temperatures cannot share an EmpiricalFisher: give "
                 "gradient_noise as numbers, or 0."
@@ -142,7 +151,7 @@ class ReplicaNoise(NamedTuple):
     order: jax.Array
 
 
-class ReplicaKernel(Kernel):
+class ReplicaKernel(Kernel[ReplicaState, ReplicaNoise]):
     """Step all replicas, swap neighbours, and show the coldest replica as the chain."""
 
     inner: Any
@@ -159,19 +168,15 @@ class ReplicaKernel(Kernel):
         return self.num_replicas * self.inner.num_gradients
 
     @property
-    def differentiates_gradients(self) -> bool:
-        return self.inner.differentiates_gradients
+    def gradient_use(self) -> Literal["start", "slope", "inside"]:
+        return self.inner.gradient_use
 
-    @property
-    def moves_before_gradients(self) -> bool:
-        return self.inner.moves_before_gradients
-
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> ReplicaState:
         # All replicas start with the same normals; their noise differs from the first step on.
         replicas = jax.vmap(lambda tau: self._at(tau).init(normals, position))(self.temperatures)
         return ReplicaState(replicas, jnp.zeros_like(self.temperatures[1:]))
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> ReplicaNoise:
         count, swaps = self.num_replicas, random.fold(key, self.num_replicas)
         own = jax.vmap(lambda k: random.fold(key, k))(jnp.arange(count))
         motion = jax.vmap(lambda key: self.inner.draw(key, first_step, num_steps, like))(own)
@@ -186,7 +191,9 @@ class ReplicaKernel(Kernel):
             random.bits(swaps, first_step, num_steps, 2, slot=count),
         )
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: ReplicaNoise, state: ReplicaState, oracle: Oracle
+    ) -> tuple[ReplicaState, StepInfo]:
         def of_replica(k, tau, motion, replica):
             batches = oracle.from_batch(k * self.inner.num_gradients)
             return self._at(tau).step(t, motion, replica, batches)
@@ -206,8 +213,11 @@ class ReplicaKernel(Kernel):
         potential = info.potential[0] + 0 * jnp.sum(info.potential)
         return state, StepInfo(potential, jnp.mean(state.acceptance))
 
-    def swapped(self, t, noise: ReplicaNoise, state: ReplicaState, oracle) -> ReplicaState:
+    def swapped(
+        self, t: Step, noise: ReplicaNoise, state: ReplicaState, oracle: Oracle
+    ) -> ReplicaState:
         """Propose a swap to every second pair of neighbours, and return the new state."""
+        inner = as_protocol(self.inner, RescalesMomenta)
         parity = 0 if self.num_replicas == 2 else (t + 1) // self.every % 2
         cold = parity + 2 * jnp.arange(self.num_replicas // 2)
         hot = jnp.minimum(cold + 1, self.num_replicas - 1)  # an unpaired replica swaps with itself
@@ -221,13 +231,11 @@ class ReplicaKernel(Kernel):
         moved = jax.tree.map(lambda leaf: leaf[source], state.replicas)
         ratio = self.temperatures / self.temperatures[source]
         return ReplicaState(
-            jax.vmap(lambda replica, ratio: self.inner.rescale_momenta(t, replica, ratio))(
-                moved, ratio
-            ),
+            jax.vmap(lambda replica, ratio: inner.rescale_momenta(t, replica, ratio))(moved, ratio),
             state.acceptance.at[cold].set(acceptance.astype(ratio.dtype), mode="drop"),
         )
 
-    def _gains(self, cold, hot, order, middles, oracle) -> tuple[jax.Array, jax.Array]:
+    def _gains(self, cold, hot, order, middles, oracle: Oracle) -> tuple[jax.Array, jax.Array]:
         """Return D̃ and its variance for the pairs (cold, hot)."""
         coldness = 1 / self.temperatures[cold] - 1 / self.temperatures[hot]
         batch_size = self.batch_size
@@ -254,19 +262,19 @@ class ReplicaKernel(Kernel):
     def _coldest(self, state: ReplicaState) -> Any:
         return jax.tree.map(lambda leaf: leaf[0], state.replicas)
 
-    def position(self, state):
+    def position(self, state: ReplicaState) -> PyTree:
         return self.inner.position(self._coldest(state))
 
-    def momentum(self, state):
+    def momentum(self, state: ReplicaState) -> PyTree:
         return self.inner.momentum(self._coldest(state))
 
-    def draw_from(self, t, state):
+    def draw_from(self, t: Step, state: ReplicaState) -> PyTree:
         return self.inner.draw_from(t, self._coldest(state))
 
-    def mid_drift(self, t, state):
+    def mid_drift(self, t: Step, state: ReplicaState) -> PyTree:
         return self.inner.mid_drift(t, self._coldest(state))
 
-    def kinetic_temperature(self, t, state):
+    def kinetic_temperature(self, t: Step, state: ReplicaState) -> jax.Array:
         return self.inner.kinetic_temperature(t, self._coldest(state))
 
 

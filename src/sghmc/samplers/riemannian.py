@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import matrices, random, tree
+from sghmc.gradients import Oracle
 from sghmc.samplers import Kernel, Sampler, Traits
 from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
-from sghmc.types import PyTree, Schedule, StepInfo
+from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 
 class SGRHMC(Sampler):
@@ -145,20 +146,22 @@ class SGRHMCState(NamedTuple):
     momentum: PyTree
 
 
-class SGRHMCKernel(Kernel):
+class SGRHMCKernel(Kernel[SGRHMCState, Normals]):
     step_size: jax.Array | Schedule
     friction: jax.Array | Schedule
     temperature: jax.Array | Schedule
     metric: Metric
     is_separable: bool
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> SGRHMCState:
         still = jax.tree.map(jnp.zeros_like, position)
         deviation = jnp.sqrt(value_at(self.temperature, 0))
         momentum = tree.add_scaled(still, deviation, random.copy_of(normals, 0, position))
         return SGRHMCState(position, momentum)
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: Normals, state: SGRHMCState, oracle: Oracle
+    ) -> tuple[SGRHMCState, StepInfo]:
         half = value_at(self.step_size, t) / 2
         potential, grad = oracle(0, state.position)
         momentum = self._kicked(t, state, grad)
@@ -166,30 +169,30 @@ class SGRHMCKernel(Kernel):
         momentum = self._damped(t, random.copy_of(noise, 0, position), momentum)
         return SGRHMCState(self._drift(position, momentum, half), momentum), StepInfo(potential)
 
-    def _kicked(self, t, state, grad):
+    def _kicked(self, t: Step, state: SGRHMCState, grad: PyTree) -> PyTree:
         epsilon, tau = value_at(self.step_size, t), value_at(self.temperature, t)
         force = matrices.transpose(self.metric.root(state.position)) @ grad
         momentum = tree.add_scaled(state.momentum, -epsilon, force)
         correction = self.metric.correction(state.position, self.is_separable)
         return tree.add_scaled(momentum, epsilon * tau, correction)
 
-    def _drift(self, position, momentum, time):
+    def _drift(self, position: PyTree, momentum: PyTree, time: jax.Array) -> PyTree:
         """Solve dθ = L(θ) r dt over `time` by the midpoint rule."""
         middle = tree.add_scaled(position, time / 2, self.metric.root(position) @ momentum)
         return tree.add_scaled(position, time, self.metric.root(middle) @ momentum)
 
-    def _damped(self, t, normals, momentum):
+    def _damped(self, t: Step, normals: PyTree, momentum: PyTree) -> PyTree:
         decay = value_at(self.step_size, t) * value_at(self.friction, t)
         heat = jnp.sqrt(-value_at(self.temperature, t) * jnp.expm1(-2 * decay))
         slowed = tree.add_scaled(momentum, jnp.expm1(-decay), momentum)
         return tree.add_scaled(slowed, heat, normals)
 
-    def momentum(self, state):
+    def momentum(self, state: SGRHMCState) -> PyTree:
         return state.momentum
 
-    def mid_drift(self, t, state):
+    def mid_drift(self, t: Step, state: SGRHMCState) -> PyTree:
         return self._drift(state.position, state.momentum, -value_at(self.step_size, t) / 2)
 
-    def kinetic_temperature(self, t, state):
+    def kinetic_temperature(self, t: Step, state: SGRHMCState) -> jax.Array:
         momentum = tree.ravel(state.momentum)
         return jnp.mean(momentum**2)

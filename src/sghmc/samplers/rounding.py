@@ -1,7 +1,7 @@
 """Stochastic rounding for bfloat16 parameters, so that steps below half an ulp are not lost."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,12 @@ from jax import lax
 from jaxtyping import Array, BFloat16, Float32, UInt32
 
 from sghmc.core import random, tree
+from sghmc.gradients import Oracle
 from sghmc.samplers import Kernel, Sampler, Traits
 from sghmc.samplers.langevin import SGLD
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.samplers.wrappers import KernelWrapper, SamplerWrapper
-from sghmc.types import PyTree
+from sghmc.types import Normals, PyTree, Step, StepInfo
 
 _FIRST_SLOT = 1 << 31
 """First slot of the random bits, after the slots of all normals of a step."""
@@ -69,16 +70,22 @@ class StochasticRounding(SamplerWrapper):
         return RoundingKernel(self.sampler.prepare(_widened(like), num_steps))
 
 
+RoundingNoise: TypeAlias = tuple[Any, list[jax.Array]]
+"""The inner kernel's variates, and a random word for every bfloat16 number."""
+
+
 class RoundingKernel(KernelWrapper):
     """Step the inner kernel in float32, and round its position."""
 
     inner: Kernel
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> Any:
         state = self.inner.init([_wide(leaf) for leaf in normals], _widened(position))
         return state._replace(position=position)
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(
+        self, key: random.Key, first_step: Step, num_steps: int, like: PyTree
+    ) -> RoundingNoise:
         """Return the inner kernel's variates, and a random word for every bfloat16 number."""
         leaves, bits, slot = jax.tree.leaves(like), [], _FIRST_SLOT
         for leaf in leaves:
@@ -88,7 +95,9 @@ class RoundingKernel(KernelWrapper):
             slot += size
         return self.inner.draw(key, first_step, num_steps, _widened(like)), bits
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: RoundingNoise, state: Any, oracle: Oracle
+    ) -> tuple[Any, StepInfo]:
         own, bits = noise
         narrow = jax.tree.map(lambda leaf: leaf.dtype, state.position)
         widened_oracle = oracle.through(

@@ -1,18 +1,19 @@
 """Stochastic gradient Hamiltonian Monte Carlo with friction."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
 
-from sghmc.core import matrices, random, tree
+from sghmc.core import matrices, pencils, random, tree
 from sghmc.core.checks import check_choice, check_count
+from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers import Traits
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
 from sghmc.samplers.settings import check_setting, value_at
-from sghmc.types import PyTree, Schedule, StepInfo
+from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 
 class SGHMC(FrictionSampler):
@@ -123,39 +124,44 @@ class SGHMCKernel(FrictionKernel):
     resample_every: int | None
     observe: str
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> Normals:
         copies = 1 if self.resample_every is None else 2
         return random.normals_like(key, first_step, num_steps, like, copies=copies)
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: Normals, state: SGHMCState, oracle: Oracle
+    ) -> tuple[SGHMCState, StepInfo]:
         if self.resample_every is not None:
             state = self._resample(t, noise, state)
         velocity, potential = self._kick(t, noise, state.position, state.velocity, oracle)
         position = self._drift(t, state.position, velocity)
         return SGHMCState(position, velocity), StepInfo(potential)
 
-    def _kick(self, t, noise, position, velocity, oracle):
+    def _kick(
+        self, t: Step, noise: Normals, position: PyTree, velocity: PyTree, oracle: Oracle
+    ) -> tuple[PyTree, jax.Array]:
         potential, grad = oracle(0, position)
         drag = self._share(t) * value_at(self.friction_scale, t)
         slowed = tree.add_scaled(velocity, -drag, self.decay @ velocity)
         injected = self._injected(t, random.copy_of(noise, 0, position))
         return tree.add_scaled(self._kicked(t, slowed, grad), 1, injected), potential
 
-    def _resample(self, t, noise, state):
+    def _resample(self, t: Step, noise: Normals, state: SGHMCState) -> SGHMCState:
         normals = random.copy_of(noise, 1, state.position)
+        assert self.resample_every is not None
         is_due = (t % self.resample_every == 0) & (t > 0)
         velocity = self._fresh(t, normals, self._decay(t) / 2)
         middle = self.mid_drift(jnp.maximum(t - 1, 0), state)
         fresh = SGHMCState(self._drift(t, middle, velocity, 0.5), velocity)
         return jax.tree.map(lambda new, old: jnp.where(is_due, new, old), fresh, state)
 
-    def _raised(self, noise, drag):
+    def _raised(self, noise: pencils.Pencil, drag: pencils.Pencil) -> Self:
         return dataclasses.replace(super()._raised(noise, drag), decay=noise.outer_first())
 
-    def draw_from(self, t, state):
+    def draw_from(self, t: Step, state: SGHMCState) -> PyTree:
         return self.mid_drift(t, state) if self.observe == "middle" else state.position
 
-    def kinetic_temperature(self, t, state):
+    def kinetic_temperature(self, t: Step, state: SGHMCState) -> jax.Array:
         """Return rᵀ(M⁻¹ − ½εM⁻¹CM⁻¹)r/d, whose mean is τ: r is hotter than τM by that factor."""
         energy = self.drag.quadratic(1, self._decay(t) / 2, state.velocity)
         return energy / (self.unit**2 * tree.size(state.velocity))

@@ -1,15 +1,17 @@
 """Splitting integrators, which solve the friction exactly between kicks and drifts."""
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
 from sghmc.core import random, tree
+from sghmc.gradients import Oracle
 from sghmc.samplers import Traits
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
 from sghmc.samplers.settings import value_at
-from sghmc.types import PyTree, StepInfo
+from sghmc.types import Normals, PyTree, Step, StepInfo
 
 
 class BAOAB(FrictionSampler):
@@ -96,10 +98,10 @@ class SplittingKernel(FrictionKernel):
 
     subtracts: bool
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> Normals:
         return random.normals_like(key, first_step, num_steps, like, copies=1 + self.subtracts)
 
-    def _damped(self, t, noise, velocity):
+    def _damped(self, t: Step, noise: Normals, velocity: PyTree) -> PyTree:
         a = self._decay(t)
         first = random.copy_of(noise, 0, velocity)
         kept = self.drag.apply(lambda rate: jnp.exp(-a * rate), velocity)
@@ -113,20 +115,24 @@ class SplittingKernel(FrictionKernel):
             random.copy_of(noise, 1, velocity),
         )
 
-    def _heated(self, t, velocity, share, normals):
+    def _heated(
+        self, t: Step, velocity: PyTree, share: Callable[[jax.Array], jax.Array], normals: PyTree
+    ) -> PyTree:
         """Add N(0, τ f(M⁻¹C) M⁻¹) with f = `share`, which is clipped at 0 against rounding."""
         scale = self.unit * jnp.sqrt(value_at(self.temperature, t))
         heat = self.drag.spread(lambda rate: jnp.sqrt(jnp.maximum(share(rate), 0)), normals)
         return tree.add_scaled(velocity, scale, heat)
 
-    def kinetic_temperature(self, t, state):
+    def kinetic_temperature(self, t: Step, state: SGHMCState) -> jax.Array:
         return self.drag.quadratic(1, 0, state.velocity) / (
             self.unit**2 * tree.size(state.velocity)
         )
 
 
 class BAOABKernel(SplittingKernel):
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: Normals, state: SGHMCState, oracle: Oracle
+    ) -> tuple[SGHMCState, StepInfo]:
         potential, grad = oracle(0, state.position)
         velocity = self._kicked(t, state.velocity, grad)
         position = self._drift(t, state.position, velocity, 0.5)
@@ -135,7 +141,9 @@ class BAOABKernel(SplittingKernel):
 
 
 class OBABOKernel(SplittingKernel):
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: Normals, state: SGHMCState, oracle: Oracle
+    ) -> tuple[SGHMCState, StepInfo]:
         potential, grad = oracle(0, state.position)
         velocity = self._damped(t, noise, self._kicked(t, state.velocity, grad, 0.5))
         velocity = self._kicked(t, velocity, grad, 0.5)
@@ -207,19 +215,21 @@ class UBUKernel(FrictionKernel):
     """
 
     @property
-    def moves_before_gradients(self):
-        return True
+    def gradient_use(self) -> Literal["start", "slope", "inside"]:
+        return "inside"
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> Normals:
         return random.normals_like(key, first_step, num_steps, like, copies=4)
 
-    def step(self, t, noise, state, oracle):
+    def step(
+        self, t: Step, noise: Normals, state: SGHMCState, oracle: Oracle
+    ) -> tuple[SGHMCState, StepInfo]:
         position, velocity = self._freed(t, noise, 0, state)
         potential, grad = oracle(0, position)
         kicked = SGHMCState(position, self._kicked(t, velocity, grad))
         return self._freed(t, noise, 2, kicked), StepInfo(potential)
 
-    def _freed(self, t, noise, first, state):
+    def _freed(self, t: Step, noise: Normals, first: int, state: SGHMCState) -> SGHMCState:
         """Apply U over half a step, with the normals `first` and `first` + 1."""
         half = self._decay(t) / 2
         of_both, of_position = (random.copy_of(noise, first + i, state.position) for i in (0, 1))
@@ -242,16 +252,16 @@ class UBUKernel(FrictionKernel):
             self._drift(t, state.position, drift, 0.5), tree.add_scaled(kept, scale, heat)
         )
 
-    def kinetic_temperature(self, t, state):
+    def kinetic_temperature(self, t: Step, state: SGHMCState) -> jax.Array:
         return self.drag.quadratic(1, 0, state.velocity) / (
             self.unit**2 * tree.size(state.velocity)
         )
 
-    def mid_drift(self, t, state):
+    def mid_drift(self, t: Step, state: SGHMCState) -> PyTree:
         """Return the position, which between two kicks is independent of r up to order ε²."""
         return state.position
 
-    def rescale_momenta(self, t, state, ratio):
+    def rescale_momenta(self, t: Step, state: SGHMCState, ratio: jax.Array) -> SGHMCState:
         factor = jnp.sqrt(ratio)
         return SGHMCState(
             state.position, jax.tree.map(lambda v: (factor * v).astype(v.dtype), state.velocity)

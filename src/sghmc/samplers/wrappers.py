@@ -1,23 +1,41 @@
 """Samplers around other samplers: their base classes, `Cyclical` and `Whitened`.
 
 A wrapper forwards every member of `Sampler` and `Kernel` that it does not implement to the inner
-one. A new member belongs into the base classes here, too: a test compares their lists.
+one, and those of optional protocols. A new member belongs into the base classes here, too: a test
+compares their lists.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.core import matrices, tree
+from sghmc.core import matrices, random, tree
 from sghmc.core.checks import check_count
 from sghmc.gradients import Oracle
-from sghmc.samplers import Dynamics, Kernel, Sampler, Traits
+from sghmc.gradients.noise import EmpiricalFisher
+from sghmc.samplers import (
+    Adaptable,
+    AdaptsMass,
+    AdaptsStepSize,
+    CachesEvaluation,
+    Dynamics,
+    EstimatesNoise,
+    Kernel,
+    NoiseRoom,
+    RescalesMomenta,
+    Revisable,
+    Sampler,
+    Traits,
+    as_protocol,
+    fisher_of,
+)
 from sghmc.samplers.settings import value_at
-from sghmc.types import PyTree
+from sghmc.types import Normals, PyTree, Step, StepInfo
 
 
 class SamplerWrapper(Sampler):
@@ -77,8 +95,12 @@ class SamplerWrapper(Sampler):
         return self.sampler.pull_back_covariance(covariance, like)
 
 
-class KernelWrapper(Kernel):
-    """A kernel around another, whose state is that of the inner one."""
+class KernelWrapper(AdaptsMass, AdaptsStepSize, CachesEvaluation, EstimatesNoise, RescalesMomenta):
+    """A kernel around another, whose state is that of the inner one.
+
+    It forwards the optional protocols that make sense for any inner kernel; what the inner one does
+    not implement is left out or, where it is needed, an error.
+    """
 
     inner: eqx.AbstractVar[Kernel]
 
@@ -86,84 +108,78 @@ class KernelWrapper(Kernel):
         """Return this wrapper around another kernel."""
         return dataclasses.replace(self, inner=inner)
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> Any:
         return self.inner.init(normals, position)
 
-    def step(self, t, noise, state, oracle):
+    def step(self, t: Step, noise: Any, state: Any, oracle: Oracle) -> tuple[Any, StepInfo]:
         return self.inner.step(t, noise, state, oracle)
 
-    def draw(self, key, first_step, num_steps, like):
+    def draw(self, key: random.Key, first_step: Step, num_steps: int, like: PyTree) -> Any:
         return self.inner.draw(key, first_step, num_steps, like)
 
-    def with_cached_evaluation(self, state, oracle):
-        return self.inner.with_cached_evaluation(state, oracle)
-
     @property
-    def is_lazy(self):
-        return self.inner.is_lazy
-
-    def flush(self, t, noise, state, oracle):
-        return self.inner.flush(t, noise, state, oracle)
-
-    @property
-    def num_gradients(self):
+    def num_gradients(self) -> int:
         return self.inner.num_gradients
 
     @property
-    def differentiates_gradients(self):
-        return self.inner.differentiates_gradients
+    def gradient_use(self) -> Literal["start", "slope", "inside"]:
+        return self.inner.gradient_use
 
-    @property
-    def moves_before_gradients(self):
-        return self.inner.moves_before_gradients
-
-    def position(self, state):
+    def position(self, state: Any) -> PyTree:
         return self.inner.position(state)
 
-    def momentum(self, state):
+    def momentum(self, state: Any) -> PyTree | None:
         return self.inner.momentum(state)
 
-    def draw_from(self, t, state):
+    def draw_from(self, t: Step, state: Any) -> PyTree:
         return self.inner.draw_from(t, state)
 
-    def mid_drift(self, t, state):
+    def mid_drift(self, t: Step, state: Any) -> PyTree:
         return self.inner.mid_drift(t, state)
 
-    def kinetic_temperature(self, t, state):
+    def kinetic_temperature(self, t: Step, state: Any) -> jax.Array | None:
         return self.inner.kinetic_temperature(t, state)
 
-    def rescale_momenta(self, t, state, ratio):
-        return self.inner.rescale_momenta(t, state, ratio)
+    def with_cached_evaluation(self, state: Any, oracle: Oracle) -> Any:
+        if not isinstance(self.inner, CachesEvaluation):
+            return state
+        return self.inner.with_cached_evaluation(state, oracle)
 
-    def map_parameters(self, state, shape):
-        return self.inner.map_parameters(state, shape)
+    def rescale_momenta(self, t: Step, state: Any, ratio: jax.Array) -> Any:
+        return as_protocol(self.inner, RescalesMomenta).rescale_momenta(t, state, ratio)
 
-    def adaptable(self, state):
-        return self._around(self.inner.adaptable(state))
+    def map_parameters(self, state: Any, shape: Callable[[PyTree], PyTree]) -> Any:
+        return as_protocol(self.inner, Adaptable).map_parameters(state, shape)
 
-    def diagonal_mass(self, position):
-        return self.inner.diagonal_mass(position)
+    def adaptable(self, state: Any) -> Self:
+        return self._around(as_protocol(self.inner, Adaptable).adaptable(state))
 
-    def with_mass(self, state, mass):
-        inner, state = self.inner.with_mass(state, mass)
+    def diagonal_mass(self, position: PyTree) -> PyTree:
+        return as_protocol(self.inner, AdaptsMass).diagonal_mass(position)
+
+    def with_mass(self, state: Any, mass: PyTree) -> tuple[Self, Any]:
+        inner, state = as_protocol(self.inner, AdaptsMass).with_mass(state, mass)
         return self._around(inner), state
 
-    def constant_step_size(self):
-        return self.inner.constant_step_size()
+    def constant_step_size(self) -> jax.Array:
+        return as_protocol(self.inner, AdaptsStepSize).constant_step_size()
 
-    def with_step_size(self, step_size):
-        return self._around(self.inner.with_step_size(step_size))
+    def with_step_size(self, step_size: jax.Array) -> Self:
+        return self._around(as_protocol(self.inner, AdaptsStepSize).with_step_size(step_size))
 
     @property
-    def fisher(self):
-        return self.inner.fisher
+    def fisher(self) -> EmpiricalFisher | None:
+        return fisher_of(self.inner)
 
-    def with_gradient_noise(self, t, gradient_noise, like):
-        inner, room = self.inner.with_gradient_noise(t, gradient_noise, like)
-        return self._around(inner), room
+    def with_gradient_noise(
+        self, t: Step, gradient_noise: jax.Array, like: PyTree
+    ) -> tuple[Self, NoiseRoom]:
+        inner = as_protocol(self.inner, EstimatesNoise)
+        revised, room = inner.with_gradient_noise(t, gradient_noise, like)
+        return self._around(revised), room
 
-    def pull_back(self, grad):
-        return self.inner.pull_back(grad)
+    def pull_back(self, grad: PyTree) -> PyTree:
+        return self.inner.pull_back(grad) if isinstance(self.inner, Revisable) else grad
 
 
 class Cyclical(SamplerWrapper):
@@ -333,34 +349,34 @@ class WhitenedKernel(KernelWrapper):
     transposed: matrices.Matrix
     inverse: matrices.Matrix
 
-    def init(self, normals, position):
+    def init(self, normals: Normals, position: PyTree) -> Any:
         return self.inner.init(normals, self._to_z(position))
 
-    def step(self, t, noise, state, oracle):
+    def step(self, t: Step, noise: Any, state: Any, oracle: Oracle) -> tuple[Any, StepInfo]:
         return self.inner.step(t, noise, state, self._in_z(oracle))
 
-    def with_cached_evaluation(self, state, oracle):
-        return self.inner.with_cached_evaluation(state, self._in_z(oracle))
+    def with_cached_evaluation(self, state: Any, oracle: Oracle) -> Any:
+        return super().with_cached_evaluation(state, self._in_z(oracle))
 
     def _in_z(self, oracle: Oracle) -> Oracle:
         return oracle.through(self._to_position, lambda grad: self.transposed @ grad)
 
-    def position(self, state):
+    def position(self, state: Any) -> PyTree:
         return self._to_position(self.inner.position(state))
 
-    def momentum(self, state):
+    def momentum(self, state: Any) -> PyTree | None:
         """Return the momentum of θ, L⁻ᵀ times that of z."""
         of_z = self.inner.momentum(state)
         return None if of_z is None else matrices.transpose(self.inverse) @ of_z
 
-    def draw_from(self, t, state):
+    def draw_from(self, t: Step, state: Any) -> PyTree:
         return self._to_position(self.inner.draw_from(t, state))
 
-    def mid_drift(self, t, state):
+    def mid_drift(self, t: Step, state: Any) -> PyTree:
         return self._to_position(self.inner.mid_drift(t, state))
 
-    def pull_back(self, grad):
-        return self.inner.pull_back(self.transposed @ grad)
+    def pull_back(self, grad: PyTree) -> PyTree:
+        return super().pull_back(self.transposed @ grad)
 
     def _to_position(self, z: PyTree) -> PyTree:
         return jax.tree.map(
