@@ -7,7 +7,7 @@ Rows that were held out say which noise a target has.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,11 +20,12 @@ from sghmc.core import random
 from sghmc.estimators.network_training import clearly_likeliest, train
 from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table, columns
 from sghmc.estimators.weighted_rows import Rows, rounding
+from sghmc.gradients import Oracle
 from sghmc.posterior.target import Potential
 from sghmc.samplers import Sampler, Traits
 from sghmc.samplers.microcanonical import MCHMC, MCHMCKernel, MCHMCNoise, MCHMCState
 from sghmc.sampling import sample
-from sghmc.types import Evaluation, PyTree, StepInfo
+from sghmc.types import Evaluation, Normals, PyTree, Step, StepInfo
 
 _TRAJECTORY_STEPS = 20
 _MAX_FULL_BATCH = 2048
@@ -130,11 +131,11 @@ class ExplorerKernel(MCHMCKernel):
     explore: jax.Array
     settle: jax.Array
 
-    def init(self, normals, position) -> Any:
+    def init(self, normals: Normals, position: PyTree) -> Any:
         state, log = super().init(normals, position), jnp.log(self.constant_step_size())
         return ExplorerState(*state, log, log, jnp.zeros_like(log), jnp.zeros_like(log))
 
-    def step(self, t, noise: MCHMCNoise, state: ExplorerState, oracle):
+    def step(self, t: Step, noise: MCHMCNoise, state: Any, oracle: Oracle) -> Any:
         number, size = t - self.explore, state.position.size
         is_exact = number >= 0
         log_step = state.log_step + jnp.where(number == 0, np.float32(np.log(_EXACT_SHARE)), 0)
@@ -180,7 +181,7 @@ class ExplorerKernel(MCHMCKernel):
         log_mean = jnp.where(is_free, free, jnp.where(is_settling, mean, state.log_mean))
         return state._replace(log_step=log_step, log_mean=log_mean, error=errors, weight=weight)
 
-    def map_parameters(self, state, shape):
+    def map_parameters(self, state: Any, shape: Callable[[PyTree], PyTree]) -> Any:
         return state._replace(position=shape(state.position), direction=shape(state.direction))
 
 
