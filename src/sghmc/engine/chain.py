@@ -4,6 +4,7 @@ What a run does to one chain: begin, draw variates, step, look, keep. No loops, 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -219,15 +220,8 @@ class RunSpec(eqx.Module):
             return self.batches.of_steps(first_step, num_steps)
         num_gradients, like = self.kernel.num_gradients, self.layout.flat_like
         # Row numbers are used by every array of the data: they are computed once.
-        return runtime.unfused(
-            first_step,
-            self.estimator.draw,
-            self.keys[GRADIENT],
-            first_step,
-            num_steps,
-            num_gradients,
-            like,
-        )
+        draw = functools.partial(self.estimator.draw, self.keys[GRADIENT])
+        return runtime.unfused(first_step, draw, first_step, num_steps, num_gradients, like)
 
     def step(self, t, variates: Variates, carry: LoopState) -> tuple[Any, StepInfo]:
         """The state after step t, from that step's variates."""
