@@ -5,7 +5,7 @@ import math
 import pytest
 
 from command_results import SCRIPT, fit_result, ratings_result
-from sghmc.estimators import pages
+from sghmc.estimators import tables
 from sghmc.recommender import evaluation
 
 
@@ -24,30 +24,30 @@ def points(expected, observed, count):
     ],
 )
 def test_the_verdict_is_a_test_at_three_and_a_half_standard_errors(observed, words):
-    page = pages.table_page(fit_result(reliability=points(0.5, observed, 100)))
+    page = tables.table_page(fit_result(reliability=points(0.5, observed, 100)))
     assert f"Verdict: {words}" in page
 
 
 def test_the_worst_of_all_levels_counts():
     reliability = {"expected": [0.1, 0.5, 0.9], "observed": [0.1, 0.5, 0.6], "count": [100] * 3}
-    page = pages.table_page(fit_result(reliability=reliability))
+    page = tables.table_page(fit_result(reliability=reliability))
     assert "Verdict: too sure" in page
     assert 'class="verdict bad"' in page
 
 
 def test_few_rows_cannot_tell():
-    page = pages.table_page(fit_result(reliability=points(0.5, 0.0, 4), num_test=4))
+    page = tables.table_page(fit_result(reliability=points(0.5, 0.0, 4), num_test=4))
     assert "as far as 4 held-out cases can tell" in page
     assert 'class="verdict good"' in page
 
 
 def test_every_score_is_there_and_words_are_escaped():
-    page = pages.table_page(fit_result(r2=None))
+    page = tables.table_page(fit_result(r2=None))
     for words in ("root mean squared error", "1.5000", "not known", "-2.0000", "400"):
         assert words in page
     assert SCRIPT not in page
     assert "&lt;script&gt;" in page
-    classes = pages.table_page(fit_result(task="classification", accuracy=0.75, brier=0.375))
+    classes = tables.table_page(fit_result(task="classification", accuracy=0.75, brier=0.375))
     for words in ("0.7500", "Brier score", "0.3750", "confidence"):
         assert words in classes
 

@@ -157,28 +157,28 @@ def drawn(levels, acceptance, value=0.0) -> Run:
 
 def test_chains_that_fell_behind_or_stand_still_draw_again(monkeypatch):
     """Those left behind from where the median chain is; those that did well keep their draws."""
-    first = drawn([1.0, 900.0, 2.0, 1.5], [0.9, 0.9, 0.9, 0.1])
-    second = drawn([1.0, 1.5, 9e9, 1.0], [0.0, 0.8, 0.0, 0.8], value=100.0)
+    first = [drawn([1.0, 900.0], [0.9, 0.9]), drawn([2.0, 1.5], [0.9, 0.1], value=2.0)]
+    second = [drawn([1.0, 1.5], [0.0, 0.8], value=100.0), drawn([9e9, 1.0], [0.0, 0.2], value=200)]
+    third = [drawn([0.0, 1.0], [0.9, 0.7], value=300.0)]
     calls = []
 
     def run(chains, keys, starts, size, plan):
         calls.append((starts, plan))
-        whole = first if len(calls) == 1 else second
-        halves = [slice(i * size, (i + 1) * size) for i in range(len(chains))]
-        return [
-            Run(whole.draws[half], whole.potentials[half], whole.acceptance[half])
-            for half in halves
-        ]
+        return [first, second, third][len(calls) - 1][-len(chains) :]
 
     monkeypatch.setattr(regression_chains, "in_threads", run)
-    plan = Plan.of(900, 3)
+    monkeypatch.setattr(regression_chains, "num_groups", lambda num_chains: 2)
+    plan = Plan.of(90_000, 3)
     found = CHAINS.sample(jax.random.key(0), 4, plan)
-    assert [given for _, given in calls] == [plan, plan.going_on()]
+    short = plan._replace(explore=plan.explore // 20)
+    assert [given for _, given in calls] == [plan, short, short]
     assert all(start is None for start in calls[0][0])
-    starts = np.concatenate(calls[1][0])
-    np.testing.assert_array_equal(starts, first.draws[[0, 2, 2, 3], -1])
-    np.testing.assert_array_equal(found.draws[:, 0, 0], [0, 101, 2, 103])
-    np.testing.assert_array_equal(found.acceptance, [0.9, 0.8, 0.9, 0.8])
+    # The second chain goes on from the third, whose potential is the median.
+    np.testing.assert_array_equal(np.concatenate(calls[1][0])[:, 0], [0, 2, 2, 3])
+    # Then the last one's acceptance is still too low: its group alone runs again.
+    np.testing.assert_array_equal(np.concatenate(calls[2][0])[:, 0], [2, 201])
+    np.testing.assert_array_equal(found.draws[:, 0, 0], [0, 101, 2, 301])
+    np.testing.assert_array_equal(found.acceptance, [0.9, 0.8, 0.9, 0.7])
     assert found.num_replaced == 1
 
 

@@ -78,11 +78,11 @@ def test_rows_are_predicted_in_parts_that_fit_into_memory(model, monkeypatch):
         ]
 
     whole = answers()
-    monkeypatch.setattr(base, "_MOST_NUMBERS", 4)
+    monkeypatch.setattr(base, "_MAX_ENTRIES", 4)
     assert [len(part) for _, part in model._parts(x)] == [2, 2, 1]
     for one, other in zip(answers(), whole, strict=True):
         np.testing.assert_allclose(one, other)
-    monkeypatch.setattr(base, "_MOST_NUMBERS", 1)
+    monkeypatch.setattr(base, "_MAX_ENTRIES", 1)
     assert len(list(model._parts(x))) == 5
     assert model.sample_predictive(x, 7, random_state=0).shape == (7, 5)
 

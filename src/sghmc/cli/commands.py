@@ -169,7 +169,7 @@ def fit(
     """
     with session.work(debug), files.drafts(out) as stage:
         from sghmc.data.table_files import read_table
-        from sghmc.estimators import pages, tables
+        from sghmc.estimators import tables
 
         fitted = tables.fit_table(
             read_table(table, ignored=ignore or []),
@@ -185,7 +185,7 @@ def fit(
         (stage / "predictions.csv").write_text(fitted.predictions, encoding="utf-8")
         tables.plot_reliability(fitted.result).savefig(stage / "reliability.png", dpi=150)
         fitted.model.save(stage / MODEL)
-        write(stage, pages.table_page(fitted.result))
+        write(stage, tables.table_page(fitted.result))
     if as_json:
         session.print_json(fitted.result)
     elif not quiet:

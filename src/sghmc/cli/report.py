@@ -81,7 +81,7 @@ def _command(folder: pathlib.Path) -> str:
 
 
 def _page(kind: str, folder: pathlib.Path) -> str:
-    from sghmc.estimators import pages
+    from sghmc.estimators import tables
     from sghmc.recommender import evaluation
 
     where = folder / "result.json"
@@ -92,7 +92,7 @@ def _page(kind: str, folder: pathlib.Path) -> str:
         if kind == "demo":
             return demo.page(config, result)
         return (
-            pages.table_page(result) if kind == "fit" else evaluation.ratings_page(config, result)
+            tables.table_page(result) if kind == "fit" else evaluation.ratings_page(config, result)
         )
     except _BROKEN_ERRORS as error:
         raise ValueError(

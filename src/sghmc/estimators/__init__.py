@@ -1,4 +1,4 @@
-"""Bayesian models with scikit-learn's interface: fit, predict, and how sure they are.
+"""Bayesian models with scikit-learn's interface and with predictive uncertainty.
 
 Import from here only: scikit-learn is loaded with this package, not with `sghmc`.
 """
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def load(path: str | pathlib.Path) -> Any:
-    """The model in a file that `save` wrote, whichever of the four it is."""
+    """Load the model in a file that `save` wrote, whatever its class."""
     importlib.import_module("sghmc.recommender.matrix_factorization")  # one of those in files
     return BayesianEstimator.load(path)
 

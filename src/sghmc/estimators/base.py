@@ -1,4 +1,4 @@
-"""What all estimators share: checked inputs, streams of rows, keys, draws, files."""
+"""The base class of all estimators: checked inputs, streams of rows, keys, draws, files."""
 
 import abc
 import pathlib
@@ -16,12 +16,12 @@ from sghmc.core.signals import whole_or_nothing
 from sghmc.estimators import storage
 from sghmc.estimators.weighted_rows import Rows, Scaling, hides_the_rest
 
-_MOST_NUMBERS = 1 << 22
-"""Numbers that a prediction holds at once: rows are taken in parts."""
+_MAX_ENTRIES = 1 << 22
+"""Largest number of entries that a prediction holds at once: rows are taken in parts."""
 
 
 class BayesianEstimator(BaseEstimator, abc.ABC):
-    """Fitting, streaming, storing. A subclass says how rows become draws and draws predictions.
+    """Fits, streams and stores; a subclass turns rows into draws and draws into predictions.
 
     | attribute | meaning |
     | --- | --- |
@@ -82,7 +82,7 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
         return self
 
     def _warn_of_far_values(self, rows: Rows) -> None:
-        """Where few values take all the scale: a model of standardized rows is blind to others."""
+        """Warn if few values take all the scale, so that standardized others are all but equal."""
         names = getattr(self, "feature_names_in_", range(rows.x.shape[1]))
         found = [f"input {names[i]}" for i in np.flatnonzero(hides_the_rest(rows.x))]
         if isinstance(self, RegressorMixin) and hides_the_rest(rows.y[:, None])[0]:
@@ -108,7 +108,7 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _is_new(self) -> bool:
-        """Whether no rows were seen yet; a loaded model cannot go on, since it has no rows."""
+        """Tell whether no rows were seen yet; a loaded model has none and cannot go on."""
         if not hasattr(self, "draws_"):
             return True
         if getattr(self, "_rows", None) is None:
@@ -133,14 +133,14 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
 
     @abc.abstractmethod
     def _encoded(self, y: np.ndarray) -> np.ndarray:
-        """Targets as the model sees them."""
+        """Return targets in the form that the model takes."""
 
     @abc.abstractmethod
     def _sample(self, key: jax.Array) -> None:
         """Set `draws_`, and `_chains` to go on from, given `_rows` and the scalings."""
 
     def sample_posterior(self, num_draws: int | None = None, random_state=None):
-        """Draws of the parameters by name, all of them or `num_draws` chosen at random."""
+        """Return draws of the parameters by name, all of them or `num_draws` chosen at random."""
         check_is_fitted(self)
         draws = self._described()
         if num_draws is None:
@@ -158,16 +158,16 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
         return dict(self.draws_)
 
     def _parts(self, X) -> Iterator[tuple[slice, np.ndarray]]:
-        """Places of some rows at a time, and those rows as the model sees them."""
+        """Yield slices of the rows, and those rows in the form that the model takes."""
         check_is_fitted(self)
         X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
         x = self._scaled(X)
-        length = max(1, _MOST_NUMBERS // self._numbers_per_row())
+        length = max(1, _MAX_ENTRIES // self._numbers_per_row())
         for i in range(0, len(x), length):
             yield slice(i, i + length), x[i : i + length]
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:
-        """Inputs as the model sees them."""
+        """Return inputs in the form that the model takes."""
         return self.input_scaling_.apply(x)
 
     def _numbers_per_row(self) -> int:
@@ -180,7 +180,7 @@ class BayesianEstimator(BaseEstimator, abc.ABC):
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Self:
-        """The model that `save` wrote: its predictions are the same to the bit."""
+        """Load the model that `save` wrote; its predictions are the same to the bit."""
         model = storage.read(pathlib.Path(path), cls)
         storage.check_prediction(model._trial_prediction, pathlib.Path(path))
         return model

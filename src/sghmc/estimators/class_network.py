@@ -1,4 +1,4 @@
-"""The posterior of a network for classes, sampled without a knob: rounds of SGHMC set their scales.
+"""The posterior of a classification network, sampled by rounds of SGHMC that set their own scales.
 
 Inputs and targets are standardized, and the network is written so that weights of size 1 make
 outputs of size 1. Before each warm-up round the curvature of every layer is measured and taken as
@@ -27,15 +27,16 @@ from sghmc.sampling import sample
 from sghmc.types import PyTree
 
 _STEP_SIZE, _MOMENTUM_DECAY = 0.3, 0.1
-"""Relative to the layers' curvatures. Four layers' blocks bend at most four times their mass."""
-_MOST_HALVINGS = 8
-_LARGEST_DROP = 0.5
+"""Step size relative to the layers' curvatures, and momentum decay; the curvature of four layers is
+at most four times their mass."""
+_MAX_HALVINGS = 8
+_MIN_MASS_RATIO = 0.5
 _ROUND_DRAWS = 10
 _NUM_CURVATURE_ROWS = 512
 
 
 def relu(z: jax.Array) -> jax.Array:
-    """A rectifier that keeps the size of its inputs through a layer of weights of size 1."""
+    """Rectify, and scale so that a layer of weights of size 1 keeps the size of its inputs."""
     return jax.nn.relu(z) * (2 / z.shape[-1]) ** 0.5
 
 
@@ -51,7 +52,7 @@ _ACTIVATIONS = {"relu": relu, "tanh": tanh, "silu": silu}
 
 
 class Chains(NamedTuple):
-    """Where the chains stand, and their precisions; all with a leading chain axis."""
+    """Positions and precisions of the chains, all with a leading chain axis."""
 
     positions: PyTree
     hyper: PyTree
@@ -59,7 +60,7 @@ class Chains(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How long to sample: rounds of `round_draws` draws of each chain, `thinning` steps a draw."""
+    """Length of the sampling: rounds of `round_draws` draws a chain, `thinning` steps a draw."""
 
     round_draws: int
     thinning: int
@@ -70,7 +71,7 @@ class Plan:
 
     @classmethod
     def of(cls, num_draws: int, num_steps: int, batch_size: int, progress: bool):
-        """Half of the steps warm up, the other half make `num_draws` draws of each chain."""
+        """Return a plan: half of the steps warm up, the others make `num_draws` draws."""
         num_rounds = -(-num_draws // _ROUND_DRAWS)
         round_draws = -(-num_draws // num_rounds)
         thinning = max(1, num_steps // (2 * num_rounds * round_draws))
@@ -78,16 +79,16 @@ class Plan:
         return cls(round_draws, thinning, warmup, num_rounds, batch_size, progress)
 
     def trial(self) -> "Plan":
-        """Fewer draws, to judge a setting by."""
+        """Return a plan of fewer draws, to judge a setting by."""
         return dataclasses.replace(self, num_rounds=-(-self.num_rounds // 3))
 
     def settling(self) -> "Plan":
-        """For chains that go on with more data: half the warm-up."""
+        """Return a plan with half the warm-up, for chains that go on with more data."""
         return dataclasses.replace(self, num_warmup_rounds=-(-self.num_warmup_rounds // 2))
 
 
 class Network:
-    """A network's posterior given standardized rows, which each chain may weight in its own way."""
+    """A network's posterior given standardized rows, with weights of the rows for each chain."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Network:
         activation: str,
         precision: float | None = None,
     ):
-        """`rows.weight` has the axes (chain, row).
+        """Take rows whose weights have the axes (chain, row).
 
         `precision` is that of the weights' priors; None: learned.
         """
@@ -116,7 +117,7 @@ class Network:
         )
 
     def _prepared(self, rows: Rows, width: int) -> Rows:
-        """Padded to shapes that programs are compiled for; inputs scaled to a sum of squares 1."""
+        """Return rows padded to shapes that programs are compiled for, inputs divided by √d."""
         length = padded_size(len(rows.x), 1 if len(rows.x) <= 256 else 4)
         x = padded(padded(rows.x / self.num_inputs**0.5, width, axis=1), length)
         y = padded(rows.y.astype(np.int32), length)
@@ -132,16 +133,16 @@ class Network:
         return Chains(*jax.tree.map(np.asarray, (positions, hyper)))
 
     def run(self, key: jax.Array, chains: Chains, plan: Plan) -> tuple[PyTree, PyTree, Chains]:
-        """Draws of positions and precisions, axes (chain, draw, …), and where the chains end.
+        """Return draws of positions and precisions, axes (chain, draw, …), and the chains' ends.
 
-        Where a chain leaves the finite numbers, all is done again with half the step.
+        If a chain becomes non-finite, everything is done again with half the step size.
         """
-        for attempt in range(_MOST_HALVINGS):
+        for attempt in range(_MAX_HALVINGS):
             step_size = _STEP_SIZE / 2**attempt
             try:
                 return self._attempt(jax.random.fold_in(key, attempt), chains, plan, step_size)
             except DivergenceError:
-                if attempt == _MOST_HALVINGS - 1:
+                if attempt == _MAX_HALVINGS - 1:
                     raise
         raise AssertionError
 
@@ -182,10 +183,10 @@ class Network:
         return samples
 
     def _masses(self, chains: Chains, before: PyTree) -> PyTree:
-        """Of each leaf its largest curvature, of likelihood and prior, the largest over chains.
+        """Return each leaf's largest curvature, of likelihood and prior, over all chains.
 
-        A chain that has become sure of its rows shows little curvature there, but a step further
-        there may be more: so a mass does not fall by more than half from round to round.
+        A chain that has become sure of its rows has little curvature there, and may have more a
+        step further: so a mass does not fall by more than half from round to round.
         """
         chosen = np.random.default_rng(0).permutation(len(self.rows.x))[:_NUM_CURVATURE_ROWS]
         x, y = (array[chosen].astype(np.float64) for array in self.rows[:2])
@@ -206,7 +207,7 @@ class Network:
         ]
         if before is None:
             return masses
-        return jax.tree.map(lambda new, old: max(new, _LARGEST_DROP * old), masses, before)
+        return jax.tree.map(lambda new, old: max(new, _MIN_MASS_RATIO * old), masses, before)
 
 
 def _end(samples: Samples) -> Chains:
@@ -215,7 +216,7 @@ def _end(samples: Samples) -> Chains:
 
 
 def rescaled(positions: PyTree, old: Scaling, new: Scaling) -> Any:
-    """The same functions of raw inputs, as weights for rows standardized in a new way."""
+    """Return weights for rows standardized anew, with the same functions of raw inputs."""
     layers = [dict(layer) for layer in positions]
     first = layers[0]
     (m, s), (new_m, new_s) = old, new

@@ -1,4 +1,4 @@
-"""From a table's columns to a matrix of numbers: text as one column a category."""
+"""Encode a table's columns as a matrix of numbers, text as one column for each category."""
 
 from typing import Any, Self
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from sghmc.data.table_files import Columns, is_number
 
-_MOST_CATEGORIES = 100
-"""Each is an input of its own: a column with more is a name rather than a kind."""
+_MAX_CATEGORIES = 100
+"""Largest number of categories, each an input of its own: a column with more holds names."""
 
 
 class Encoding:
-    """What a model knows about the columns it was fitted to; plain enough to be stored as JSON.
+    """The columns that a model was fitted to, in a form that can be stored as JSON.
 
     A column of numbers stays one; a column of text becomes one column of 0 and 1 a category.
     """
@@ -21,7 +21,7 @@ class Encoding:
 
     @classmethod
     def restored(cls, plain: Any) -> Self:
-        """What `plain` gave, from a file that anybody may have written."""
+        """Restore what `plain` returned, after checks: anybody may have written the file."""
         columns = plain.get("columns") if isinstance(plain, dict) else None
         if (
             not isinstance(columns, list)
@@ -45,7 +45,7 @@ class Encoding:
         return cls(target, [_described(name, table[name]) for name in names])
 
     def matrix(self, table: Columns) -> np.ndarray:
-        """The inputs of a model, for a table that has all columns the model was fitted to."""
+        """Return the inputs of a model, given a table with all columns that it was fitted to."""
         missing = [column["name"] for column in self.columns if column["name"] not in table]
         if missing:
             raise ValueError(
@@ -56,12 +56,12 @@ class Encoding:
 
     @property
     def inputs(self) -> list[str]:
-        """Names of the table's columns that a model learns from."""
+        """Return the names of the table's columns that a model learns from."""
         return [column["name"] for column in self.columns]
 
     @property
     def names(self) -> list[str]:
-        """Names of the matrix' columns."""
+        """Return the names of the matrix' columns."""
         return [
             f"{column['name']}={category}" if category is not None else column["name"]
             for column in self.columns
@@ -73,14 +73,14 @@ class Encoding:
 
 
 def _is_described(column: Any) -> bool:
-    """Whether this could be what `_described` gave."""
+    """Tell whether a value could have been made by `_described`."""
     if not isinstance(column, dict) or set(column) - {"name", "categories"}:
         return False
     categories = column.get("categories", [""])
     return (
         isinstance(column.get("name"), str)
         and isinstance(categories, list)
-        and 0 < len(categories) <= _MOST_CATEGORIES
+        and 0 < len(categories) <= _MAX_CATEGORIES
         and all(isinstance(category, str) for category in categories)
     )
 
@@ -90,10 +90,10 @@ def _described(name: str, values: np.ndarray) -> dict[str, Any]:
         _check_finite(name, values)
         return {"name": name}
     categories = sorted(set(values))
-    if len(categories) > _MOST_CATEGORIES:
+    if len(categories) > _MAX_CATEGORIES:
         raise ValueError(
             f"The column {name!r} holds text with {len(categories):,} different values, such as "
-            f"{categories[0]!r}: at most {_MOST_CATEGORIES} can be told apart. If numbers are "
+            f"{categories[0]!r}: at most {_MAX_CATEGORIES} can be told apart. If numbers are "
             f"meant, look for entries that are none; if it is a name, --ignore {name}."
         )
     return {"name": name, "categories": categories}

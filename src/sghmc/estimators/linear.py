@@ -1,4 +1,4 @@
-"""Bayesian linear and logistic regression, in scikit-learn's terms."""
+"""Bayesian linear and logistic regression with scikit-learn's interface."""
 
 import numpy as np
 
@@ -15,11 +15,11 @@ from sghmc.estimators.linear_posterior import (
 from sghmc.estimators.predictive import BayesianClassifier, BayesianRegressor, Predictive
 from sghmc.estimators.weighted_rows import Rows, Scaling, padded, padded_size
 
-_MOST_COEFFICIENTS = 4000
+_MAX_COEFFICIENTS = 4000
 
 
 class _Linear(BayesianEstimator):
-    """Draws are kept for standardized inputs: "coef" (draw, output, input), "intercept"."""
+    """Base of the linear models; draws "coef" (draw, output, input) are for standardized inputs."""
 
     def __init__(self, num_draws=400, num_chains=4, random_state=None, progress=False):
         self.num_draws = num_draws
@@ -28,7 +28,7 @@ class _Linear(BayesianEstimator):
         self.progress = progress
 
     def _inputs(self) -> np.ndarray:
-        """Standardized inputs with a column of ones, zero columns up to a common width."""
+        """Return standardized inputs with a column of ones, padded by zeros to a common width."""
         assert self._rows is not None
         x = self.input_scaling_.apply(self._rows.x)
         return np.column_stack([np.ones(len(x)), padded(x, padded_size(x.shape[1], 2), axis=1)])
@@ -39,14 +39,14 @@ class _Linear(BayesianEstimator):
 
     @property
     def _precision_rate(self) -> float:
-        """1/d, of the inputs that there are: zero columns beside them must not change the law."""
+        """Return 1/d for d inputs; columns of zeros beside them must not change the law."""
         return 1 / self.n_features_in_
 
     def _check_size(self, size: int) -> None:
-        if size > _MOST_COEFFICIENTS:
+        if size > _MAX_COEFFICIENTS:
             raise ValueError(
                 f"{size} coefficients are too many for the dense curvature that this model works "
-                f"with (at most {_MOST_COEFFICIENTS}): use a network with hidden_layer_sizes=()."
+                f"with (at most {_MAX_COEFFICIENTS}): use a network with hidden_layer_sizes=()."
             )
 
     def _draw(self, key, posterior, gibbs, mode: Mode) -> Draws:
@@ -63,7 +63,7 @@ class _Linear(BayesianEstimator):
         )
 
     def _restarts(self, mode: Mode) -> np.ndarray:
-        """Where the chains stand, in the scales that the rows have now."""
+        """Return the chains' last positions in the scales that the rows have now."""
         beta, inputs, target = self._chains
         beta = _in_raw_units(beta.reshape(len(beta), -1, self._width(mode)), inputs, target)
         return _in_new_units(beta, self.input_scaling_, self._target()).reshape(len(beta), -1)
@@ -87,7 +87,7 @@ class _Linear(BayesianEstimator):
         return x @ self.draws_["coef"].swapaxes(1, 2) + self.draws_["intercept"][:, None]
 
     def _described(self):
-        """Coefficients for the inputs and targets as they were given."""
+        """Return coefficients for the inputs and targets as they were given."""
         center, scale = self.input_scaling_
         target = self._target()
         coef = self.draws_["coef"] * target.scale / scale
@@ -96,7 +96,7 @@ class _Linear(BayesianEstimator):
 
     @property
     def coef_(self) -> np.ndarray:
-        """Posterior means."""
+        """Posterior means of the coefficients."""
         return self._shaped(self._described()["coef"].mean(0))
 
     @property
@@ -108,7 +108,7 @@ class _Linear(BayesianEstimator):
 
 
 def _in_raw_units(beta: np.ndarray, inputs: Scaling, target: Scaling) -> np.ndarray:
-    """(chain, output, 1 + input) coefficients of standardized data as those of raw data."""
+    """Return coefficients (chain, output, 1 + input) of standardized data as those of raw data."""
     center, scale = (padded(part, beta.shape[-1] - 1) for part in inputs)
     raw = beta.copy()
     raw[..., 1:] = target.scale * beta[..., 1:] / np.where(scale == 0, 1, scale)

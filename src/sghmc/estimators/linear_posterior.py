@@ -1,4 +1,4 @@
-"""Linear models: found by Newton's method, then sampled around the mode in whitened coordinates.
+"""Posteriors of linear models: Newton's method, then SGHMC in whitened coordinates.
 
 With β = β̂ + L z, L Lᵀ = H⁻¹ at the mode β̂, every direction of z has spread and frequency 1,
 whatever the scales and correlations of the inputs: one step size fits all, and single precision
@@ -22,11 +22,12 @@ from sghmc.sampling import sample
 from sghmc.types import PyTree
 
 INTERCEPT_PRECISION = 0.01
-"""An intercept's prior, in units where inputs and targets have spread 1: as good as flat."""
+"""Prior precision of an intercept: almost flat, as inputs and targets have standard deviation 1."""
 PRECISION_SHAPE = 1.0
 NOISE_SHAPE, NOISE_RATE = 1.0, 0.1
 _STEP_SIZE, _FRICTION = 0.2, 1.0
-"""On a Gaussian: variances 1.1 % too large, and one independent draw in ten steps."""
+"""Step size and friction; on a Gaussian variances are 1.1 % too large, and ten steps make an
+independent draw."""
 _THINNING = 10
 _NUM_WARMUP = 10
 
@@ -70,7 +71,7 @@ class Coefficients(eqx.Module):
         )
 
     def sums(self, z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Number of weights, and the sums of squares of weights and of intercepts."""
+        """Return the number of weights and the sums of squares of weights and of intercepts."""
         squares = self(z) ** 2
         return (
             jnp.sum(self.is_weight),
@@ -108,7 +109,7 @@ class LinearModel(eqx.Module):
 
 
 class LogisticModel(eqx.Module):
-    """One logit for two classes; for more, one for each class, made identifiable by the prior."""
+    """Logistic likelihood: one logit for two classes, else one for each."""
 
     coefficients: Coefficients
     num_logits: int
@@ -135,7 +136,7 @@ class Draws(NamedTuple):
 
 
 def whitening(mode: Mode) -> np.ndarray:
-    """L with L Lᵀ = H⁻¹."""
+    """Return L with L Lᵀ = H⁻¹."""
     return np.linalg.inv(np.linalg.cholesky(mode.curvature)).T
 
 
@@ -145,7 +146,7 @@ def around(mode: Mode) -> Coefficients:
 
 
 def linear_posterior(sums: dict[str, np.ndarray], mode: Mode) -> tuple[Posterior, Gibbs]:
-    """`sums`: count, XᵀX ("gram"), Xᵀy ("moment"), yᵀy ("square")."""
+    """Return the posterior given sums: count, XᵀX ("gram"), Xᵀy ("moment"), yᵀy ("square")."""
     factor, center = whitening(mode), mode.center
     gram, moment = sums["gram"], sums["moment"]
     rest = sums["square"] - 2 * moment @ center + center @ gram @ center
@@ -163,7 +164,7 @@ def linear_posterior(sums: dict[str, np.ndarray], mode: Mode) -> tuple[Posterior
 
 
 def logistic_posterior(rows: Rows, length: int, mode: Mode) -> tuple[Posterior, Gibbs]:
-    """`rows.x` has a column of ones; rows of weight 0 are added up to `length`."""
+    """Return the posterior given rows with a column of ones, padded to `length` by weights of 0."""
     model = LogisticModel(around(mode), len(mode.center) // rows.x.shape[1])
     data = {
         "x": padded(rows.x, length).astype(np.float32),
@@ -185,7 +186,7 @@ def draw(
     num_chains: int,
     progress: bool,
 ) -> Draws:
-    """Draws of every chain, which goes on from `last`, or starts near the mode."""
+    """Sample every chain, which goes on from `last` or starts near the mode."""
     start_key, run_key = jax.random.split(key)
     factor = whitening(mode)
     if last is None:
@@ -220,11 +221,11 @@ _NUM_ROUNDS = 30
 _NUM_NEWTON_STEPS = 50
 _NUM_HALVINGS = 30
 _CLOSE = 1e-3
-"""How near the mode, in standard deviations, and how near its precisions, relative."""
+"""Relative error at which the precisions have converged."""
 
 
 def linear_mode(sums: dict[str, np.ndarray], is_weight: np.ndarray, rate: float) -> Mode:
-    """The mode given the noise and prior precisions that expectation maximization finds."""
+    """Return the mode at the noise and prior precisions that expectation maximization finds."""
     noise, precision = 1.0, 1.0
     for _ in range(_NUM_ROUNDS):
         curvature = noise * sums["gram"] + np.diag(_prior(precision, is_weight))
@@ -243,7 +244,7 @@ def linear_mode(sums: dict[str, np.ndarray], is_weight: np.ndarray, rate: float)
 
 
 def logistic_mode(rows: Rows, num_logits: int, is_weight: np.ndarray, rate: float) -> Mode:
-    """Newton's method at a precision, a typical precision at the mode, and so on."""
+    """Return the mode: Newton's method at a precision, a typical precision there, and so on."""
     target = _Logistic(rows, num_logits)
     beta, precision = np.zeros(num_logits * rows.x.shape[1]), 1.0
     for _ in range(_NUM_ROUNDS):
@@ -274,7 +275,7 @@ class _Logistic:
         self.labels = rows.y[:, None] if num_logits == 1 else np.eye(num_logits)[rows.y.astype(int)]
 
     def probabilities(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """P(class | x) of the classes that have a logit, and log-likelihoods of the rows."""
+        """Return P(class | x) of the classes that have a logit, and the rows' log-likelihoods."""
         logits = self.rows.x @ beta.reshape(self.num_logits, -1).T
         if self.num_logits == 1:
             logits = np.column_stack([np.zeros(len(logits)), logits])

@@ -1,4 +1,4 @@
-"""A Bayesian network for classes, in scikit-learn's terms."""
+"""A Bayesian network for classification, with scikit-learn's interface."""
 
 from typing import Any
 
@@ -19,10 +19,11 @@ from sghmc.estimators.predictive import BayesianClassifier, softmax
 from sghmc.estimators.weighted_rows import Rows
 
 _FULL_BATCH, _BATCH = 2048, 1024
-_FEWEST_PARTS, _MOST_HELD_OUT = 4, 512
-"""A chain leaves out a quarter of the rows at most, and at most 512: enough for one number."""
+_MIN_PARTS, _MAX_HELD_ROWS = 4, 512
+"""Least number of parts, of which a chain leaves one out, and most rows of a part: enough to choose
+one number by."""
 _POWERS = (3.0, 30.0, 300.0)
-"""For labels that are partly chance, that were measured, that people agreed on."""
+"""Powers that are tried: for labels that are partly random, measured, or agreed on by people."""
 _USUAL_POWER = 30.0
 _FAR = 3.0
 """Standard deviations up to which inputs are taken nearly as they are."""
@@ -131,12 +132,12 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
         self._judge(rows)
 
     def diagnostics(self) -> Diagnostics:
-        """Whether chains agree in the probabilities they predict."""
+        """Return whether chains agree in the probabilities that they predict."""
         check_is_fitted(self)
         return Diagnostics.of_plain(self.diagnostics_)
 
     def _judge(self, rows: Rows) -> None:
-        """A class is a number of 0 or 1 with mean p and variance p (1 − p)."""
+        """Compare the chains; a class is a number 0 or 1 with mean p and variance p (1 − p)."""
         p = self._probabilities(rows.x[judged_rows(len(rows.x))])
         p = p.reshape(self.num_chains, -1, p.shape[1] * p.shape[2])
         others: Any = {"acceptance": (), "potential": (), "num_steps": int(self.num_steps)}
@@ -145,7 +146,7 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
         found.warn()
 
     def _run_classes(self, key, rows: Rows, power: float, plan: Plan) -> None:
-        """Go on with the chains, or start them.
+        """Start the chains, or let them go on.
 
         `rows.weight` is the same for all chains, or has a leading axis of chains.
         """
@@ -169,7 +170,7 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
         self.draws_ = _named(positions, hyper, self.n_features_in_)
 
     def _choice(self, key, rows: Rows) -> tuple[float, float]:
-        """Power and sharpness by cross-validation: each chain leaves out a part, by weights of 0.
+        """Choose power and sharpness on rows that a chain leaves out, by weights of 0.
 
         From power to power, and then with all rows, the chains go on from where they are. Larger
         powers are not tried where a smaller one is clearly better.
@@ -178,7 +179,7 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
         sharpness: Any = self.sharpness
         if power != "auto" and sharpness != "auto":
             return float(power), float(sharpness)
-        num_parts = max(self.num_chains, _FEWEST_PARTS, -(-len(rows.x) // _MOST_HELD_OUT))
+        num_parts = max(self.num_chains, _MIN_PARTS, -(-len(rows.x) // _MAX_HELD_ROWS))
         part = random_parts(rows.y, num_parts)
         is_held = part[None] == np.arange(self.num_chains)[:, None]
         seen = rows._replace(weight=np.where(is_held, 0.0, rows.weight[None]))
@@ -199,7 +200,7 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
         return float(chosen), sharpnesses[chosen]
 
     def _held_out(self, rows: Rows, is_held: np.ndarray) -> HeldOut:
-        """Rows by the chain that has not seen them."""
+        """Return held-out rows, each judged by the chain that has not seen it."""
         logs = np.zeros((len(rows.x), len(self.classes_)))
         for chain, places in enumerate(is_held):
             draws = self._probabilities(rows.x[places])
@@ -228,7 +229,7 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
 
 
 def _named(positions, hyper, num_inputs: int) -> dict[str, np.ndarray]:
-    """Draws of all chains together, by name; weights of padded inputs left out."""
+    """Return draws of all chains together by name, without the weights of padded inputs."""
     draws = {
         f"{i}.{name}": values for i, layer in enumerate(positions) for name, values in layer.items()
     }

@@ -1,4 +1,4 @@
-"""A Bayesian network for numbers, in scikit-learn's terms."""
+"""A Bayesian network for regression, with scikit-learn's interface."""
 
 import dataclasses
 from typing import Any
@@ -18,10 +18,10 @@ from sghmc.estimators.weighted_rows import Rows, Scaling, rounding
 
 _FULL_BATCH, _BATCH = 12_288, 512
 _SMALL, _LARGE = (16, 16), (50, 50)
-_WORK, _FEWEST_STEPS, _MOST_STEPS, _BATCH_STEPS = 10_000_000, 4000, 17_500, 6000
-"""Rows times steps, and the steps that it makes; more are better, and take their time."""
-_LARGEST_ERROR = 3.0
-"""Mean squared, of fitted rows, over that of the target's mean alone."""
+_MAX_ROW_STEPS, _MIN_STEPS, _MAX_STEPS, _BATCH_STEPS = 10_000_000, 4000, 17_500, 6000
+"""Product of rows and steps, and bounds of the steps: more are better, and take their time."""
+_MAX_ERROR = 3.0
+"""Largest mean squared error of fitted rows, relative to that of the target's mean alone."""
 
 
 class BayesianMLPRegressor(BayesianNetwork, BayesianRegressor):
@@ -30,8 +30,8 @@ class BayesianMLPRegressor(BayesianNetwork, BayesianRegressor):
         y = f(x) + σ(x) e,  weights ~ N(0, spread² / fan in), log σ ~ N(−2, 2²)
 
     for inputs and targets standardized inside. Each chain starts from a network trained by itself,
-    explores by isokinetic trajectories, and then samples by such with an accept step. Nothing need
-    be tuned.
+    explores by microcanonical trajectories, and then samples by such with an accept step. Nothing
+    need be tuned.
 
     | parameter | meaning |
     | --- | --- |
@@ -91,7 +91,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
             )
 
     def diagnostics(self) -> Diagnostics:
-        """Whether chains agree in their predictions, and how their steps did."""
+        """Return whether chains agree in their predictions, and how their steps did."""
         check_is_fitted(self)
         return Diagnostics.of_plain(self.diagnostics_)
 
@@ -99,7 +99,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         return RegressionNetwork(self.n_features_in_, self.hidden_layer_sizes_, self.activation)
 
     def _batch_size(self, num_rows: int) -> int | None:
-        """None: all rows."""
+        """Return the rows of a step, or None for all."""
         size = self.batch_size
         if size is None:
             size = num_rows if num_rows <= _FULL_BATCH else _BATCH
@@ -128,7 +128,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         self._judge(run, rows)
 
     def _choose_noise(self, key, rows: Rows, num_steps: int) -> None:
-        """By held-out rows; chains that had another noise begin anew."""
+        """Choose the noise on held-out rows; chains that had another one begin anew."""
         self._num_judged = len(rows.x)
         sizes = self.hidden_layer_sizes_ if len(rows.x) <= _FULL_BATCH else _SMALL
         network = dataclasses.replace(self._network(), hidden=sizes)
@@ -143,7 +143,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
             return int(self.num_steps)
         if self._batch_size(num_rows) is not None:
             return _BATCH_STEPS
-        return int(np.clip(_WORK // num_rows, _FEWEST_STEPS, _MOST_STEPS))
+        return int(np.clip(_MAX_ROW_STEPS // num_rows, _MIN_STEPS, _MAX_STEPS))
 
     def _sizes(self, num_rows: int) -> tuple[int, ...]:
         if self.hidden_layer_sizes != "auto":
@@ -151,7 +151,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         return _SMALL if num_rows <= _FULL_BATCH else _LARGE
 
     def _run(self, key, rows: Rows, num_steps: int) -> Run:
-        """Train starts, or go on from where the chains stand, and sample."""
+        """Sample from trained starts, or from where the chains have come to."""
         start_key, key = jax.random.split(key)
         network, table, start = self._network(), columns(rows), None
         kind = Kind.of(self.noise_, self._least_scale())
@@ -174,7 +174,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         self.draws_ = {"z": draws[:, places].reshape(-1, draws.shape[-1])}
 
     def _judge(self, run: Run, rows: Rows) -> None:
-        """Sets `diagnostics_`; warns about what is doubtful, and raises where all is lost."""
+        """Set `diagnostics_`, warn about doubtful chains, and raise if the fit is useless."""
         places = judged_rows(len(rows.x))
         law = self._law(rows.x[places])
         shape = (self.num_chains, -1, law.location.shape[1])
@@ -193,7 +193,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         found.warn()
 
     def _sample_constant(self, key) -> None:
-        """A target of one value: that value, and noise as its prior and the count allow."""
+        """Sample for a target of one value, with the noise that prior and count allow."""
         assert self._rows is not None
         network = self._network()
         self.noise_, self._chains = "constant", None
@@ -209,7 +209,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         return self.target_rounding_ / float(self.target_scaling_.scale)
 
     def _described(self):
-        """Weights (draw, input, unit) and biases by layer, and what the noise has."""
+        """Return weights (draw, input, unit) and biases by layer, and the noise's parameters."""
         return self._network().named(self.draws_["z"])
 
     def _numbers_per_row(self):
@@ -217,7 +217,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
 
 
 def _refuse_what_is_lost(run: Run, mean: np.ndarray, y: np.ndarray, weight: np.ndarray) -> None:
-    """Chains that stand still, and predictions of standardized y that are worse than none."""
+    """Raise if no chain moves, or if predictions of standardized y are far worse than its mean."""
     is_still = len(run.acceptance) > 0 and run.acceptance.max() == 0
     if is_still or not np.isfinite(run.potentials).all():
         raise FloatingPointError(
@@ -227,7 +227,7 @@ def _refuse_what_is_lost(run: Run, mean: np.ndarray, y: np.ndarray, weight: np.n
     error = np.average((mean - y) ** 2, weights=weight)
     # On some rows of a target with heavy tails the mean alone may be far off, too.
     usual = max(1.0, np.average(y**2, weights=weight))
-    if not error < _LARGEST_ERROR * usual:
+    if not error < _MAX_ERROR * usual:
         raise FloatingPointError(
             f"Predictions of fitted rows are off by {error**0.5:.3g} standard deviations of the "
             f"target: take a larger num_steps or batch_size, or noise='student'."

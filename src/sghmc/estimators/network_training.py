@@ -1,17 +1,4 @@
-"""Settings that both networks have, checked before anything runs.
-
-Starts for chains: each trains by itself, by Adam with a step that falls to nothing.
-
-The mean comes first, with one noise for all rows: where the noise may depend on the input from the
-beginning, it explains rows that the mean could learn (Seitzer et al. 2022).
-
-How strongly a network's likelihood bends along each layer: what its mass should be.
-
-On the host, in double precision and from some hundred rows: it is asked for a few times a fit, for
-ever new shapes, and a compiled program for each would cost more than it saves.
-
-How sure to be, as rows tell that were not seen.
-"""
+"""Shared parts of both networks: settings, training, curvature, held-out choices."""
 
 import functools
 from collections.abc import Callable
@@ -31,10 +18,10 @@ from sghmc.types import PyTree
 
 
 class BayesianNetwork(BayesianEstimator):
-    """An estimator with hidden layers, whose chains take steps by batches."""
+    """Base of the estimators with hidden layers, with checks of the settings that they share."""
 
     may_be_auto = False
-    """Whether sizes and steps may be left to the rows."""
+    """True if sizes and steps may be "auto", which depends on the number of rows."""
 
     def __init__(
         self,
@@ -81,7 +68,10 @@ def _is(value: Any, word: str | None) -> bool:
     return isinstance(value, str) and value == word
 
 
-# Starts for chains: each trains by itself, by Adam with a step that falls to nothing.
+# Starts for chains: each trains by itself.
+#
+# The mean comes first, with one noise for all rows: where the noise may depend on the input from
+# the beginning, it explains rows that the mean could learn (Seitzer et al. 2022).
 
 _RATE = 0.005
 
@@ -122,13 +112,16 @@ def train(
     return carry[0]
 
 
-# How strongly a network's likelihood bends along each layer: what its mass should be.
+# Curvature of the likelihood along each layer, which becomes its mass.
+#
+# On the host, in double precision and from some hundred rows: it is needed a few times a fit, for
+# ever new shapes, and a compiled program for each would cost more than it saves.
 
 _NUM_POWER_STEPS = 6
 
 
 def activate(name: str, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The activation, scaled so that a layer of weights of size 1 keeps sizes; its derivative."""
+    """Return the activation, scaled so that weights of size 1 keep sizes, and its derivative."""
     if name == "relu":
         factor = (2 / z.shape[-1]) ** 0.5
         return factor * np.maximum(z, 0), factor * (z > 0)
@@ -142,7 +135,7 @@ def activate(name: str, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Pass:
-    """A network's way from rows to outputs, kept to send tangents along and cotangents back."""
+    """A forward pass, stored for products with its Jacobian and the transpose."""
 
     def __init__(self, params: PyTree, x: np.ndarray, activation: str):
         self.params = params
@@ -155,7 +148,7 @@ class Pass:
         self.output = self.inputs[-1] @ params[-1]["weight"] + params[-1]["bias"]
 
     def forward(self, layer: int, tangent: np.ndarray) -> np.ndarray:
-        """The change of the outputs with that of a layer's sums."""
+        """Return the change of the outputs with that of a layer's sums."""
         for i in range(layer, len(self.slopes)):
             tangent = (tangent * self.slopes[i]) @ self.params[i + 1]["weight"]
         return tangent
@@ -167,7 +160,7 @@ class Pass:
 
 
 def largest_curvatures(params: PyTree, rows: Rows, activation: str) -> list[dict[str, float]]:
-    """The largest eigenvalue of each leaf's block of the Gauss–Newton matrix."""
+    """Return the largest eigenvalue of each leaf's block of the Gauss–Newton matrix."""
     run = Pass(params, rows.x, activation)
     bend = _bend(run.output, rows.weight[:, None])
     ones = np.ones((len(rows.weight), 1))
@@ -181,7 +174,7 @@ def largest_curvatures(params: PyTree, rows: Rows, activation: str) -> list[dict
 
 
 def _bend(output: np.ndarray, weight: np.ndarray) -> Callable:
-    """The likelihood's Hessian in the logits, as a map of vectors."""
+    """Return the likelihood's Hessian in the logits, as a map of vectors."""
     p = np.exp(output - output.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
     return lambda v: weight * p * (v - (p * v).sum(1, keepdims=True))
@@ -198,10 +191,10 @@ def _largest(run: Pass, layer: int, inputs: np.ndarray, bend: Callable) -> float
     return value
 
 
-# How sure to be, as rows tell that were not seen.
+# Choices by rows that were held out.
 
 _CLEAR_ERRORS, _CLEAR_GAIN = 2.0, 3.0
-"""By how many standard errors, and by how much in all, another setting must beat the usual one.
+"""Number of standard errors, and gain in all, by which another setting must beat the usual one.
 
 Where all held-out labels are easy, to be surer is a sure gain, though one hard row would undo it:
 hence the second condition. It is a likelihood ratio of 20.
@@ -210,7 +203,7 @@ _SHARPNESS_SPREAD = 0.5
 
 
 def random_parts(y: np.ndarray, num_parts: int) -> np.ndarray:
-    """A part for each row, at random, every class spread over all of them."""
+    """Assign each row to a part at random, every class spread over all parts."""
     part = np.empty(len(y), int)
     order = np.lexsort((np.random.default_rng(0).random(len(y)), y))
     part[order] = np.arange(len(y)) % num_parts
@@ -218,7 +211,7 @@ def random_parts(y: np.ndarray, num_parts: int) -> np.ndarray:
 
 
 def clearly_likeliest(logs: dict[Any, np.ndarray], usual: Any) -> Any:
-    """The setting with the likeliest rows, of the usual one and those clearly better than it."""
+    """Return the setting with the likeliest rows, among the usual one and those clearly better."""
 
     def is_better(setting: Any) -> bool:
         gains = logs[setting] - logs[usual]
@@ -230,7 +223,7 @@ def clearly_likeliest(logs: dict[Any, np.ndarray], usual: Any) -> Any:
 
 
 class HeldOut(NamedTuple):
-    """Logarithms of the class probabilities of rows that were not seen, their labels and weights.
+    """Log-probabilities of the classes of held-out rows, with their labels and weights.
 
     With sharpness s probabilities are p^s / Σ p^s, and log s ~ N(0, 0.5²): without a prior, rows
     that are all right would ask for an infinite s.

@@ -41,6 +41,8 @@ _EXACT_SHARE = 0.3
 _ACCEPTANCE, _JITTER = 0.85, 0.4
 _MIN_ACCEPTANCE = 0.3
 _MAX_RERUNS = 3
+_RERUN_SHARE = 0.05
+"""Share of the exploration that a run is repeated with: enough to find its step size."""
 _MAX_EXCESS = 1.0
 """How much higher than the median a chain's potential may be, for each parameter."""
 _MAX_LOG_CHANGE = 0.5
@@ -61,14 +63,14 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, num_steps: int, num_draws: int) -> "Plan":
-        """Two thirds of the steps explore, a ninth settles the step size, the rest makes draws."""
+        """Return a plan: two thirds of the steps explore, a ninth settles, the rest makes draws."""
         keep_steps = max(2 * num_steps // 9, 1)
         length = int(np.clip(keep_steps // num_draws, 1, _TRAJECTORY_STEPS))
         explore, settle = _up(2 * num_steps / 3 / length), _up(num_steps / 9 / length)
         return cls(explore, settle, _up(max(keep_steps / length, num_draws)), length)
 
     def going_on(self) -> "Plan":
-        """A quarter of the exploration: to judge a noise by, or for chains that take in rows."""
+        """Return a plan that explores a quarter as long, for a trial or to take in rows."""
         return self._replace(explore=_up(self.explore / 4))
 
 
@@ -247,38 +249,33 @@ class RegressionChains:
     def sample(self, key: jax.Array, num_chains: int, plan: Plan, position=None) -> Run:
         """Return exact draws; chains that were left behind or accept too few draw again."""
         groups = num_groups(num_chains)
+        size, keys = num_chains // groups, list(jax.random.split(key, groups))
         starts = groups * [None] if position is None else np.split(position, groups)
-
-        def all_chains(key, starts, plan: Plan) -> Run:
-            size, keys = num_chains // groups, list(jax.random.split(key, groups))
-            runs = in_threads(groups * [self], keys, starts, size, plan)
-            parts = zip(*(each[:3] for each in runs), strict=True)
-            draws, potentials, acceptance = (np.concatenate(part) for part in parts)
-            return Run(draws, potentials, acceptance)
-
-        run = all_chains(key, starts, plan)
+        runs = in_threads(groups * [self], keys, starts, size, plan)
+        parts = zip(*(each[:3] for each in runs), strict=True)
+        draws, potentials, acceptance = (np.concatenate(part) for part in parts)
+        num_replaced = 0
         for attempt in range(_MAX_RERUNS):
-            level = run.potentials.mean(1)
-            middle = np.argsort(level)[len(level) // 2]
-            is_behind = level > level[middle] + _MAX_EXCESS * run.draws.shape[2]
-            is_bad = is_behind | (run.acceptance < _MIN_ACCEPTANCE)
-            if not is_bad.any():
+            level = potentials.mean(1)
+            middle = np.argsort(level)[num_chains // 2]
+            is_behind = level > level[middle] + _MAX_EXCESS * draws.shape[2]
+            is_bad = is_behind | (acceptance < _MIN_ACCEPTANCE)
+            bad = [i for i in range(groups) if is_bad[i * size : (i + 1) * size].any()]
+            if not bad:
                 break
+            num_replaced += int(is_behind.sum())
             source = np.where(is_behind, middle, np.arange(num_chains))
-            starts = np.split(run.draws[source, -1], groups)
-            again = all_chains(jax.random.fold_in(key, attempt), starts, plan.going_on())
-            # Chains that did well keep what they have: another run could go worse.
-            run = Run(
-                _chosen(is_bad, again.draws, run.draws),
-                _chosen(is_bad, again.potentials, run.potentials),
-                _chosen(is_bad, again.acceptance, run.acceptance),
-                run.num_replaced + int(is_behind.sum()),
-            )
-        return run
-
-
-def _chosen(is_new: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    return np.where(is_new.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+            start = np.split(draws[source, -1], groups)
+            keys = [jax.random.fold_in(each, 3 + attempt) for each in keys]
+            short = plan._replace(explore=_up(_RERUN_SHARE * plan.explore))
+            some = [keys[i] for i in bad], [start[i] for i in bad]
+            again = in_threads(len(bad) * [self], *some, size, short)
+            for i, run in zip(bad, again, strict=True):
+                # Chains that did well keep what they have: another run could go worse.
+                for old, new in zip((draws, potentials, acceptance), run[:3], strict=True):
+                    rows = np.flatnonzero(is_bad[i * size : (i + 1) * size])
+                    old[i * size + rows] = new[rows]
+        return Run(draws, potentials, acceptance, num_replaced)
 
 
 def num_groups(num_chains: int) -> int:

@@ -1,4 +1,4 @@
-"""Models in files, without pickle: a line of text, a checksum, and arrays with a JSON header."""
+"""Files of models, without pickle: a line of text, a checksum, and arrays with a JSON header."""
 
 import hashlib
 import inspect
@@ -32,8 +32,8 @@ _ATTRIBUTES = (
 _SCALINGS = ("input_scaling_", "target_scaling_")
 _ARRAYS = ("classes_", "feature_names_in_")
 _PLAIN = (str, bool, int, float)
-_LONGEST_LINE = 100
-"""Bytes: the first two lines have fewer."""
+_MAX_LINE_BYTES = 100
+"""Bytes that the first two lines do not exceed."""
 
 
 class ModelFileError(ValueError):
@@ -48,7 +48,7 @@ def write(model: Any, path: pathlib.Path) -> None:
 
 
 def read(path: pathlib.Path, wanted: type) -> Any:
-    """The model in a file, which must be a `wanted`."""
+    """Read a model of the class `wanted` from a file."""
     header, arrays = _unpacked(path)
     kinds = {kind.__name__: kind for kind in _concrete(wanted)}
     if header["class"] not in kinds:
@@ -137,10 +137,10 @@ def _tuple(value: Any) -> Any:
 
 
 def _unpacked(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The header and the arrays in a file, if they could be a model's."""
+    """Return the header and the arrays in a file, if they could be a model's."""
     files.check_plain(path)
     with open(path, "rb") as file:
-        first = file.readline(_LONGEST_LINE)
+        first = file.readline(_MAX_LINE_BYTES)
         if not first.startswith(_MAGIC):
             raise ModelFileError(f"{path} is not a model file of sghmc.")
         version = first.removeprefix(_MAGIC).decode(errors="replace").rstrip("\n")
@@ -149,7 +149,7 @@ def _unpacked(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]
                 f"{path} has format {version!r}, but this version of sghmc ({__version__}) reads "
                 f"format {_VERSION}: fit and save the model again."
             )
-        digest, content = file.readline(_LONGEST_LINE).rstrip(b"\n"), file.read()
+        digest, content = file.readline(_MAX_LINE_BYTES).rstrip(b"\n"), file.read()
     if hashlib.sha256(content).hexdigest().encode() != digest:
         raise ModelFileError(f"{path} is damaged or cut short: its checksum does not match.")
     try:
@@ -195,6 +195,6 @@ def _part(arrays: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
 
 
 def _concrete(kind: type) -> list[type]:
-    """`kind` and the classes below it, those that can be made: itself last, if it is one."""
+    """Return the concrete subclasses of `kind`, itself last if it is concrete."""
     below = [each for child in kind.__subclasses__() for each in _concrete(child)]
     return below if inspect.isabstract(kind) else [*below, kind]

@@ -1,12 +1,14 @@
-"""Fit a table and judge the model on held-out rows: the work of `sghmc fit` and `sghmc predict`."""
+"""Fits tables and judges the model on held-out rows, for `sghmc fit` and `sghmc predict`."""
 
 import csv
 import io
+import math
 import unicodedata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sghmc import display
 from sghmc.core.checks import require
 from sghmc.data.table_files import Columns
 from sghmc.estimators.encoding import Encoding
@@ -24,17 +26,17 @@ KINDS = {
     ("regression", "mlp"): BayesianMLPRegressor,
     ("regression", "linear"): BayesianLinearRegression,
 }
-_MOST_CLASSES = 20
-"""Of whole numbers: more different ones are taken for a quantity."""
+_MAX_CLASSES = 20
+"""Largest number of whole numbers that are taken for classes; more are a quantity."""
 _NUM_BINS = 10
-"""Of confidence, and levels of intervals: as in the literature on calibration."""
+"""Number of bins of confidence and of levels of intervals, as in the literature on calibration."""
 _FORMULA = ("=", "+", "-", "@")
 """Signs that a spreadsheet takes for the beginning of a formula, which it runs."""
 _BLUE, _GRAY = "#0072b2", "#888888"
 
 
 class Fit(NamedTuple):
-    """The model, what it is worth, and its predictions for the held-out rows."""
+    """A model, its scores, and its predictions for the held-out rows."""
 
     model: Any
     result: dict[str, Any]
@@ -42,11 +44,11 @@ class Fit(NamedTuple):
 
 
 def detect_task(target: np.ndarray) -> str:
-    """Text, booleans and few whole numbers are classes."""
+    """Return the task: text, booleans and few whole numbers are classes."""
     if target.dtype.kind in "Ob":
         return "classification"
     is_whole = target.dtype.kind in "iu"
-    return TASKS[0] if is_whole and len(np.unique(target)) <= _MOST_CLASSES else TASKS[1]
+    return TASKS[0] if is_whole and len(np.unique(target)) <= _MAX_CLASSES else TASKS[1]
 
 
 def fit_table(
@@ -102,7 +104,7 @@ def fit_table(
 
 
 def encoding_of(model: Any) -> Encoding:
-    """What a fitted model knows about its columns."""
+    """Return the encoding of the columns that a model was fitted to."""
     if not hasattr(model, "table_"):
         raise ValueError(
             "The model was not fitted to a table by `sghmc fit`: it does not know its columns."
@@ -111,13 +113,13 @@ def encoding_of(model: Any) -> Encoding:
 
 
 def predict_table(model: Any, table: Columns) -> dict[str, list]:
-    """Predictions with their uncertainty, by column."""
+    """Return predictions with their uncertainty, by column."""
     x = encoding_of(model).matrix(table)
     return predicted(model, x, rows=np.arange(len(x)))
 
 
 def predicted(model: Any, x: np.ndarray, *, rows: np.ndarray, truth=None) -> dict[str, list]:
-    """Columns with an entry for each row, numbered from 1 as in the table without its header."""
+    """Return columns of predictions; rows are numbered from 1, without the table's header."""
     if hasattr(model, "classes_"):
         p = model.predict_proba(x)
         unsure = model.predict_uncertainty(x)
@@ -134,7 +136,7 @@ def predicted(model: Any, x: np.ndarray, *, rows: np.ndarray, truth=None) -> dic
 
 
 def as_csv(columns: dict[str, list]) -> str:
-    """Columns as a spreadsheet or any other program reads them.
+    """Format columns as CSV that a spreadsheet can safely open.
 
     A label that begins like a formula gets an apostrophe before it: labels come from tables that
     somebody else may have written.
@@ -162,7 +164,7 @@ def _harmless(cell: object) -> object:
 
 
 def _split(y: np.ndarray, task: str, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to fit and rows to judge by; of every class some to fit, in its proportion."""
+    """Return rows to fit and rows to judge by, every class in its proportion."""
     if not 0 < fraction < 1:
         raise ValueError(f"test_fraction must be between 0 and 1, but is {fraction}.")
     generator = np.random.default_rng(seed)
@@ -200,7 +202,7 @@ def _judge_classes(model: Any, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 
 def _reliability(confidence: np.ndarray, is_right: np.ndarray) -> dict[str, list[float]]:
-    """Mean confidence, accuracy and count of each bin of confidence that has rows."""
+    """Return mean confidence, accuracy and count of each bin of confidence that has rows."""
     bins = np.minimum((confidence * _NUM_BINS).astype(int), _NUM_BINS - 1)
     used = [bins == b for b in range(_NUM_BINS) if np.any(bins == b)]
     return {
@@ -211,7 +213,7 @@ def _reliability(confidence: np.ndarray, is_right: np.ndarray) -> dict[str, list
 
 
 def _judge_numbers(model: Any, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
-    """Calibration here: how often the truth lies in the central intervals, level by level."""
+    """Return scores; calibration is how often the truth lies in central intervals, by level."""
     mean = model.predict(x)
     levels = (np.arange(_NUM_BINS) + 0.5) / _NUM_BINS
     place = np.abs(2 * model.predict_cdf(x, y) - 1)
@@ -231,7 +233,7 @@ def _judge_numbers(model: Any, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 
 def plot_reliability(result: dict[str, Any]) -> "Figure":
-    """What was promised against what was seen: on the diagonal the model is calibrated."""
+    """Plot observed against expected shares: a calibrated model lies on the diagonal."""
     figures = require("matplotlib.figure", extra="plots")
     figure = figures.Figure(figsize=(5, 5), layout="constrained")
     axis = figure.subplots()
@@ -251,7 +253,7 @@ def plot_reliability(result: dict[str, Any]) -> "Figure":
 
 
 def summary(result: dict[str, Any]) -> list[str]:
-    """What came out, in plain words."""
+    """Return the scores in lines of plain words."""
     names = {
         "accuracy": "accuracy",
         "r2": "R²",
@@ -264,3 +266,88 @@ def summary(result: dict[str, Any]) -> list[str]:
     shown = [(label, result[name]) for name, label in names.items() if result.get(name) is not None]
     lines += [f"  {label:<26}{value:10.4f}" for label, value in shown]
     return lines + ([f"Chains: {result['convergence']}."] if "convergence" in result else [])
+
+
+# The page.
+
+_MAX_Z_SCORE = 3.5
+"""Largest z-score of a calibrated model: of ten, one is larger in one of 200 cases."""
+_SCORES = {
+    "accuracy": "accuracy",
+    "r2": "R²",
+    "rmse": "root mean squared error",
+    "log_likelihood": "mean log-likelihood",
+    "brier": "Brier score",
+    "ece": "calibration error (ECE)",
+}
+
+
+def table_page(result: dict[str, Any]) -> str:
+    """Return the page of a model that was fitted to a table and judged on held-out rows."""
+    reliability = result["reliability"]
+    points = list(zip(*(reliability[k] for k in ("expected", "observed", "count")), strict=True))
+    words, is_calibrated, remedy = calibration(points, result["num_test"])
+    scores = {label: result[name] for name, label in _SCORES.items() if name in result}
+    is_classifier = result["task"] == "classification"
+    heads = ("confidence", "accuracy") if is_classifier else ("level", "share inside")
+    return display.page(
+        f"{result['model']} of {result['target']}",
+        [
+            display.verdict(words, is_calibrated),
+            display.section("What to do next", display.points([remedy])),
+            display.section(
+                f"On {result['num_test']:,} held-out rows",
+                display.facts({name: _shown(value) for name, value in scores.items()}),
+            ),
+            display.section(
+                "Predictive check: what was promised against what was seen",
+                display.card(display.picture_address(plot_reliability(result)), "reliability plot"),
+                display.grid(
+                    (*heads, "rows"),
+                    [(f"{e:.3f}", f"{o:.3f}", f"{count:,}") for e, o, count in points],
+                ),
+            ),
+            display.section(
+                "The model",
+                display.facts(
+                    {
+                        "task": result["task"],
+                        "rows fitted before judging": f"{result['num_train']:,}",
+                        "inputs": ", ".join(map(str, result["inputs"])),
+                        **({"chains": result["convergence"]} if "convergence" in result else {}),
+                    }
+                ),
+            ),
+        ],
+    )
+
+
+def calibration(points: list[tuple[float, float, int]], num_rows: int) -> tuple[str, bool, str]:
+    """Return words on calibration, whether shares are as promised, and what to do."""
+    scores = [
+        (observed - expected) / math.sqrt(max(expected * (1 - expected), 1e-3) / count)
+        for expected, observed, count in points
+    ]
+    worst = max(scores, key=abs)
+    if abs(worst) < _MAX_Z_SCORE:
+        return (
+            f"as sure as it should be, as far as {num_rows:,} held-out cases can tell",
+            True,
+            "Nothing needs mending. More held-out cases tell more.",
+        )
+    if worst < 0:
+        return (
+            "too sure: promises are kept less often than they are made",
+            False,
+            "Do not take probabilities and intervals at their word: look for rows that depend on "
+            "each other, a target that leaks or drifts, or let another model try.",
+        )
+    return (
+        "not sure enough: promises are kept more often than they are made",
+        False,
+        "Predictions are better than they say: a model with less noise may fit.",
+    )
+
+
+def _shown(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.4f}"

@@ -1,17 +1,17 @@
-"""Data as estimators hold them: weighted rows, in an order that only their content decides."""
+"""Weighted rows as the estimators store them, in an order that depends on their content alone."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 _CONSTANT = 1e-12
-"""Of its mean: what varies by less is rounding."""
-_LARGEST, _SMALLEST = 1e150, 1e-150
-"""Distances whose squares double precision holds."""
+"""Relative standard deviation below which a column varies by rounding alone."""
+_MAX_DISTANCE, _MIN_DISTANCE = 1e150, 1e-150
+"""Range of distances whose squares double precision can hold."""
 _ON_GRID = 0.01
 _FAR_SHARE, _LEAST_REST = 0.01, 0.01
-_FEWEST_ROWS = 10
-"""Of fewer none can be called odd."""
+_MIN_ROWS = 10
+"""Least number of rows from which on some can be called outliers."""
 
 
 class Rows(NamedTuple):
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
         return Rows(*(np.concatenate(pair) for pair in zip(other, self, strict=True)))
 
     def merged(self) -> "Rows":
-        """Equal rows as one with their weights summed, sorted; rows of weight 0 left out.
+        """Return sorted rows, equal ones merged with their weights summed, without weights of 0.
 
         A posterior depends on the data as a weighted set. In this form so does every bit of a fit:
         a weight of 3 and a row given three times are the same, and the order does not matter.
@@ -47,19 +47,19 @@ class Rows(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """Where a quantity lies and how far it spreads: x ↦ (x − center) / scale."""
+    """Center and scale of a quantity: x ↦ (x − center) / scale."""
 
     center: np.ndarray
     scale: np.ndarray
 
     @classmethod
     def of(cls, values: np.ndarray, weight: np.ndarray) -> "Scaling":
-        """Weighted mean and standard deviation; what does not vary keeps its scale."""
+        """Return weighted mean and standard deviation; what does not vary keeps its scale."""
         share = weight / weight.sum()
         center = share @ values
         size = np.max(np.abs(values - center), axis=0)
-        is_small = (size < _SMALLEST) & (size > _CONSTANT * np.abs(center))
-        if np.any(is_small | (size > _LARGEST)):
+        is_small = (size < _MIN_DISTANCE) & (size > _CONSTANT * np.abs(center))
+        if np.any(is_small | (size > _MAX_DISTANCE)):
             raise ValueError(
                 f"Some values are so large, or differ by so little, that double precision does not "
                 f"hold their squares (sizes from {np.min(size):.0e} to {np.max(size):.0e}): choose "
@@ -74,7 +74,7 @@ class Scaling(NamedTuple):
 
 
 def rounding(values: np.ndarray) -> float:
-    """The standard deviation of the error that rounding makes; 0 where values are not rounded.
+    """Return the standard deviation of the rounding error; 0 if values are not rounded.
 
     Rounded ones repeat, and lie on a grid whose unit is their smallest gap: the error is uniform
     inside it, with a standard deviation of gap / √12 (Sheppard's correction).
@@ -89,14 +89,14 @@ def rounding(values: np.ndarray) -> float:
 
 
 def hides_the_rest(values: np.ndarray) -> np.ndarray:
-    """Of each column, whether few values far off leave nearly nothing of the scale to the others.
+    """Tell of each column whether few distant values take nearly all of its scale.
 
     So it is where the standard deviation is a hundred times that of all but a hundredth of the
     rows: a code for "missing" such as 999999, or a slip of units. Once standardized, the others are
     all but equal. Where they are equal, as zeros of a rare category, nothing is hidden.
     """
     count = len(values)
-    if count < _FEWEST_ROWS:
+    if count < _MIN_ROWS:
         return np.zeros(values.shape[1], bool)
     kept = count - max(1, int(_FAR_SHARE * count))
     distances = np.abs(values - values.mean(0))
@@ -106,7 +106,7 @@ def hides_the_rest(values: np.ndarray) -> np.ndarray:
 
 
 def padded_size(size: int, steps: int) -> int:
-    """The next size that a compiled program is made for: `steps` of them in every doubling.
+    """Return the next size that programs are compiled for, `steps` of them in every doubling.
 
     Every new shape compiles a new program; with few shapes most fits find theirs made. Padding
     never changes the law: a padded row has weight 0, and a weight on an input that is always 0 has
@@ -117,7 +117,7 @@ def padded_size(size: int, steps: int) -> int:
 
 
 def padded(array: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
-    """`array` with zeros up to `length` along an axis."""
+    """Pad an array with zeros up to `length` along an axis."""
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, length - array.shape[axis])
     return np.pad(array, widths)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sghmc import display
 from sghmc.core.checks import require
-from sghmc.estimators.pages import calibration
+from sghmc.estimators.tables import calibration
 from sghmc.recommender.matrix_factorization import MatrixFactorization
 from sghmc.recommender.rating_scores import split
 from sghmc.recommender.ratings import Ratings
