@@ -26,7 +26,8 @@ def two_gaussians(share, width, distance):
 def other_of(target, start):
     surface = HostPotential(target, start)
     whitening = find_whitening(surface, start)
-    return find_other_mode(surface, whitening.center, whitening.factor)
+    rng = np.random.default_rng(0)
+    return find_other_mode(surface, whitening.center, whitening.factor, rng)[0]
 
 
 @pytest.mark.parametrize(("share", "width"), [(0.3, 1.0), (0.8, 0.4), (0.02, 2.0)])
@@ -124,6 +125,39 @@ def test_a_spike_is_left_to_pilot_runs_from_the_start():
     found = find_whitening(HostPotential(target, start), jax.tree.map(np.asarray, start))
     assert not found.is_gaussian
     np.testing.assert_array_equal(found.center, 0)
+
+
+def five_dimensions(theta):
+    """0.7 N(0, I) + 0.3 N(5, ½² I): a random direction from the first finds the second in 1 of 70."""
+    narrow = jnp.log(0.3) - 2 * jnp.sum((theta - 5) ** 2) + 5 * jnp.log(2.0)
+    return -jnp.logaddexp(jnp.log(0.7) - jnp.sum(theta**2) / 2, narrow)
+
+
+@pytest.mark.parametrize(
+    "num_keys", [1, pytest.param(20, marks=pytest.mark.slow)], ids=["one key", "20 keys"]
+)
+def test_walkers_find_a_narrow_mode_in_five_dimensions(num_keys):
+    """It was missed, and the answer called exact though its sds were × 0.40."""
+    surface = HostPotential(sghmc.Potential(five_dimensions), jnp.zeros(5))
+    for key in range(num_keys):
+        rng = np.random.default_rng(key)
+        found, words = find_other_mode(surface, np.zeros(5), np.eye(5), rng)
+        assert found is not None
+        assert found.mass == pytest.approx(0.3, abs=1e-3)
+        assert "another mode with 1%" in words
+        assert "cannot be excluded" in words
+
+
+def test_walkers_take_no_more_gradients_than_allowed():
+    counts = []
+    surface = HostPotential(sghmc.Potential(five_dimensions), jnp.zeros(5), check=counts.append)
+    center, factor = np.zeros(5), np.eye(5)
+    seen = other_modes._wander(surface, center, factor, np.random.default_rng(0), 10)
+    assert len(seen) <= other_modes._NUM_DESCENTS
+    assert sum(counts) == 1 + other_modes._NUM_WALKERS * 11
+    rng = np.random.default_rng(0)
+    _, words = find_other_mode(surface, center, factor, rng, num_gradients=0)
+    assert words.startswith("descents from 7 places")
 
 
 @pytest.mark.slow

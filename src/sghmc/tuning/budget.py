@@ -39,6 +39,8 @@ _EVALUATIONS_PER_ROW = 2
 WARM_UP_TRAJECTORIES = 800
 # Share of a run's gradients that the search for its mode may take.
 _MODE_SHARE = 1 / 5
+# Walkers that search other modes take so much counted time, or this share of what a search may take.
+_WALK_SECONDS, _WALK_SHARE = 0.25, 1 / 8
 # A pass in double precision, for one point, costs as much as so many of a chain among several.
 _WIDE_PASSES = 4
 # The rows of two small batches, from which the costs of a row and of the rest are told apart.
@@ -222,3 +224,10 @@ class ModeAllowance:
 
     def goes_on(self) -> bool:
         return self.num_spent < self.num_allowed
+
+    @property
+    def num_for_walks(self) -> int:
+        """Return how many gradients a search for other modes may take, after the first mode."""
+        cheap = _WALK_SECONDS / max(self.of_gradient, 1e-9)
+        share = _WALK_SHARE * self.num_allowed
+        return int(min(self.num_allowed - self.num_spent, max(cheap, share)))

@@ -15,7 +15,7 @@ from sghmc.posterior import mode
 from sghmc.posterior.host_potential import MAX_QUICK_ROWS, HostPotential, as_params, as_vector
 from sghmc.types import PyTree
 
-# Seven searches go on at once: with the center, one pass over the data evaluates eight points.
+# Steps of a descent, all of which go on at once.
 _MAX_SEARCH_STEPS = 20
 # NumPyro and Stan start chains in a cube of this half-width around 0; so do two of the searches.
 _START_CUBE = 2.0
@@ -27,7 +27,13 @@ _MIN_FALL = 0.1
 MIN_MASS = 0.01
 # Chains cross a barrier of less energy than this, and their draws show how often.
 _MIN_BARRIER = 5.0
-_MAX_POLISHED = 2
+_MAX_POLISHED = 4
+# Walkers that cool down from temperatures of up to so many squared standard deviations to 1, by
+# steps of these sizes in z; and how many of them descend from the best place that they saw.
+_NUM_WALKERS, _NUM_DESCENTS = 32, 9
+_WALK_SCALES, _WALK_STEPS = (2.0, 30.0), (0.2, 1.2)
+# Momentum that a walker keeps from step to step, and the most and fewest steps of a walk.
+_WALK_MEMORY, _MAX_WALK, _MIN_WALK = 0.9, 100, 10
 _NUM_POINTS_BETWEEN = 7
 _NUM_NAMED_ENTRIES = 3
 
@@ -66,20 +72,85 @@ def is_spike(
 
 
 def find_other_mode(
-    potential: HostPotential, center: np.ndarray, factor: np.ndarray
-) -> OtherMode | None:
-    """Return the heaviest mode besides the known one at `center`, or None if none is found.
+    potential: HostPotential,
+    center: np.ndarray,
+    factor: np.ndarray,
+    rng: np.random.Generator,
+    num_gradients: int = _NUM_WALKERS * _MAX_WALK,
+) -> tuple[OtherMode | None, str]:
+    """Return the heaviest mode besides the known one at `center`, or None, and what was searched.
 
-    `factor` is L with LLᵀ = H⁻¹ at the center.
+    `factor` is L with LLᵀ = H⁻¹ at the center; walkers may take `num_gradients`.
     """
     some_rows = potential.subsampled(MAX_QUICK_ROWS)
-    ends = _descend(some_rows, center, factor, _starts(potential.like, center, factor))
+    starts = _starts(potential.like, center, factor)
+    num_steps = min(_MAX_WALK, num_gradients // _NUM_WALKERS)
+    words = f"descents from {len(starts)} places"
+    if num_steps >= _MIN_WALK:
+        seen = _wander(some_rows, center, factor, rng, num_steps)
+        starts = np.concatenate([starts, seen])
+        words = (
+            f"{_NUM_WALKERS} walkers that cooled down from up to {_WALK_SCALES[1]:g} standard "
+            f"deviations around the mode, and descents from {len(starts)} places"
+        )
+    ends = _descend(some_rows, center, factor, starts)
     found: list[OtherMode] = []
     for end in ends[:_MAX_POLISHED]:
         other = _polish(potential, some_rows, center, factor, end)
-        if other is not None and all(np.any(other.position != each.position) for each in found):
+        if other is not None:
             found.append(other)
-    return max(found, key=lambda other: other.mass, default=None)
+    words += (
+        f": {'another mode' if found else 'no other mode'} with {MIN_MASS:.0%} of the posterior "
+        f"or more. A mode that is much narrower, or lies farther off, cannot be excluded"
+    )
+    return max(found, key=lambda other: other.mass, default=None), words
+
+
+def _wander(
+    potential: HostPotential,
+    center: np.ndarray,
+    factor: np.ndarray,
+    rng: np.random.Generator,
+    num_steps: int,
+) -> np.ndarray:
+    """Return points that tempered walkers saw where the potential is lowest beside a Gaussian's.
+
+    Each is a chain of guided HMC at its own falling temperature, so that it crosses barriers first
+    and settles last. In another mode the potential is far below ½|z|², that of the known mode.
+    """
+    scales = np.geomspace(*_WALK_SCALES, _NUM_WALKERS)[:, None]
+    steps = np.exp(rng.uniform(*np.log(_WALK_STEPS), (_NUM_WALKERS, 1)))
+    z = scales * rng.normal(size=(_NUM_WALKERS, center.size))
+
+    def evaluate(z):
+        values, slopes = potential.evaluate(center + z @ factor.T)
+        return values, slopes @ factor
+
+    (bottom,), (tilt,) = evaluate(np.zeros((1, center.size)))
+    values, slopes = evaluate(z)
+    momenta = scales * rng.normal(size=z.shape)
+    best, lowest = z.copy(), np.full(len(z), np.inf)
+    for step in range(num_steps):
+        heat = scales ** (1 - step / num_steps)  # the square root of the temperature
+        fresh = rng.normal(size=z.shape)
+        momenta = _WALK_MEMORY * momenta + math.sqrt(1 - _WALK_MEMORY**2) * heat * fresh
+        half = momenta - steps / 2 * slopes
+        new = z + steps * half
+        new_values, new_slopes = evaluate(new)
+        kicked = half - steps / 2 * new_slopes
+        with np.errstate(invalid="ignore", over="ignore"):
+            rise = new_values - values + np.sum(kicked**2 - momenta**2, axis=1) / 2
+            is_good = rise < heat[:, 0] ** 2 * rng.exponential(size=len(z))
+        is_good |= ~np.isfinite(values) & np.isfinite(new_values)
+        z = np.where(is_good[:, None], new, z)
+        values = np.where(is_good, new_values, values)
+        slopes = np.where(is_good[:, None], new_slopes, slopes)
+        momenta = np.where(is_good[:, None], kicked, -momenta)
+        score = values - bottom - z @ tilt - np.sum(z**2, axis=1) / 2
+        is_better = (score < lowest) & _is_outside(z, values - bottom)
+        best, lowest = np.where(is_better[:, None], z, best), np.where(is_better, score, lowest)
+    chosen = np.argsort(lowest)[:_NUM_DESCENTS]
+    return center + best[chosen][np.isfinite(lowest[chosen])] @ factor.T
 
 
 def _starts(like: PyTree, center: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -100,7 +171,7 @@ def _starts(like: PyTree, center: np.ndarray, factor: np.ndarray) -> np.ndarray:
 def _descend(
     potential: HostPotential, center: np.ndarray, factor: np.ndarray, starts: np.ndarray
 ) -> np.ndarray:
-    """Return where descents from `starts` end outside of the known basin, the lowest first.
+    """Return where descents from `starts` end outside of the known basin, each place once.
 
     In z the known mode has curvature 1, so that a slope is Newton's step to it.
     """
@@ -127,8 +198,11 @@ def _descend(
         slopes = np.where(is_good[:, None], new_slopes, slopes)
         pace = np.where(is_good, np.minimum(1, 2 * pace), pace / 4)
         goes_on = _is_outside(z, values - bottom)
-    order = np.argsort(values[goes_on])
-    return (center + z @ factor.T)[goes_on][order]
+    lowest: list[np.ndarray] = []  # one of those that went to the same place
+    for end in z[goes_on][np.argsort(values[goes_on])]:
+        if all(np.linalg.norm(end - other) > math.sqrt(center.size) for other in lowest):
+            lowest.append(end)
+    return center + np.reshape(lowest, (-1, center.size)) @ factor.T
 
 
 def _is_outside(z: np.ndarray, rises: np.ndarray) -> np.ndarray:

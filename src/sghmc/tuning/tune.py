@@ -52,6 +52,10 @@ _ENGINES = get_args(Engine)
 _MAX_PARAMETERS = 50_000
 # Restart from the second mode if its Laplace share of the mass exceeds this: not by chance.
 _RESTART_MASS = 0.75
+_NO_PEAK = (
+    "not searched, as there is no single mode to search from: the draws show only those where a "
+    "chain has been"
+)
 # Pilots draw at least so many at once, though fewer be wanted later.
 _MIN_PIECE_DRAWS = 100
 # Without a mode, gradients of each chain for a step size, scales and one comparison.
@@ -116,7 +120,7 @@ results then depend on the machine and its load. None: work is counted, and they
     start = jax.tree.map(np.asarray, InitialPositions(init, None).of_chain(0))
     checks.check_functions(target, like)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    num_draws, missed = num_samples * num_chains, ()
+    num_draws, missed, searched = num_samples * num_chains, (), ""
     with whole_or_nothing(), Budget(budget, progress) as clock:
         costs = Costs.count(target, like, num_chains)
         max_draws = max(num_samples, _MIN_PIECE_DRAWS)
@@ -130,7 +134,7 @@ results then depend on the machine and its load. None: work is counted, and they
                 num_gradients = Trajectories.of_size(tree.size(like)).num_steps + 1
                 allowance = ModeAllowance(clock, costs, num_gradients, num_draws)
                 potential = HostPotential(target, like, check=allowance.spend)
-                whitening, missed = _find_main_mode(potential, start, allowance.goes_on)
+                whitening, missed, searched = _find_main_mode(potential, start, allowance, key)
                 starts = draw_starts(potential, whitening, rng, num_chains)
             choice = choose_engine(
                 engine,
@@ -165,6 +169,7 @@ results then depend on the machine and its load. None: work is counted, and they
         notes=complaints + found.report.unsettled + notes,
         num_examples=int(target.num_examples) if isinstance(target, RowPosterior) else None,
         choice=reason,
+        searched=searched,
         seconds=clock.spent,
         stages=clock.stages,
         step_cost=costs.of_steps(found.sampler.sampler, found.gradient, 1),
@@ -175,23 +180,28 @@ results then depend on the machine and its load. None: work is counted, and they
 
 
 def _find_main_mode(
-    potential: HostPotential, start: PyTree, goes_on: Callable[[], bool]
-) -> tuple[Whitening, tuple[str, ...]]:
+    potential: HostPotential, start: PyTree, allowance: ModeAllowance, key: jax.Array
+) -> tuple[Whitening, tuple[str, ...], str]:
     """Whiten around the mode near the start, or around another with far more of the mass.
 
-    The second result is a complaint if chains from there would miss the other mode.
+    The second result is a complaint if chains from there would miss the other mode, the third says
+    where other modes were searched.
     """
-    whitening = find_whitening(potential, start, goes_on)
+    whitening = find_whitening(potential, start, allowance.goes_on)
     if not (whitening.is_gaussian and whitening.is_dense):
-        return whitening, ()
-    other = find_other_mode(potential, whitening.center, whitening.factor)
+        return whitening, (), _NO_PEAK
+    # Of its own: starts do not depend on how long walkers went.
+    rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), 1])
+    other, searched = find_other_mode(
+        potential, whitening.center, whitening.factor, rng, allowance.num_for_walks
+    )
     if other is not None and other.mass > _RESTART_MASS:
         first = dataclasses.replace(other, position=whitening.center, mass=1 - other.mass)
-        whitening = find_whitening(potential, whitening.params(other.position), goes_on)
+        whitening = find_whitening(potential, whitening.params(other.position), allowance.goes_on)
         other = first
     if other is None or other.mass < MIN_MASS:
-        return whitening, ()
-    return whitening, (other.complaint(whitening.like),)
+        return whitening, (), searched
+    return whitening, (other.complaint(whitening.like),), searched
 
 
 def _check_arguments(
