@@ -128,7 +128,7 @@ def test_a_spike_is_left_to_pilot_runs_from_the_start():
 
 
 def five_dimensions(theta):
-    """0.7 N(0, I) + 0.3 N(5, ½² I): a random direction from the first finds the second in 1 of 70."""
+    """0.7 N(0, I) + 0.3 N(5, ½² I): of random directions from the first 1 in 70 finds it."""
     narrow = jnp.log(0.3) - 2 * jnp.sum((theta - 5) ** 2) + 5 * jnp.log(2.0)
     return -jnp.logaddexp(jnp.log(0.7) - jnp.sum(theta**2) / 2, narrow)
 

@@ -39,7 +39,7 @@ _EVALUATIONS_PER_ROW = 2
 WARM_UP_TRAJECTORIES = 800
 # Share of a run's gradients that the search for its mode may take.
 _MODE_SHARE = 1 / 5
-# Walkers that search other modes take so much counted time, or this share of what a search may take.
+# Walkers that search other modes take so much counted time, or this share of a search.
 _WALK_SECONDS, _WALK_SHARE = 0.25, 1 / 8
 # A pass in double precision, for one point, costs as much as so many of a chain among several.
 _WIDE_PASSES = 4
