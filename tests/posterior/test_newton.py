@@ -30,7 +30,7 @@ class Quadratic(Objective):
         return self.matrix
 
 
-def test_a_quadratic_takes_one_step_and_one_hessian_whatever_the_units():
+def test_a_quadratic_takes_one_step_and_a_hessian_at_each_end_whatever_the_units():
     scale = np.array([1e-6, 1.0, 1e5])
     matrix = np.array([[2.0, 0.5, 0.1], [0.5, 1.0, 0.3], [0.1, 0.3, 1.5]]) / np.outer(scale, scale)
     center = np.array([3e-6, -2.0, 4e5])
@@ -38,7 +38,7 @@ def test_a_quadratic_takes_one_step_and_one_hessian_whatever_the_units():
     found = minimize(objective, np.zeros(3))
     np.testing.assert_allclose(found.x, center, rtol=1e-8)
     assert found.distance < 1e-6
-    assert objective.num_hessians == 1
+    assert objective.num_hessians == 2
 
 
 class Rosenbrock(Objective):
@@ -141,3 +141,24 @@ def test_a_search_that_ends_thirty_times_too_far_has_found_no_mode():
     at_the_edge = mode.Mode(None, 0.0, None, mode.MAX_MODE_DISTANCE)
     assert not at_the_edge.is_found
     assert at_the_edge._replace(distance=0.99 * mode.MAX_MODE_DISTANCE).is_found
+
+
+def test_the_hessian_is_that_of_the_minimum_though_a_step_landed_there():
+    """Neal's funnel is quadratic along its axis: Newton's first step ends at its very tip."""
+
+    class Funnel:
+        def evaluate(self, points):
+            v, x = points[:, 0], points[:, 1]
+            shrunk = np.exp(-v) * x**2 / 2
+            slopes = np.stack([v / 9 + 0.5 - shrunk, np.exp(-v) * x], axis=1)
+            return v**2 / 18 + v / 2 + shrunk, slopes
+
+        def hessian(self, x):
+            slope = np.exp(-x[0]) * x[1]
+            curvature = 1 / 9 + np.exp(-x[0]) * x[1] ** 2 / 2
+            return np.array([[curvature, -slope], [-slope, np.exp(-x[0])]])
+
+    found = minimize(Funnel(), np.array([18.0, 0.0]))
+    np.testing.assert_allclose(found.x, [-4.5, 0.0], atol=1e-6)
+    assert found.hessian is not None
+    np.testing.assert_allclose(found.hessian[1, 1], np.exp(4.5))

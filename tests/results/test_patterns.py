@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.results.patterns import funnel_advice, heavy_tails, tail_care, unused_example
+from sghmc.results.patterns import heavy_tails, misused_example, rejected_tail, tail_care
 
 RNG = np.random.default_rng(0)
 
@@ -32,18 +32,19 @@ def test_the_sentence_on_tails_has_quantiles():
 
 
 def test_a_funnel_gets_the_advice_to_non_centre():
-    v = 3 * RNG.normal(size=(4, 500))
-    x = np.exp(v / 2)[..., None] * RNG.normal(size=(4, 500, 3))
-    words = funnel_advice({"v": v} | {f"x[{i}]": x[..., i] for i in range(3)})
+    """Its narrow end is hardly entered, and R-hat does not see that."""
+    v = RNG.normal(size=(4, 500))
+    rejected = np.where(v < np.quantile(v, 0.05), 0.1, 0.9)
+    draws = {"x": RNG.normal(size=(4, 500)), "v": v}
+    words = rejected_tail(draws, rejected)
     assert words is not None
-    assert "the spread of x[0], x[1], x[2] depends on v, a funnel" in words
+    assert words.startswith("steps are rejected where v is small (10% accepted, else 86%)")
     assert "non-centred" in words
     assert "sghmc.transforms.Space" in words
-    plain = RNG.normal(size=(4, 500, 4)) @ RNG.normal(size=(4, 4))
-    assert funnel_advice({f"x[{i}]": plain[..., i] for i in range(4)}) is None
-    assert funnel_advice({"v": v}) is None
-    apart = 0.1 * plain + 9.0 * np.arange(4.0)[:, None, None]  # chains that sit apart
-    assert funnel_advice({f"x[{i}]": apart[..., i] for i in range(4)}) is None
+    assert "where v is large" in str(rejected_tail({"v": -v}, rejected))
+    assert rejected_tail(draws, np.full(v.shape, 0.3)) is None
+    assert rejected_tail(draws, None) is None
+    assert rejected_tail({"v": v[:, :20]}, rejected[:, :20]) is None  # too few to tell
 
 
 DATA = RNG.normal(size=(50, 2)).astype(np.float32)
@@ -57,11 +58,40 @@ def test_a_likelihood_that_ignores_its_example_is_seen(is_used):
         return -0.5 * jnp.sum((rows - theta[None]) ** 2)
 
     posterior = sghmc.Posterior(log_likelihood, lambda theta: -0.5 * jnp.sum(theta**2), DATA)
-    words = unused_example(posterior, POSITIONS)
+    words, _ = misused_example(posterior, POSITIONS)
     assert (words is None) == is_used
     assert is_used or "does not use its example: each of the 50 rows" in str(words)
-    assert unused_example(posterior, np.zeros((2, 3, 7, 5))) is None  # not the parameters
-    assert unused_example(sghmc.Potential(jnp.sum), POSITIONS) is None
+    assert misused_example(posterior, np.zeros((2, 3, 7, 5))) == (None, None)  # not the parameters
+    assert misused_example(sghmc.Potential(jnp.sum), POSITIONS) == (None, None)
+
+
+X, KERNEL = np.ones((50, 2), np.float32), np.ones((50, 50), np.float32)
+SUMS = {
+    "all rows beside the example": (lambda p, row: jnp.sum(X @ p) + row[0], "reason"),
+    "all rows and the example": (lambda p, row: jnp.sum((row[0] - X @ p) ** 2), "care"),
+    "in a jitted function": (lambda p, row: jax.jit(jnp.sum)(X * p[None]) + row[0], "reason"),
+    "Cox's risk set": (
+        lambda p, row: row @ p - jax.nn.logsumexp(jnp.where(X[:, 0] > row[0], X @ p, -9.0)),
+        "care",
+    ),
+    "its own row": (lambda p, row: X[row[0].astype(int)] @ p, None),
+    "its own row of all": (lambda p, row: (X @ p)[row[0].astype(int)], None),
+    "a process over all": (
+        lambda p, row: (jnp.asarray(KERNEL) @ jnp.repeat(p, 25))[row[0].astype(int)], None,
+    ),
+    "a mean of the data": (lambda p, row: (row - X.mean(0)) @ p, None),
+    "a mean made by jax": (lambda p, row: (row - jnp.mean(jnp.asarray(X), 0)) @ p, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_likelihood_that_sums_over_rows_is_seen(name):
+    """Each row then counts N times: sds were too small by √N, without a sign of trouble."""
+    log_likelihood, kind = SUMS[name]
+    posterior = sghmc.Posterior(log_likelihood, lambda p: -jnp.sum(p**2), DATA)
+    reason, care = misused_example(posterior, POSITIONS)
+    assert (reason is not None, care is not None) == (kind == "reason", kind == "care")
+    assert kind is None or "sums over all 50 rows" in str(reason or care)
 
 
 def test_the_verdict_names_a_likelihood_of_all_data():

@@ -87,6 +87,33 @@ def test_every_structure_converts_and_summarizes(init, variables):
     assert np.isfinite(table[sorted(wanted)].to_numpy()).all()
 
 
+def test_constrained_parameters_are_on_their_own_scale():
+    """In tables, for arviz and for the verdict; `positions` stay as they were sampled."""
+    space = sghmc.transforms.Space({"sd": sghmc.transforms.Positive()})
+    init = {"mean": jnp.zeros(()), "sd": jnp.zeros(())}
+    for target in (
+        space.potential(lambda p: p["mean"] ** 2 + p["sd"]),
+        space.posterior(lambda p, y: -p["sd"] * y, lambda p: -(p["mean"] ** 2), jnp.ones(3)),
+    ):
+        sampler = sghmc.HMC(0.1, 2)
+        samples = sghmc.sample(
+            jax.random.key(0), target, sampler, init,
+            num_samples=20, num_chains=2, progress=False,
+        )  # fmt: skip
+        np.testing.assert_allclose(
+            samples.variables["sd"], space.constrain(samples.positions)["sd"]
+        )
+        assert samples.variables["sd"].min() > 0 > samples.positions["sd"].min()
+        np.testing.assert_array_equal(
+            samples.to_arviz()["posterior"]["sd"], samples.variables["sd"]
+        )
+        kept = sghmc.sample(
+            jax.random.key(0), target, sampler, init,
+            num_samples=20, num_chains=2, progress=False, keep=space.constrain,
+        )  # fmt: skip
+        np.testing.assert_array_equal(kept.variables["sd"], kept.positions["sd"])
+
+
 def _in_tree_order(samples, variables):
     # jax flattens dictionaries by sorted keys.
     return sorted(variables) if isinstance(samples.positions, dict) else list(variables)

@@ -232,4 +232,5 @@ def _origin(
         estimator=estimator,
         temperature=float(value_at(sampler.dynamics.temperature, num_steps - 1)),
         is_adapted=options.adapt is not None,
+        keeps_positions=options.keep is None,
     )

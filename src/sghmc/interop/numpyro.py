@@ -171,14 +171,21 @@ class NumPyroPosterior(RowPosterior):
 
         Axes are (chain, draw, …). The run must have kept positions, as it does without `keep`.
         """
-        positions = self._positions(samples)
         chosen = None if names is None else tuple(names)
+        return self._of_all(self._positions(samples), chosen)
 
+    def constrained(self, draws: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the values of the latent sites at draws of the parameters."""
+        return self._of_all(draws, tuple(self.shapes))
+
+    def _of_all(
+        self, positions: dict[str, np.ndarray], names: tuple[str, ...] | None
+    ) -> dict[str, np.ndarray]:
         @eqx.filter_jit
         def of_all(posterior, positions):
-            return jax.lax.map(lambda params: posterior._sites(params, chosen), positions)
+            return jax.lax.map(lambda params: posterior._sites(params, names), positions)
 
-        leading = (samples.num_chains, samples.num_draws)
+        leading = next(iter(positions.values())).shape[:2]
         flat = {k: v.reshape(math.prod(leading), *v.shape[2:]) for k, v in positions.items()}
         values = of_all(self, flat)
         return {k: np.asarray(v).reshape(*leading, *v.shape[1:]) for k, v in values.items()}

@@ -28,6 +28,8 @@ _MAX_INDEFINITE_HESSIANS = 10
 """A search that has met this many Hessians with a negative eigenvalue stops."""
 _MIN_SPEEDUP = 4
 """A Hessian is reused while a step divides the distance to the minimum by at least this factor."""
+_MAX_STALE_DISTANCE = 5.0
+"""Largest distance √(ΔᵀHΔ) from its point at which a Hessian still is that of the minimum."""
 _ARMIJO_SHARE = 1e-4
 """Armijo constant: smallest share of the predicted decrease that a step must reach."""
 _RELATIVE_ROUNDING = 1e-12
@@ -79,13 +81,17 @@ def minimize(
     """
     (value,), (slope,) = objective.evaluate(x[None])
     model, damping, before = _QuadraticModel((rough or objective).hessian(x), slope), 0.0, np.inf
-    is_fresh, num_idle, num_indefinite = True, 0, 0
+    is_fresh, num_idle, num_indefinite, of_model = True, 0, 0, x
     for _ in range(_MAX_NEWTON_STEPS):
         distance = model.distance(slope)
+        if distance < CLOSE and model.length(x - of_model) > _MAX_STALE_DISTANCE:
+            # Far away it may be another one: at the end of a funnel it is, by many powers of ten.
+            model, of_model = _QuadraticModel(objective.hessian(x), slope), x
+            distance = model.distance(slope)
         if not np.isfinite(value) or distance < CLOSE or not goes_on():
             break
         if not (is_fresh or distance < before / _MIN_SPEEDUP):
-            model = _QuadraticModel(objective.hessian(x), slope)
+            model, of_model = _QuadraticModel(objective.hessian(x), slope), x
             distance = model.distance(slope)
             num_indefinite += np.isinf(distance)
         step = _downhill(objective, model, x, value, slope, damping)
@@ -145,6 +151,9 @@ class _QuadraticModel:
         along = self.vectors.T @ (slope / self.scale)
         curvature = np.maximum(np.abs(self.values), _MIN_CURVATURE) + damping
         return -(self.vectors @ (along / curvature)) / self.scale
+
+    def length(self, way: np.ndarray) -> float:
+        return float(np.sqrt(np.abs(way @ self.matrix @ way)))
 
     def distance(self, slope: np.ndarray) -> float:
         if self.is_flat or self.values[0] <= 0 or not np.all(np.isfinite(slope)):

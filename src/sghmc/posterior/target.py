@@ -36,6 +36,12 @@ class Target(eqx.Module):
         """Return the exact ∇U(θ)."""
         return self.evaluate(params).grad
 
+    def constrained(self, draws: PyTree) -> PyTree:
+        """Return draws of the parameters on their own scale, where a `Space` maps them to it."""
+        owner = getattr(self, "log_prior", getattr(self, "function", None))
+        space = getattr(owner, "space", None)
+        return draws if space is None else space.constrain(draws)
+
     @property
     def is_stochastic(self) -> bool:
         """Whether U can only be estimated, each time with a random key."""

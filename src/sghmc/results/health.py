@@ -19,7 +19,7 @@ import numpy as np
 from sghmc import display
 from sghmc.gradients.control_variate import ControlVariate
 from sghmc.gradients.exact import NoisyGradient
-from sghmc.results.patterns import unused_example
+from sghmc.results.patterns import misused_example
 from sghmc.results.prediction import BiasPrediction, Origin, SavedOrigin, predict
 from sghmc.results.summaries import Info, SummaryTable
 from sghmc.samplers import Sampler
@@ -187,12 +187,15 @@ def assess(
     temperature, expected = info.kinetic_temperature, origin.temperature if origin else None
     if temperature is not None:
         temperature = temperature / expected if temperature.size and expected else None
+    misused, care = None, None
+    if isinstance(origin, Origin):
+        misused, care = misused_example(origin.target, positions)
     complaints = [
         _lost_chains(info.is_finite),
         _disagreement(r_hat, disagreeing),
         _few_draws(effective, r_hat, slowest),
         predicted.complaint,
-        unused_example(origin.target, positions) if isinstance(origin, Origin) else None,
+        misused,
     ]
     error = predicted.predicted_error
     if isinstance(origin, Origin):
@@ -205,6 +208,7 @@ def assess(
         complaints.append(resolution_complaint(origin, positions))
     return Health(
         reasons=tuple(each for each in complaints if each is not None),
+        cares=() if care is None else (care,),
         r_hat=r_hat,
         effective=effective,
         slowest=slowest,

@@ -40,7 +40,7 @@ _NUM_CURVATURE_ROWS = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Target, sampler and gradient of a run, and the temperature of its last step."""
+    """Target, sampler and gradient of a run, the temperature of its last step, and what is kept."""
 
     target: Target
     sampler: Sampler
@@ -48,6 +48,7 @@ class Origin:
     estimator: GradientEstimator
     temperature: float
     is_adapted: bool = False
+    keeps_positions: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Samples:
             "acceptance_rate": self.info.acceptance,
         }
         return summaries.to_arviz(
-            self._variables(),
+            self.variables,
             {name: values for name, values in statistics.items() if values is not None},
         )
 
@@ -127,7 +127,7 @@ class Samples:
         needs two chains or more. The table's `attrs` hold the `verdict`; if the run is not sound,
         there is a `HealthWarning` too.
         """
-        table = summaries.summary(self._variables(), names)
+        table = summaries.summary(self.variables, names)
         health = self.verdict
         found = {field.name: getattr(health, field.name) for field in dataclasses.fields(health)}
         found.pop("judge")
@@ -181,7 +181,7 @@ class Samples:
         last = self.growth[-1]
         moved = math.sqrt(abs(last.num_examples / last.num_before - 1))
         later = min((last.draw + self.num_draws) // 2, self.num_draws - 2)  # on their way before
-        since = [leaf[:, later:] for leaf in self._variables().values()]
+        since = [leaf[:, later:] for leaf in self.variables.values()]
         slowest = max(convergence.slowest_time(leaf) for leaf in since)
         return slowest * max(0.0, math.log(moved / within))
 
@@ -231,15 +231,23 @@ class Samples:
 
     def _repr_html_(self) -> str:
         title = f"Samples: {'; '.join(self._overview())}"
-        return report.overview_table(title, self._variables())
+        return report.overview_table(title, self.variables)
 
     def _overview(self) -> list[str]:
         run = self.info, self.num_steps, self.seconds
-        return report.overview_parts(self._variables(), self.averages, *run)
+        return report.overview_parts(self.variables, self.averages, *run)
 
-    def _variables(self) -> dict[str, np.ndarray]:
-        """Return every array of the draws by name."""
-        return summaries.named_leaves(self.positions, self.hyper)
+    @functools.cached_property
+    def variables(self) -> dict[str, np.ndarray]:
+        """Every array of the draws by name, axes (chain, draw, …).
+
+        Parameters that a `sghmc.transforms.Space` constrains are on their own scale, also in
+        `summary`, `to_arviz` and `report`; `positions` are as they were sampled.
+        """
+        positions = self.positions
+        if isinstance(self.origin, Origin) and self.origin.keeps_positions:
+            positions = jax.tree.map(np.asarray, self.origin.target.constrained(positions))
+        return summaries.named_leaves(positions, self.hyper)
 
 
 def judge(
@@ -249,7 +257,7 @@ def judge(
     tolerance: float | None = None,
 ) -> Health:
     """Judge a run, or a function of its draws, with what its tuning knows."""
-    variables = samples._variables() if of is None else _evaluate(samples, of)
+    variables = samples.variables if of is None else _evaluate(samples, of)
     found = assess(
         SummaryTable.of(variables, _MAX_REPORTED),
         samples.origin,
@@ -260,10 +268,11 @@ def judge(
     ).after(tuning, is_of_parameters=of is None)
     quantities = summaries.quantities(variables, _MAX_REPORTED)
     tails = patterns.tail_care(quantities)
-    funnel = patterns.funnel_advice(quantities) if found.reasons else None
+    # Heavy tails are no funnel, though steps may be rejected far out.
+    funnel = None if tails else patterns.rejected_tail(quantities, samples.info.acceptance)
     return dataclasses.replace(
         found,
-        reasons=found.reasons + ((funnel,) if funnel and funnel not in found.reasons else ()),
+        reasons=found.reasons + ((funnel,) if funnel else ()),
         cares=found.cares + ((tails,) if tails else ()),
     )
 
@@ -282,7 +291,7 @@ def _evaluate(samples: Samples, of: Callable[..., PyTree]) -> dict[str, np.ndarr
 
 def _page(samples: Samples, title: str, checks: list[report.PredictiveCheck]) -> str:
     """Return the HTML page of a run."""
-    variables = samples._variables()
+    variables = samples.variables
     info, temperature = samples.info, None if samples.origin is None else samples.origin.temperature
     statistics = {
         "potential": (info.potential, None),

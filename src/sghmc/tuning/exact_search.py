@@ -12,10 +12,8 @@ from typing import Self
 
 import numpy as np
 
-from sghmc.core import tree
 from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.posterior import RowPosterior
-from sghmc.results import patterns
 from sghmc.samplers.hmc import HMC
 from sghmc.tuning.pilots import PilotRun, Pilots
 from sghmc.tuning.result import Tuned, TuneReport
@@ -28,8 +26,6 @@ _STEP_JITTER = 0.25
 _MAX_STEPS = 1_024
 # With smaller steps a trajectory gets nowhere: the search ends, rather than go on for long.
 _MIN_STEP = 1e-4
-# Parameters among which a funnel is searched.
-_MAX_NAMED = 100
 _BEST_ACCEPTANCE = 0.85
 _MIN_ACCEPTANCE = 0.75
 # Above this acceptance steps could be larger, which pays if a trajectory has more than three.
@@ -102,7 +98,7 @@ class ExactSearch:
         self.trajectories = Trajectories.first(whitening)
 
     def search(self) -> Tuned:
-        pilot, advice = None, None
+        pilot = None
         num_draws = self._draws_per_chain(1.0 if self.whitening.is_gaussian else 0.5)
         size = len(self.whitening.center)
         max_draws = self._draws_per_chain(max(4.0, 20 * size / PILOT_DRAWS))
@@ -122,17 +118,11 @@ class ExactSearch:
                 num_draws = (
                     self._draws_per_chain(0.5) if fit.is_far else min(2 * num_draws, max_draws)
                 )
-            advice = patterns.funnel_advice(self._named(pilot)) or advice
             self.trajectories = self.trajectories.after(pilot.lowest_acceptance)
             if self.trajectories.step_size < _MIN_STEP:
                 break
         assert pilot is not None
-        return self._tuned(pilot, (advice or self.pilots.complaint(),))
-
-    def _named(self, pilot: PilotRun) -> dict[str, np.ndarray]:
-        """Return the draws of a pilot run by the names of their parameters."""
-        like, size = self.whitening.like, min(pilot.draws.shape[2], _MAX_NAMED)
-        return {tree.entry_name(like, i): pilot.draws[:, :, i] for i in range(size)}
+        return self._tuned(pilot, (self.whitening.funnel or self.pilots.complaint(),))
 
     def _draws_per_chain(self, factor: float) -> int:
         return max(_MIN_DRAWS_PER_CHAIN, math.ceil(factor * PILOT_DRAWS / self.pilots.num_chains))

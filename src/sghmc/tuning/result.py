@@ -201,8 +201,7 @@ class Precision(NamedTuple):
 
 def precision(samples: Samples) -> Precision | None:
     """Return the Monte Carlo error of the standard deviations, or None if nothing kept varies."""
-    variables = summaries.named_leaves(samples.positions, samples.hyper)
-    quantities = summaries.quantities(variables, _MAX_QUANTITIES).values()
+    quantities = summaries.quantities(samples.variables, _MAX_QUANTITIES).values()
     found = [_standard_errors(draws) for draws in quantities if not patterns.heavy_tails(draws)]
     known = np.array([pair for pair in found if np.all(np.isfinite(pair))])
     return Precision(*map(_largest_error, known.T)) if len(known) else None

@@ -4,6 +4,7 @@
 takes a trained network's settings from a few Hessian products.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from sghmc.engine.options import RunOptions, hold_fixed
 from sghmc.gradients.minibatch import Minibatch, with_data
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.host_potential import HostPotential, as_vector
+from sghmc.posterior.mode import ModeError
 from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, StackedPosterior
 from sghmc.posterior.target import Target
 from sghmc.samplers.settings import check_setting
@@ -197,8 +199,10 @@ def _find_main_mode(
     )
     if other is not None and other.mass > _RESTART_MASS:
         first = dataclasses.replace(other, position=whitening.center, mass=1 - other.mass)
-        whitening = find_whitening(potential, whitening.params(other.position), allowance.goes_on)
-        other = first
+        with contextlib.suppress(ModeError):  # a ridge has no mode with a share of its own
+            there = whitening.params(other.position)
+            whitening = find_whitening(potential, there, allowance.goes_on)
+            other = first
     if other is None or other.mass < MIN_MASS:
         return whitening, (), searched
     return whitening, (other.complaint(whitening.like),), searched

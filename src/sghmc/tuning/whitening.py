@@ -19,6 +19,7 @@ from sghmc.posterior import mode
 from sghmc.posterior.host_potential import MAX_QUICK_ROWS, HostPotential, as_params, as_vector
 from sghmc.posterior.posterior import AbstractPosterior, RowPosterior
 from sghmc.posterior.target import Potential, Target
+from sghmc.results.patterns import NON_CENTRE
 from sghmc.samplers import Sampler
 from sghmc.samplers.wrappers import Whitened
 from sghmc.tuning.other_modes import is_spike
@@ -57,6 +58,7 @@ class Whitening:
     | `distance` | of the center from the mode, in standard deviations |
     | `is_gaussian` | the center is a peak with a curvature, not just where a search ended |
     | `is_local` | center and factor are still those of mode and curvature, not of draws |
+    | `funnel` | advice, if the search from the start ended in a spike without mass |
     """
 
     like: PyTree
@@ -65,6 +67,7 @@ class Whitening:
     distance: float
     is_gaussian: bool
     is_local: bool = False
+    funnel: str = ""
 
     @property
     def is_dense(self) -> bool:
@@ -166,17 +169,24 @@ def find_whitening(
     center = as_vector(found.position)
     assert found.hessian is not None
     hessian = found.hessian
+    funnel = ""
+    if is_spike(potential, origin, center, hessian):
+        first = potential.hessian(origin)
+        scale = int(np.argmax(np.abs(center - origin) * np.sqrt(np.abs(first.diagonal()))))
+        funnel = (
+            f"the density rises without end, or nearly so, along {tree.entry_name(like, scale)}: "
+            f"{NON_CENTRE}"
+        )
+        center, hessian = origin, first
     if not found.is_found:
-        if is_spike(potential, origin, center, hessian):
-            center, hessian = origin, potential.hessian(origin)
-        else:
+        if not funnel:
             _check_end(potential, origin, center, found.potential)
         if len(origin) > _MAX_DENSE_WITHOUT_PEAK:
             return _diagonal_whitening(potential, center)
         hessian = _with_kinks(potential, center, hessian)
     factor, is_peak = _dense_factor(hessian, like)
-    is_gaussian = is_peak and found.is_found
-    whitening = Whitening(like, center, factor, found.distance, is_gaussian, is_gaussian)
+    is_gaussian = is_peak and found.is_found and not funnel
+    whitening = Whitening(like, center, factor, found.distance, is_gaussian, is_gaussian, funnel)
     if is_gaussian:
         _check_rises(potential, whitening, origin)
     return whitening
@@ -195,7 +205,7 @@ def draw_starts(
             break
         z[is_far] /= 2
     else:  # a wall right beside the center
-        z[~np.isfinite(_rises(potential, whitening.center, whitening.to_position(z)))] = 0
+        z[is_far] = 0
     return whitening.to_position(z)
 
 
