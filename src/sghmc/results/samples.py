@@ -47,6 +47,7 @@ class Samples:
     | field | meaning |
     | --- | --- |
     | `positions` | what `keep` returned (default: the parameters); axes (chain, draw, …) |
+    | `variables` | the draws by name, constrained parameters on their own scale, as in tables |
     | `hyper` | the hyperparameters of each draw, or None |
     | `averages` | mean of each averaged function over the kept draws; leading chain axis |
     | `trace` | result of `trace` for the averages at each draw, or None; axes (chain, draw, …) |
@@ -227,23 +228,15 @@ class Samples:
         return display.write(path, _page(self, title, checks))
 
     def __repr__(self) -> str:
-        return f"Samples({'; '.join(self._overview())})"
+        run = self.info, self.num_steps, self.seconds
+        return f"Samples({'; '.join(report.overview_parts(self.variables, self.averages, *run))})"
 
     def _repr_html_(self) -> str:
-        title = f"Samples: {'; '.join(self._overview())}"
-        return report.overview_table(title, self.variables)
-
-    def _overview(self) -> list[str]:
-        run = self.info, self.num_steps, self.seconds
-        return report.overview_parts(self.variables, self.averages, *run)
+        return report.overview_table(repr(self), self.variables)
 
     @functools.cached_property
     def variables(self) -> dict[str, np.ndarray]:
-        """Every array of the draws by name, axes (chain, draw, …).
-
-        Parameters that a `sghmc.transforms.Space` constrains are on their own scale, also in
-        `summary`, `to_arviz` and `report`; `positions` are as they were sampled.
-        """
+        """Every array of the draws by name, axes (chain, draw, …); constrained ones constrained."""
         positions = self.positions
         if isinstance(self.origin, Origin) and self.origin.keeps_positions:
             positions = jax.tree.map(np.asarray, self.origin.target.constrained(positions))

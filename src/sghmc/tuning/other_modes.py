@@ -125,7 +125,8 @@ def _wander(
 
     def evaluate(z):
         values, slopes = potential.evaluate(center + z @ factor.T)
-        return values, slopes @ factor
+        with np.errstate(invalid="ignore", over="ignore"):  # far outside
+            return values, slopes @ factor
 
     (bottom,), (tilt,) = evaluate(np.zeros((1, center.size)))
     values, slopes = evaluate(z)
@@ -141,7 +142,7 @@ def _wander(
         kicked = half - steps / 2 * new_slopes
         with np.errstate(invalid="ignore", over="ignore"):
             rise = new_values - values + np.sum(kicked**2 - momenta**2, axis=1) / 2
-            is_good = rise < heat[:, 0] ** 2 * rng.exponential(size=len(z))
+        is_good = rise < heat[:, 0] ** 2 * rng.exponential(size=len(z))
         is_good |= ~np.isfinite(values) & np.isfinite(new_values)
         z = np.where(is_good[:, None], new, z)
         values = np.where(is_good, new_values, values)
