@@ -111,8 +111,6 @@ ELSEWHERE = {
     "theory/stationary.py": "theory/test_law.py",
     "torch/langevin.py": "torch/test_laws.py",
     "torch/nose_hoover.py": "torch/test_sgnht.py",
-    "torch/replay.py": "torch/test_collector.py",
-    "torch/replicas.py": "torch/test_distributed.py",
     "torch/settings.py": "torch/test_base.py",
     "torch/state.py": "torch/test_silent_steps.py",
 }

@@ -4,9 +4,8 @@ from sghmc.core.checks import require
 
 require("torch", extra="torch")
 
-from sghmc.torch.base import Sampler
+from sghmc.torch.base import Cyclical, Sampler
 from sghmc.torch.collector import Collector
-from sghmc.torch.cyclical import Cyclical
 from sghmc.torch.draws import Chains
 from sghmc.torch.langevin import PSGLD, SGLD
 from sghmc.torch.nose_hoover import SGNHT

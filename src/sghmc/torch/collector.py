@@ -14,11 +14,17 @@ from sghmc.results.prediction import SavedOrigin
 from sghmc.results.samples import Info, Samples
 from sghmc.torch import gradients as losses
 from sghmc.torch import predict as prediction
-from sghmc.torch import replay
 from sghmc.torch.base import Sampler, unwrapped
 from sghmc.torch.draws import Chains, Draw, Folder, Memory, Store
 from sghmc.torch.gradients import NUM_ESTIMATES
-from sghmc.torch.predict import ClassLink, GaussianPrediction, Link, Prediction
+from sghmc.torch.predict import (
+    BUFFER,
+    STATISTIC,
+    ClassLink,
+    GaussianPrediction,
+    Link,
+    Prediction,
+)
 from sghmc.torch.priors import GaussianPrior, whole
 from sghmc.torch.settings import moving, whole_number
 
@@ -185,8 +191,8 @@ the model that returns tensors by name |
         self.model.eval()
         try:
             return prediction.predict(
-                functools.partial(replay.apply, self.model),
-                functools.partial(replay.positions, self.model, self._stores),
+                functools.partial(prediction.apply, self.model),
+                functools.partial(prediction.positions, self.model, self._stores),
                 loader,
                 link,
                 axis,
@@ -238,14 +244,14 @@ def _together(stores: list[Store]) -> Draw:
 
 def _as_samples(draws: Draw, num_steps: int, seconds: float, sampler: Sampler | None) -> Samples:
     statistics = {
-        name.removeprefix(replay.STATISTIC): draws.pop(name)
+        name.removeprefix(STATISTIC): draws.pop(name)
         for name in list(draws)
-        if name.startswith(replay.STATISTIC)
+        if name.startswith(STATISTIC)
     }
     precision, heat = statistics.get("precision"), statistics.get("kinetic_temperature")
     is_learned = precision is not None and np.any(precision != precision[:, :1])
     return Samples(
-        positions={name: array for name, array in draws.items() if replay.BUFFER not in name},
+        positions={name: array for name, array in draws.items() if BUFFER not in name},
         hyper={"precision": precision} if is_learned else None,
         averages={},
         trace=None,
@@ -349,7 +355,7 @@ def _statistics(sampler: Sampler | None, loss: Any, kept: Draw) -> Draw:
         groups = sampler.param_groups
         precisions = [_precision(group["prior"]) for group in groups]
         found["precision"] = np.tile(precisions, (count, 1))
-    return {replay.STATISTIC + name: array for name, array in found.items()}
+    return {STATISTIC + name: array for name, array in found.items()}
 
 
 def _kept(model: torch.nn.Module, keep: Any) -> dict[str, torch.Tensor]:
@@ -362,4 +368,4 @@ def _kept(model: torch.nn.Module, keep: Any) -> dict[str, torch.Tensor]:
     params, buffers = _members(model)
     if keep is not None:
         return {name: params[name] for name in keep}
-    return params | {replay.BUFFER + name: buffer for name, buffer in buffers.items()}
+    return params | {BUFFER + name: buffer for name, buffer in buffers.items()}

@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
+import numpy as np
 import torch
+
+from sghmc.torch.draws import Chains, Store
 
 # pyright: reportPrivateImportUsage=false
 
@@ -89,28 +92,6 @@ class GaussianPrediction:
         return ((_known(self.cdf) - 0.5).abs() <= level / 2).double().mean().item()
 
 
-@overload
-def predict(
-    apply: Callable[[Draw, Any], Any],
-    draws: Callable[[], Iterator[Draw]],
-    batches: Iterable[Any],
-    link: Literal["gaussian"],
-    axis: int | None = None,
-    noise: float | str | None = None,
-) -> GaussianPrediction: ...
-
-
-@overload
-def predict(
-    apply: Callable[[Draw, Any], Any],
-    draws: Callable[[], Iterator[Draw]],
-    batches: Iterable[Any],
-    link: ClassLink,
-    axis: int | None = None,
-    noise: float | str | None = None,
-) -> Prediction: ...
-
-
 @torch.no_grad()
 def predict(
     apply: Callable[[Draw, Any], Any],
@@ -119,7 +100,7 @@ def predict(
     link: Link,
     axis: int | None = None,
     noise: float | str | None = None,
-) -> Prediction | GaussianPrediction:
+) -> Any:
     """Predict batch by batch; `apply(draw, inputs)` are the outputs that the link takes."""
     _check(link, noise)
     found: list[list[torch.Tensor]] = []
@@ -291,3 +272,39 @@ def _known(values: torch.Tensor | None) -> torch.Tensor:
             '"labels".'
         )
     return values
+
+
+# A model is called with the draws of a run, one after the other.
+
+BUFFER, STATISTIC = "buffer/", "statistic/"
+"""Prefixes of the names of stored arrays that are no parameters."""
+
+
+def positions(model: torch.nn.Module, stores: Sequence[Store]) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the parameters and buffers of every draw of every chain."""
+    device = next(model.parameters()).device
+    for store in stores:
+        for number in range(store.num_draws):
+            arrays = store.draw(number)
+            arrays = {n: a for n, a in arrays.items() if not n.startswith(STATISTIC)}
+            for chain in range(next(iter(arrays.values())).shape[0]):
+                kept = {
+                    name.removeprefix(BUFFER): torch.from_numpy(np.array(each[chain])).to(device)
+                    for name, each in arrays.items()
+                }
+                if isinstance(model, Chains):
+                    kept = model.with_aliases(model.chain(chain) | kept)
+                yield kept
+
+
+def apply(model: torch.nn.Module, draw: dict[str, torch.Tensor], inputs: Any) -> Any:
+    module = model.template if isinstance(model, Chains) else model
+    device = next(iter(draw.values())).device
+    if isinstance(inputs, Mapping):
+        named = {name: _moved(value, device) for name, value in inputs.items()}
+        return torch.func.functional_call(module, draw, (), named)
+    return torch.func.functional_call(module, draw, (_moved(inputs, device),))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value

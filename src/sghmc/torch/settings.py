@@ -1,9 +1,12 @@
 """Checks of settings and parameters that a user gives; errors name the value and the remedy."""
 
+import gc
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 def number(value, name: str, *, positive: bool = False) -> float:
@@ -152,3 +155,37 @@ def _name(group: dict[str, Any], param: torch.Tensor) -> str:
     place = next(i for i, other in enumerate(group["params"]) if other is param)
     name = group["param_names"][place] if "param_names" in group else f"number {place} of its group"
     return f"The parameter {name}, of shape {tuple(param.shape)},"
+
+
+# Processes that hold the same parameters must have the same seed: else they drift apart.
+
+
+def check_seeds(params: Iterable[torch.Tensor], seed: int) -> None:
+    """Refuse seeds that differ between the ranks of one DDP, or of one device mesh."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    params = list(params)
+    for group in _process_groups(params):
+        # Largest and smallest of all ranks, in one collective; 62 bits, so that −seed is a number.
+        own = seed % (1 << 62)
+        extremes = torch.tensor([own, -own], device=params[0].device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
+        if extremes[0] != -extremes[1]:
+            raise ValueError(
+                f"Ranks that hold the same parameters have different seeds, {seed} here: their "
+                f"noise would differ, and the replicas drift apart. Give all the same seed."
+            )
+
+
+def _process_groups(params: list[torch.Tensor]) -> list[Any]:
+    """Return the process groups whose ranks move these parameters together."""
+    meshes = {id(mesh): mesh for p in params if (mesh := getattr(p, "device_mesh", None))}
+    found = [mesh.get_group(axis) for mesh in meshes.values() for axis in range(mesh.ndim)]
+    if not found:
+        # DDP leaves no mark on parameters. Its modules are found once a run, among all objects.
+        known = {id(param) for param in params}
+        ddp = torch.nn.parallel.DistributedDataParallel
+        for each in gc.get_objects():
+            if issubclass(type(each), ddp) and any(id(p) in known for p in each.parameters()):
+                return [each.process_group]
+    return found
