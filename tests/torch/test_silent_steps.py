@@ -206,9 +206,9 @@ def test_clipping_is_warned_of():
 def test_gradients_that_stay_the_same_are_no_clipping():
     theta = [torch.ones(2, requires_grad=True) for _ in range(2)]
     sampler = SGLD(theta, 1e-12, prior=None, **REQUIRED)
-    for _ in range(60):
-        for param in theta:
-            param.grad = torch.ones_like(param)
+    for t in range(60):
+        theta[0].grad = torch.full_like(theta[0], 1e-9 * t)  # of which rounding is left
+        theta[1].grad = torch.ones_like(theta[1])
         sampler.step()
 
 

@@ -12,6 +12,7 @@ from sghmc.torch.nose_hoover import SGNHT
 from sghmc.torch.predict import GaussianPrediction, Prediction, gaussian_loss
 from sghmc.torch.priors import GaussianPrior
 from sghmc.torch.sghmc import BAOAB, SGHMC
+from sghmc.torch.tune import Tuned, tune
 
 __all__ = [
     "BAOAB",
@@ -26,5 +27,7 @@ __all__ = [
     "GaussianPrior",
     "Prediction",
     "Sampler",
+    "Tuned",
     "gaussian_loss",
+    "tune",
 ]

@@ -105,7 +105,8 @@ class FiniteCheck:
 
 _WATCHED_STEPS, _MIN_CLIPPED_STEPS = 50, 10
 _CLIPPED_ROUNDING, _MIN_CHANGE = 3e-6, 1e-3
-"""Largest relative difference of norms clipped to one value; smallest of one parameter's part."""
+"""Largest relative difference of norms clipped to one value, and smallest difference of one
+parameter's part of them: where gradients come again and again, it is nothing but rounding."""
 
 
 class _ClippingCheck:
@@ -128,7 +129,7 @@ class _ClippingCheck:
                 continue
             parts = [part for norm, part in ordered if least[0] <= norm <= most[0]]
             # Where nothing moves, norms are equal too; but then so are those of each parameter.
-            if max(parts) > min(parts) * (1 + _MIN_CHANGE):
+            if max(parts) - min(parts) > _MIN_CHANGE * most[0]:
                 self._is_done = True
                 warnings.warn(
                     f"The gradients of {len(parts)} of {_WATCHED_STEPS} steps have the norm "

@@ -106,7 +106,7 @@ def predict(
     found: list[list[torch.Tensor]] = []
     targets: list[torch.Tensor] = []
     for batch in batches:
-        inputs, target = _parts(batch)
+        inputs, target = parts(batch)
         if target is not None:
             targets.append(target.cpu())
         if link == "gaussian":
@@ -128,7 +128,7 @@ def predict(
 def _classes(apply, draws, inputs, to_probabilities, axis: int | None) -> list[torch.Tensor]:
     total, doubt, count = torch.zeros(()), torch.zeros(()), 0
     for draw in draws():
-        probabilities = to_probabilities(_outputs(apply(draw, inputs))).cpu()
+        probabilities = to_probabilities(outputs_of(apply(draw, inputs))).cpu()
         total, doubt = total + probabilities, doubt + entropy(probabilities, axis)
         count += 1
     mean = total / count
@@ -141,7 +141,7 @@ def _gaussian(apply, draws, inputs, target, noise: float | str) -> list[torch.Te
     count, variance, shift, second = 0, 0.0, None, 0.0
     log_density = cdf = None
     for draw in draws():
-        mean = _outputs(apply(draw, inputs)).double().cpu()
+        mean = outputs_of(apply(draw, inputs)).double().cpu()
         scale = torch.as_tensor(_scale(draw, noise)).double().cpu()
         # Sums are of differences to the first draw, which are small.
         shift = mean if shift is None else shift
@@ -229,7 +229,7 @@ def _of_classes(link: Link, axis: int | None) -> tuple[Callable, int | None]:
     return softmax, where
 
 
-def _parts(batch: Any) -> tuple[Any, torch.Tensor | None]:
+def parts(batch: Any) -> tuple[Any, torch.Tensor | None]:
     """Return the inputs of a batch, and its targets where it has them."""
     if isinstance(batch, Mapping):
         labels = [batch[name] for name in _LABELS if name in batch]
@@ -241,7 +241,8 @@ def _parts(batch: Any) -> tuple[Any, torch.Tensor | None]:
     return batch, None
 
 
-def _outputs(outputs: Any) -> torch.Tensor:
+def outputs_of(outputs: Any) -> torch.Tensor:
+    """Return the tensor of what a model returned, which may be a dict or an object of `logits`."""
     if isinstance(outputs, torch.Tensor):
         return outputs
     return outputs["logits"] if isinstance(outputs, Mapping) else outputs.logits
@@ -299,12 +300,22 @@ def positions(model: torch.nn.Module, stores: Sequence[Store]) -> Iterator[dict[
 
 def apply(model: torch.nn.Module, draw: dict[str, torch.Tensor], inputs: Any) -> Any:
     module = model.template if isinstance(model, Chains) else model
-    device = next(iter(draw.values())).device
+    given = _arguments(inputs, next(iter(draw.values())).device)
+    return torch.func.functional_call(module, draw, *given)
+
+
+def call(model: torch.nn.Module, inputs: Any) -> torch.Tensor:
+    """Return the outputs of a model for the inputs of a batch, on the model's device."""
+    plain, named = _arguments(inputs, next(model.parameters()).device)
+    return outputs_of(model(*plain, **named))
+
+
+def _arguments(inputs: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return inputs as the arguments of a model, those in a dict by name."""
+
+    def moved(value: Any) -> Any:
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
     if isinstance(inputs, Mapping):
-        named = {name: _moved(value, device) for name, value in inputs.items()}
-        return torch.func.functional_call(module, draw, (), named)
-    return torch.func.functional_call(module, draw, (_moved(inputs, device),))
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+        return (), {name: moved(value) for name, value in inputs.items()}
+    return (moved(inputs),), {}
