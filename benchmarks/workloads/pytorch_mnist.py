@@ -1,7 +1,7 @@
 """MNIST in PyTorch: `sghmc.torch.tune` beside SGD, an ensemble of four and MC dropout.
 
-    python benchmarks/torch_mnist.py --data FOLDER                # all methods
-    python benchmarks/torch_mnist.py --data FOLDER --methods sgd --json sgd.json
+    python benchmarks/pytorch.py mnist --data FOLDER                # all methods
+    python benchmarks/pytorch.py mnist --data FOLDER --methods sgd --json sgd.json
 
 FOLDER holds the four MNIST files (IDX, gzipped or not). The network is 784-100-10 with rectifiers,
 and sees 10,000 of the training digits. Every method takes 12,000 gradients of batches of 100 for a
