@@ -140,9 +140,15 @@ GROUPS = {
     "torch": Group(
         "PyTorch",
         "The samplers as optimizers, and what becomes of their draws.",
-        _of_torch("SGHMC", "BAOAB", "SGLD", "PSGLD", "SGNHT", "GaussianPrior", "Collector")
+        _of_torch("tune", "SGHMC", "BAOAB", "SGLD", "PSGLD", "SGNHT", "GaussianPrior", "Collector")
         | _of_torch(
-            "Prediction", "GaussianPrediction", "gaussian_loss", "Chains", "Cyclical", "Sampler"
+            "Tuned",
+            "Prediction",
+            "GaussianPrediction",
+            "gaussian_loss",
+            "Chains",
+            "Cyclical",
+            "Sampler",
         ),
     ),
     "extending": Group(

@@ -7,7 +7,7 @@ import copy
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,26 +17,6 @@ from sghmc.core import files
 _MANIFEST = "draws.json"
 
 Draw = dict[str, np.ndarray]
-
-
-@runtime_checkable
-class Store(Protocol):
-    @property
-    def num_draws(self) -> int: ...
-
-    def append(self, draw: Draw) -> None: ...
-
-    def arrays(self) -> Draw:
-        """Return all draws; axes (draw, chain, …)."""
-        ...
-
-    def draw(self, number: int) -> Draw:
-        """Return one draw; axes (chain, …)."""
-        ...
-
-    def keep(self, num_draws: int) -> None:
-        """Forget the draws after the first `num_draws`."""
-        ...
 
 
 class Memory:
@@ -53,13 +33,16 @@ class Memory:
         self._draws.append(draw)
 
     def arrays(self) -> Draw:
+        """Return all draws; axes (draw, chain, …)."""
         names = self._draws[0] if self._draws else ()
         return {name: np.stack([draw[name] for draw in self._draws]) for name in names}
 
     def draw(self, number: int) -> Draw:
+        """Return one draw; axes (chain, …)."""
         return self._draws[number]
 
     def keep(self, num_draws: int) -> None:
+        """Forget the draws after the first `num_draws`."""
         if num_draws > self.num_draws:
             raise ValueError(f"There are {self.num_draws} draws, not {num_draws}.")
         del self._draws[num_draws:]
@@ -140,6 +123,9 @@ class Folder:
     def _num_bytes(self, name: str) -> int:
         dtype, shape = self._arrays[name]
         return np.dtype(dtype).itemsize * int(np.prod(shape))
+
+
+Store = Memory | Folder
 
 
 # Several chains at once: networks of one shape, stacked, and run side by side by `vmap`.

@@ -144,7 +144,6 @@ class NormalBlock:
         self._taken += size
         return self._taken - size
 
-    @torch._disable_dynamo  # which would trace NumPy's passes as torch's, without unsigned words
     def _fill(self, first: int, size: int) -> None:
         self._first = first
         if size != self.numbers.numel():

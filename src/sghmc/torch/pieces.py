@@ -287,7 +287,7 @@ def kick_and_drift(
 
     `is_fused` asks for one pass, where that can be.
     """
-    if is_fused and _can_be_fused(force, positions, momenta, grads):
+    if is_fused and _is_exact(force, positions[0].dtype) and _are_alike(positions, momenta, grads):
         # SGD's words: b ← momentum · b + (1 − dampening)(g + weight_decay · p), p ← p − lr · b.
         torch._fused_sgd_(
             positions,
@@ -307,12 +307,6 @@ def kick_and_drift(
         torch._foreach_add_(momenta, positions, alpha=pull)
     torch._foreach_add_(momenta, grads, alpha=force)
     torch._foreach_add_(positions, momenta, alpha=drift)
-
-
-def _can_be_fused(force: float, positions: Tensors, momenta: Tensors, grads: Tensors) -> bool:
-    if torch.compiler.is_compiling():  # which knows no such kernel, and fuses by itself
-        return False
-    return _is_exact(force, positions[0].dtype) and _are_alike(positions, momenta, grads)
 
 
 def _is_exact(force: float, dtype: torch.dtype) -> bool:
