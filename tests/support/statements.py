@@ -19,7 +19,7 @@ class ReplacedTheory:
 
 
 def failed(checked: Checked) -> list[str]:
-    return [statement.words for statement in checked.statements if not statement.holds()]
+    return [statement.statement for statement in checked.statements if not statement.holds()]
 
 
 def failed_with(monkeypatch, check: Callable, faults: dict[str, Any], *arguments) -> list[str]:

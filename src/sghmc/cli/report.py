@@ -69,15 +69,14 @@ def _kind(folder: pathlib.Path) -> str:
 
 def _command(folder: pathlib.Path) -> str:
     config, result = _config(folder), files.read_json(folder / "result.json")
-    if config.get("experiment") in list(paper.EXPERIMENTS):  # a list, since a dict would hash it
+    if config.get("experiment") in paper.EXPERIMENTS:
         return "experiment"
     marks = {"demo": "auto_is_close", "fit": "reliability", "fit-ratings": "num_ratings"}
     for kind, mark in marks.items():
         if mark in result:
             return kind
-    raise ValueError(
-        f"{folder / 'result.json'} is none of ours: no command here writes {list(result)[:5]}."
-    )
+    path = folder / "result.json"
+    raise ValueError(f"No command of sghmc wrote {path}, which has {list(result)[:5]}.")
 
 
 def _page(kind: str, folder: pathlib.Path) -> str:

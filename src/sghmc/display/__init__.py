@@ -27,16 +27,9 @@ if TYPE_CHECKING:
 
 def notebook_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return an HTML table of texts under a title."""
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in heads)
-    body = "".join(
-        f"<tr>{''.join(f'<td style=text-align:left>{_notebook_text(x)}</td>' for x in row)}</tr>"
-        for row in rows
-    )
-    return (
-        f"<b>{html.escape(title)}</b><table>"
-        + (f"<thead><tr>{head}</tr></thead>" if heads else "")
-        + f"<tbody>{body}</tbody></table>"
-    )
+    head = f"<thead>{_row(heads, 'th')}</thead>" if heads else ""
+    body = "".join(_row(row, "td style=text-align:left") for row in rows).replace("\n", "<br>")
+    return f"<b>{text(title)}</b><table>{head}<tbody>{body}</tbody></table>"
 
 
 def notebook_facts(title: str, named: Mapping[str, object]) -> str:
@@ -49,10 +42,6 @@ def notebook_settings(thing: Any) -> str:
     values = {name: getattr(thing, name) for name in fields}
     named = {name: eqx.tree_pformat(v) for name, v in values.items() if v is not None}
     return notebook_facts(type(thing).__name__, named)
-
-
-def _notebook_text(cell: object) -> str:
-    return text(cell).replace("\n", "<br>")
 
 
 # Self-contained HTML pages: sections, tables to sort and search, pictures.
@@ -131,14 +120,17 @@ def facts(named: Mapping[str, object]) -> str:
 
 def grid(columns: Sequence[str], entries: Iterable[Sequence[str]]) -> str:
     """Return a table of texts."""
-    heads = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in cells)}</tr>" for cells in entries
-    )
+    head, body = _row(columns, 'th scope="col"'), "".join(map(_row, entries))
     return (
         '<div class="wide" tabindex="0" role="region" aria-label="table"><table class="words">'
-        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<thead>{head}</thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _row(cells: Iterable[object], element: str = "td") -> str:
+    """Return a row of a table, each cell in an element that is given with its attributes."""
+    end = element.split(maxsplit=1)[0]
+    return f"<tr>{''.join(f'<{element}>{text(cell)}</{end}>' for cell in cells)}</tr>"
 
 
 def preformatted(words: str) -> str:

@@ -30,21 +30,14 @@ from sghmc.paper import pages
 if TYPE_CHECKING:
     from rich.table import Table
 
-EXPERIMENTS = {
-    "figure1": "sghmc.paper.figure1",
-    "figure2": "sghmc.paper.figure2",
-    "figure3": "sghmc.paper.figure3",
-    "figure4": "sghmc.paper.figure4",
-    "table1": "sghmc.paper.table1",
-    "theorems": "sghmc.paper.theorems",
-}
-"""Modules of the experiments by name, imported when one is loaded."""
+EXPERIMENTS = ("figure1", "figure2", "figure3", "figure4", "table1", "theorems")
+"""Names of the experiments, and of their modules, which are imported when one is loaded."""
 
 
 def load(name: str) -> ModuleType:
     if name not in EXPERIMENTS:
         raise ValueError(f"There is no experiment {name!r}: there are {', '.join(EXPERIMENTS)}.")
-    return importlib.import_module(EXPERIMENTS[name])
+    return importlib.import_module(f"sghmc.paper.{name}")
 
 
 def reproduce(

@@ -23,7 +23,7 @@ ROUNDING = 1e-10
 class Statement(NamedTuple):
     """A statement of a theorem as numbers; `relation` is "=" (to within `tolerance`) or "<"."""
 
-    words: str
+    statement: str
     measured: float
     expected: float
     tolerance: float
@@ -36,14 +36,9 @@ class Statement(NamedTuple):
         return bool(abs(difference) <= self.tolerance)
 
     def judged(self) -> dict[str, Any]:
-        return {
-            "statement": self.words,
-            "measured": float(self.measured),
-            "relation": self.relation,
-            "expected": float(self.expected),
-            "tolerance": float(self.tolerance),
-            "passed": self.holds(),
-        }
+        """Return the fields, and whether the statement holds, for a file of results."""
+        plain = {k: v if isinstance(v, str) else float(v) for k, v in self._asdict().items()}
+        return {**plain, "passed": self.holds()}
 
 
 class Checked(NamedTuple):
