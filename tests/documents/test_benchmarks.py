@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-SCRIPTS = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+SCRIPTS = {
+    path.name
+    for path in (ROOT / "benchmarks").glob("*.py")
+    if "__main__" in path.read_text("utf-8")
+}
 PAGES = [
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "benchmarks/README.md")),
@@ -46,6 +50,7 @@ SMALL = {
     "llc.py": "--sizes 1e3 --seeds 1",
     "answer.py": "--only eight --repeat 1 --peers --no-errors",
     "estimators.py": "--data wine --folds 2",
+    "verdicts.py": "--only Gumbel --draws 50",
     "uci.py": "--sets waves --splits 1 --out OUT",
     "million.py": "--rows 5000 --columns 3 --chains 4 --draws 20 --nuts-warmup 2 --nuts-draws 2",
     "speed.py": "--quick --only W1 --repeats 1 --peers --out OUT",
@@ -80,7 +85,7 @@ def test_every_script_is_on_the_page_of_benchmarks():
 
 
 def test_every_script_runs_in_small_or_says_why_not():
-    assert SCRIPTS <= {command.split()[0] for command in SMALL} | set(NOT_SMALL)
+    assert {command.split()[0] for command in SMALL} | set(NOT_SMALL) >= SCRIPTS
 
 
 @pytest.mark.slow
