@@ -31,10 +31,10 @@ def _as_x(params) -> dict[str, Any]:
 
 
 def _of(target, init, mean, sd, read=_as_x) -> Known:
-    def named(value):
-        return value if isinstance(value, dict) or value is None else {"x": value}
+    def named(value) -> dict[str, Any]:
+        return value if isinstance(value, dict) else {"x": value}
 
-    return Known(target, init, read, named(mean), named(sd))
+    return Known(target, init, read, named(mean), None if sd is None else named(sd))
 
 
 def _potential(potential, init, mean, sd, read=_as_x) -> Known:

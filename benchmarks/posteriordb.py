@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -179,7 +180,7 @@ def _gaussian_process(name, d):
         density = stats.multivariate_normal.logpdf(y, jnp.zeros(len(x)), covariance)
         prior = 24 * p["rho"] - 4 * rho + stats.norm.logpdf(alpha, 0, 2)
         prior += stats.norm.logpdf(sigma, 0, 1) + p["rho"] + p["alpha"] + p["sigma"]
-        return -density - prior
+        return -(density + prior)
 
     zero = jnp.zeros(())
     init = {"rho": zero, "alpha": zero, "sigma": zero}
@@ -293,7 +294,7 @@ _MODELS = {
 }  # fmt: skip
 
 
-def _model(name: str):
+def _model(name: str) -> Callable[[str, dict[str, Any]], Any]:
     if name in _MODELS:
         return _MODELS[name]
     families = {"kidscore": _kidiq, "logmesquite": _mesquite}
@@ -310,7 +311,8 @@ def _load(path: pathlib.Path) -> Known:
         root = re.sub(r"\[.*", "", entry)
         for kind, by_name in moments.items():
             by_name.setdefault(root, []).append(values[kind])
-    return Known(*found, **moments)
+    target, init, read = found
+    return Known(target, init, read, moments["mean"], moments["sd"])
 
 
 def posteriors() -> dict[str, Callable[[], Known]]:

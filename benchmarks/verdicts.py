@@ -13,6 +13,7 @@ import collections
 import json
 import time
 import warnings
+from typing import Any
 
 import jax
 import numpy as np
@@ -43,7 +44,7 @@ def errors(known: Known, draws: dict[str, np.ndarray]) -> tuple[float, float]:
     return worst[0], worst[1]
 
 
-def judge(known: Known, key: jax.Array, num_draws: int, engine="auto") -> dict:
+def judge(known: Known, key: jax.Array, num_draws: int, engine: Any = "auto") -> dict:
     """Run "auto" on one posterior: level and words of its verdict, and whether it was right."""
     began, before = time.perf_counter(), time.process_time()
     try:
@@ -78,7 +79,7 @@ def count(rows: dict[str, dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", default=[""])
     parser.add_argument("--draws", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -142,11 +142,13 @@ def test_energy_errors_of_single_steps_are_those_of_trajectories_of_one_step():
     whole = sghmc.MCHMC(0.3, 3).prepare(state.position)
     single = sghmc.MCHMC(0.3, 1).prepare(state.position)
 
+    epsilon = jnp.asarray(0.3)
+
     @jax.jit
     def both(state):
-        squares, total, own = whole.trajectory(whole.step_size, state, oracle)[4], 0.0, 0.0
+        squares, total, own = whole.trajectory(epsilon, state, oracle)[4], 0.0, 0.0
         for _ in range(3):
-            state, start, end, work, square = single.trajectory(single.step_size, state, oracle)
+            state, start, end, work, square = single.trajectory(epsilon, state, oracle)
             total, own = total + (end - start + work) ** 2, own + square
         return squares, total, own
 

@@ -159,9 +159,9 @@ def test_without_held_out_rows_precisions_are_drawn():
 
 def test_held_out_rows_choose_among_trials():
     model = network()
-    given = {"num_gradients": 500, "num_trials": 3}
+    rows, held_out = loader(slice(10, None)), loader(slice(10))
     tuned = tune(
-        model, CROSS_ENTROPY, loader(slice(10, None)), loader(slice(10)), "softmax", seed=0, **given
+        model, CROSS_ENTROPY, rows, held_out, "softmax", seed=0, num_gradients=500, num_trials=3
     )
     assert len(tuned.trials) == 3
     assert [trial.nll for trial in tuned.trials] == sorted(trial.nll for trial in tuned.trials)

@@ -142,7 +142,9 @@ def _flow(
 
     def of(atom: Any) -> int:
         is_constant = isinstance(atom, Literal) or atom not in known
-        return (_ROWS if atom.aval.shape[:1] == (count,) else 0) if is_constant else known[atom]
+        if not is_constant:
+            return known[atom]
+        return _ROWS if getattr(atom.aval, "shape", ())[:1] == (count,) else 0
 
     for equation in jaxpr.eqns:
         flags = [of(atom) for atom in equation.invars]

@@ -120,7 +120,8 @@ def _wander(
     and settles last. In another mode the potential is far below ½|z|², that of the known mode.
     """
     scales = np.geomspace(*_WALK_SCALES, _NUM_WALKERS)[:, None]
-    steps = np.exp(rng.uniform(*np.log(_WALK_STEPS), (_NUM_WALKERS, 1)))
+    least, most = np.log(_WALK_STEPS)
+    steps = np.exp(rng.uniform(least, most, (_NUM_WALKERS, 1)))
     z = scales * rng.normal(size=(_NUM_WALKERS, center.size))
 
     def evaluate(z):

@@ -197,6 +197,7 @@ def draw_starts(
 ) -> np.ndarray:
     """Draw from N(center, LLᵀ), and halve z while the potential is far above a Gaussian's."""
     z = rng.normal(size=(count, len(whitening.center)))
+    is_far = np.ones(count, bool)
     for _ in range(_MAX_START_CONTRACTIONS):
         rises = _rises(potential, whitening.center, whitening.to_position(z))
         expected = np.sum(z**2, axis=1) / 2
