@@ -1,5 +1,6 @@
 """The step that `sghmc.sample` makes, in a loop with nothing around it."""
 
+import dataclasses
 from collections.abc import Callable
 
 import equinox as eqx
@@ -62,10 +63,12 @@ def scan(
     @jitted
     def run(program, carry):
         def step(state, t):
-            chain = program.with_keys(program.keys[0])
+            chain = dataclasses.replace(program, keys=program.keys[0])
             return chain.step(t, chain.draw(t), carry._replace(state=state))[0], None
 
         return lax.scan(step, carry.state, jnp.arange(num_steps))[0]
 
-    carry = program.with_keys(program.keys[0]).initial_carry(tree.flatten_leaves(start), 0)
+    carry = dataclasses.replace(program, keys=program.keys[0]).initial_state(
+        tree.flatten_leaves(start), 0
+    )
     return timing.clocked(lambda: jax.block_until_ready(run(program, carry)), num_steps)

@@ -1,4 +1,4 @@
-"""plan(): what a run will need, before it is run."""
+"""plan(): the memory and disk that a run will need, before it is run."""
 
 import dataclasses
 from typing import Any
@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import runtime
-from sghmc.engine import footprint, loop
+from sghmc.engine import loop
 from sghmc.engine.chain import LoopState, RunSpec
+from sghmc.engine.checks import device_room, shown
 from sghmc.engine.devices import CHAIN, DATA
 from sghmc.engine.driver import capacity_for
-from sghmc.engine.footprint import num_bytes, shown
+from sghmc.engine.layout import num_bytes
 from sghmc.engine.mesh import OverMesh
 from sghmc.engine.options import RunOptions, hold_fixed
 from sghmc.engine.program_hash import with_batches
-from sghmc.engine.run import checked, program_of
+from sghmc.engine.run import checked, prepared
 from sghmc.posterior.posterior import StackedPosterior
 from sghmc.posterior.target import Target
 from sghmc.samplers import Sampler
@@ -43,12 +44,12 @@ class Plan:
 
     @property
     def on_device(self) -> int:
-        """What each device needs."""
+        """Bytes that each device needs."""
         return sum(size or 0 for size in self.device.values())
 
     @property
     def on_host(self) -> int:
-        """What the machine's memory must hold: that of its CPUs, too."""
+        """Bytes that the machine's memory must hold: with those of its CPUs."""
         shared = 0 if self.has_own_memory else self.num_devices * self.on_device
         return sum(self.host.values()) + shared
 
@@ -58,17 +59,17 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for all, as far as it is known."""
+        """Tell whether there is room for all, as far as it is known."""
         pairs = [(self.on_host, self.host_room), (self.on_disk, self.disk_room)]
         pairs += [(self.on_device, self.device_room)]
         return all(room is None or need <= room for need, room in pairs)
 
     def __str__(self) -> str:
         lines = [
-            f"{'each device':12} {what:36} {_said(size)}" for what, size in self.device.items()
+            f"{'each device':12} {what:36} {_formatted(size)}" for what, size in self.device.items()
         ]
-        lines += [f"{'memory':12} {what:36} {_said(size)}" for what, size in self.host.items()]
-        lines += [f"{'disk':12} {what:36} {_said(size)}" for what, size in self.disk.items()]
+        lines += [f"{'memory':12} {what:36} {_formatted(size)}" for what, size in self.host.items()]
+        lines += [f"{'disk':12} {what:36} {_formatted(size)}" for what, size in self.disk.items()]
         own = self.device_room if self.has_own_memory else None
         for where, need, room in (
             ("each device", self.on_device, own),
@@ -76,12 +77,12 @@ class Plan:
             ("disk", self.on_disk, self.disk_room),
         ):
             if room is not None:
-                lines.append(f"{where:12} {'in all, of ' + shown(room):36} {_said(need)}")
+                lines.append(f"{where:12} {'in all, of ' + shown(room):36} {_formatted(need)}")
         verdict = "It fits." if self.fits else "It does not fit."
         return "\n".join([*lines, verdict])
 
 
-def _said(size: int | None) -> str:
+def _formatted(size: int | None) -> str:
     return f"{'not compiled' if size is None else shown(size):>12}"
 
 
@@ -95,9 +96,9 @@ def plan(
     trainable: PyTree | None = None,
     **options: Any,
 ) -> Plan:
-    """What `sample` with the same arguments would need of memory and disk.
+    """Return the memory and disk that `sample` with the same arguments would need.
 
-    Nothing of the run is made, but gradients are prepared: `ControlVariate` looks for its center.
+    Nothing of the run is made, but gradients are prepared: `ControlVariate` finds its center.
     With `compiles`, the loop of a run on one device is compiled, and XLA says what its temporary
     buffers take; without, and over a mesh, they are left out.
 
@@ -114,21 +115,21 @@ def plan(
     if trainable is not None:
         target, init, given = hold_fixed(target, init, trainable, given)
     parts = checked(key, target, sampler, init, given)
-    place, program = parts.place, with_batches(program_of(parts, key, target, given))
-    carry = place.carry_like(program)
-    record = loop.record_like(program, place.fetched_like(parts.layout, carry))
+    place, spec = parts.place, with_batches(prepared(parts, key, target, given))
+    carry = place.state_like(spec)
+    record = loop.record_like(spec, place.saved_like(parts.layout, carry))
     capacity, num_parts = capacity_for(record, parts.layout), place.size(CHAIN)
     num_chains = given.num_chains // num_parts
     rest = num_bytes(carry._replace(state=None)) // num_parts
     own = isinstance(place, OverMesh)
     device: dict[str, int | None] = {
-        "states of chains": num_chains * footprint.state_bytes(parts.kernel, parts.layout) + rest,
-        "data and other arrays": _held_bytes(program, place.size(DATA)),
+        "states of chains": num_chains * parts.layout.state_bytes(parts.kernel) + rest,
+        "data and other arrays": _held_bytes(spec, place.size(DATA)),
         "draws on their way": capacity * num_bytes(record) // num_parts,
-        "temporary": _temporary(program, carry, capacity) if compiles and not own else None,
+        "temporary": _temporary(spec, carry, capacity) if compiles and not own else None,
     }
     draws = {"draws": given.num_samples * num_bytes(record)}
-    room, is_saved = footprint.device_room(given), given.checkpoint is not None
+    room, is_saved = device_room(given), given.checkpoint is not None
     return Plan(
         device=device,
         host={} if is_saved else draws,
@@ -136,17 +137,17 @@ def plan(
         device_room=room,
         host_room=runtime.memory_bytes(),
         disk_room=runtime.free_bytes(given.checkpoint.path) if given.checkpoint else None,
-        num_devices=footprint.num_devices(given),
+        num_devices=1 if given.mesh is None else len(given.mesh.local_devices),
         has_own_memory=room is not None,
     )
 
 
-def _held_bytes(program: RunSpec, num_shards: int) -> int:
-    """Of the program's arrays on each device: rows are spread, others are where they lie."""
-    rows = getattr(program.target, "data", None)
-    of_rows = 0 if program.target.source is not None else num_bytes(rows)
+def _held_bytes(spec: RunSpec, num_shards: int) -> int:
+    """Count the bytes of a run's arrays on each device: rows are spread, others lie as they are."""
+    rows = getattr(spec.target, "data", None)
+    of_rows = 0 if spec.target.source is not None else num_bytes(rows)
     own = {id(leaf) for leaf in jax.tree.leaves(rows)}
-    others = [leaf for leaf in jax.tree.leaves(program) if id(leaf) not in own]
+    others = [leaf for leaf in jax.tree.leaves(spec) if id(leaf) not in own]
     here = {
         id(leaf): jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
         for leaf in others
@@ -155,18 +156,18 @@ def _held_bytes(program: RunSpec, num_shards: int) -> int:
     return of_rows // num_shards + num_bytes(list(here.values()))
 
 
-def _temporary(program: RunSpec, carry: LoopState, capacity: int) -> int | None:
-    """What XLA says of the compiled loop, of which nothing is run."""
+def _temporary(spec: RunSpec, carry: LoopState, capacity: int) -> int | None:
+    """Return the temporary bytes of the compiled loop by XLA's count; nothing is run."""
 
     def is_shape(leaf):
         return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
-    arrays, rest = eqx.partition((program, carry), is_shape)
+    arrays, rest = eqx.partition((spec, carry), is_shape)
     number = jax.ShapeDtypeStruct((), jnp.int32)
 
-    def draws(program, carry, *numbers):
-        program, carry = eqx.combine((program, carry), rest)
-        return loop.make_draws(program, carry, *numbers, capacity=capacity)
+    def draws(spec, carry, *numbers):
+        spec, carry = eqx.combine((spec, carry), rest)
+        return loop.make_draws(spec, carry, *numbers, capacity=capacity)
 
     compiled = jax.jit(draws, donate_argnums=1, **runtime.jit_options("loop"))
     found = compiled.lower(*arrays, number, number, number).compile().memory_analysis()

@@ -29,7 +29,7 @@ from sghmc.tuning.tune import Engine, tune
 from sghmc.types import PyTree
 
 _BATCH_SIZE = 500
-"""Examples that a step of "auto" looks at, unless a `gradient` says how many."""
+"""Examples in a step of "auto", unless a `gradient` says how many."""
 # Longer runs of "auto" if the Monte Carlo error of the first is too large.
 _MAX_EXTENSIONS = 2
 _ENGINES: dict[str, Engine] = {"auto": "auto", "auto:exact": "exact", "auto:minibatch": "minibatch"}
@@ -151,7 +151,7 @@ def sample(
 def _drawn(
     key: jax.Array, target: Target, tuned: Tuned, options: RunOptions, thinning: int | None
 ) -> Samples:
-    """The run, with the thinning that was tuned where none is given."""
+    """Run with the tuned settings, and with the tuned thinning where none is given."""
     num_samples, num_burnin, every = options.num_samples, options.num_burnin, 1
     chosen = {"gradient": tuned.gradient, "init_axis": 0}
     if thinning is None and tuned.report.engine == "exact":
@@ -172,7 +172,7 @@ def _tuned(
     sampler: Literal["auto", "auto:exact", "auto:minibatch"],
     budget: float | None,
 ) -> Tuned:
-    """What `tune` chooses for "auto"; what it chose before, where a checkpoint has it."""
+    """Return what `tune` chooses for "auto", or chose before where a checkpoint has it."""
     has_axis = options.init_axis is not None or options.posterior_axis is not None
     if has_axis or options.adapt is not None:
         raise ValueError(

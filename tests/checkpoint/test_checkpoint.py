@@ -27,8 +27,7 @@ from sghmc import sampling
 from sghmc.checkpoint import manifest, zarr
 from sghmc.checkpoint.checkpoint import DamagedError
 from sghmc.checkpoint.folder import open_folder
-from sghmc.engine import blocking, driver, loop, run
-from sghmc.engine import init as beginning
+from sghmc.engine import blocking, driver, run
 from sghmc.engine.progress import Bar
 from sghmc.tuning.result import TuneReport
 
@@ -310,8 +309,8 @@ def newest_state(path):
 
 @pytest.mark.slow
 def test_a_finished_run_is_returned_without_running(folder, whole, monkeypatch):
-    monkeypatch.setattr(beginning, "begin", None)
-    monkeypatch.setattr(loop, "advance", None)
+    monkeypatch.setattr(driver.OneDevice, "begin", None)
+    monkeypatch.setattr(driver.OneDevice, "advance", None)
     before = contents(folder)
     same(sample(folder), whole)
     assert contents(folder) == before
@@ -490,7 +489,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("named", CHANGES)
 def test_other_arguments_are_refused_by_name_before_any_work(named, finished, monkeypatch):
-    monkeypatch.setattr(run, "_prepare", None)
+    monkeypatch.setattr(run, "prepared", None)
     given = dict(CHANGES[named])
     args = [given.pop(name, None) for name in ("target", "sampler", "init", "key")]
     usual = (POSTERIOR, SAMPLER, START, KEY)

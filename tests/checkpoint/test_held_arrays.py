@@ -8,7 +8,7 @@ import pytest
 import sghmc
 from sghmc.checkpoint import fingerprint
 from sghmc.engine.options import RunOptions
-from sghmc.engine.run import _prepared_outside, checked, program_of
+from sghmc.engine.run import _arrays_of_user_classes, checked, prepared
 
 KEY, START = jax.random.key(7), jnp.zeros(2)
 DATA = np.linspace(-1, 1, 12, dtype=np.float32).reshape(6, 2)
@@ -144,15 +144,15 @@ def test_a_changed_array_is_described_wherever_it_is_held(kind):
 
 @pytest.mark.parametrize("kind", [kind for kind in HELD if kind.startswith("own")])
 def test_what_a_users_own_class_prepares_is_described(kind):
-    def prepared(value):
+    def described(value):
         target, sampler, given = parts_of(kind, value)
         options = RunOptions(**given)
         parts = checked(KEY, target, sampler, START, options)
-        program = program_of(parts, KEY, target, options)
-        return fingerprint.describe(_prepared_outside(program, sampler, options))
+        program = prepared(parts, KEY, target, options)
+        return fingerprint.describe(_arrays_of_user_classes(program, sampler, options))
 
-    assert prepared(1.0) == prepared(1.0)
-    assert fingerprint.differences(prepared(1.0), prepared(2.0))
+    assert described(1.0) == described(1.0)
+    assert fingerprint.differences(described(1.0), described(2.0))
 
 
 def test_what_sghmc_prepares_itself_is_known_by_its_settings():

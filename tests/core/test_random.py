@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import itertools
 
@@ -11,8 +12,8 @@ import scipy.stats
 import sghmc
 from cases import GRADIENTS, SAMPLERS, params, posterior
 from sghmc.core import random, runtime, tree
-from sghmc.engine import init
 from sghmc.engine.chain import GIBBS, INIT, NUM_STREAMS, chain_keys
+from sghmc.engine.driver import OneDevice
 
 FALSE_ALARM = 1e-6
 """The chance that a right generator fails one check; with fixed keys it fails always or never."""
@@ -233,10 +234,10 @@ class Captured(Exception):
 def program_of(sampler, gradient, monkeypatch):
     """The program that sample() makes for two chains."""
 
-    def capture(program, *_, **__):
-        raise Captured(program)
+    def capture(self, spec, *_, **__):
+        raise Captured(spec)
 
-    monkeypatch.setattr(init, "begin", capture)
+    monkeypatch.setattr(OneDevice, "begin", capture)
     with pytest.raises(Captured) as captured:
         sghmc.sample(
             jax.random.key(15), posterior(), sampler, params(), gradient=gradient, num_chains=2
@@ -281,9 +282,7 @@ def test_no_counter_is_used_twice(sampler, gradient, monkeypatch):
 
     def counters(keys):
         used.clear()
-        chain = program.with_keys(keys)
-        chain.draw_motion(0, 3)
-        chain.draw_gradients(0, 3)
+        dataclasses.replace(program, keys=keys).draw(0, 3)
         random.normals_like(keys[INIT], 0, 1, program.layout.like)
         for t in range(3):
             random.fold(keys[GIBBS], t)

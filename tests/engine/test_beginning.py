@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import init as beginning
+from sghmc.engine import driver, loop
 
 SAMPLERS = {
     "sghmc": sghmc.SGHMC(0.01, 1.0),
@@ -72,13 +72,13 @@ def test_a_chain_that_fails_later_started_well():
 @pytest.mark.parametrize(("name", "looks"), [("sghmc", False), ("ubu", True), ("hmc", True)])
 def test_a_step_that_begins_with_a_gradient_looks_for_itself(name, looks, monkeypatch):
     """The model is compiled once, not twice."""
-    seen, begin = [], beginning.begin
+    seen, begin = [], driver.OneDevice.begin
 
     def watched(*args, **given):
         seen.append(begin(*args, **given))
         return seen[-1]
 
-    monkeypatch.setattr(beginning, "begin", watched)
+    monkeypatch.setattr(driver.OneDevice, "begin", watched)
     target = sghmc.Potential(functools.partial(lambda theta: jnp.sum(theta**2)))
     sghmc.sample(
         jax.random.key(0), target, SAMPLERS[name], jnp.ones(2), num_samples=2, progress=False
@@ -92,13 +92,13 @@ def test_a_step_that_begins_with_a_gradient_looks_for_itself(name, looks, monkey
 def test_one_start_for_all_chains_is_given_once(monkeypatch):
     """It is repeated where chains begin: before that, it would be there twice."""
     given = []
-    compiled = beginning.compiled_beginning(is_large=False)
+    compiled = loop.compiled_initial_states(is_large=False)
 
     def begin(program, init, *args, **options):
         given.append(init.shape)
         return compiled(program, init, *args, **options)
 
-    monkeypatch.setattr(beginning, "compiled_beginning", lambda **_: begin)
+    monkeypatch.setattr(loop, "compiled_initial_states", lambda **_: begin)
     target = sghmc.Potential(lambda theta: jnp.sum(theta**2))
     samples = sghmc.sample(
         jax.random.key(0), target, SAMPLERS["sghmc"], np.ones(3), num_chains=4, num_samples=2,
@@ -110,19 +110,19 @@ def test_one_start_for_all_chains_is_given_once(monkeypatch):
 
 def test_many_parameters_begin_by_a_program_made_for_speed_from_the_same_numbers(monkeypatch):
     target, sizes = sghmc.Potential(lambda theta: jnp.sum(theta**2)), []
-    compiled = beginning.compiled_beginning
+    compiled = loop.compiled_initial_states
 
     def watched(*, is_large):
         sizes.append(is_large)
         return compiled(is_large=is_large)
 
     def drawn(limit):
-        monkeypatch.setattr(beginning, "_LARGE", limit)
+        monkeypatch.setattr(driver, "_LARGE_PARAMETERS", limit)
         return sghmc.sample(
             jax.random.key(0), target, SAMPLERS["sghmc"], jnp.zeros(300), num_chains=2,
             num_samples=2, progress=False,
         ).positions  # fmt: skip
 
-    monkeypatch.setattr(beginning, "compiled_beginning", watched)
+    monkeypatch.setattr(loop, "compiled_initial_states", watched)
     np.testing.assert_array_equal(drawn(600), drawn(601))
     assert sizes == [True, False]

@@ -18,8 +18,8 @@ import sghmc
 from cases import GRADIENTS, params, posterior
 from sghmc import theory
 from sghmc.core import tree
-from sghmc.engine import loop
 from sghmc.engine.chain import GRADIENT, NEVER
+from sghmc.engine.driver import OneDevice
 from sghmc.gradients import noise
 from sghmc.gradients.minibatch import BatchEstimator
 from sghmc.gradients.noise import gradient_noise, no_noise
@@ -235,14 +235,14 @@ RUNS = {
 
 def recorded(monkeypatch):
     """What the compiled loop was given and what it gave, call by call."""
-    calls, advance = [], loop.advance
+    calls, advance = [], OneDevice.advance
 
-    def spy(program, carry, *args, **settings):
-        carry, records = advance(program, carry, *args, **settings)
-        calls.append((program, jax.tree.map(np.array, carry.noise)))
+    def spy(self, spec, carry, *args, **settings):
+        carry, records = advance(self, spec, carry, *args, **settings)
+        calls.append((spec, jax.tree.map(np.array, carry.noise)))
         return carry, records
 
-    monkeypatch.setattr(loop, "advance", spy)
+    monkeypatch.setattr(OneDevice, "advance", spy)
     return calls
 
 

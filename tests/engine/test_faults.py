@@ -3,13 +3,13 @@
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.engine import driver
+from sghmc.engine import messages
 from sghmc.engine.chain import NEVER
 from sghmc.gradients.noise import RunningNoise
 
 
 def test_the_chain_that_failed_first_is_named():
-    said = driver.divergence(np.array([NEVER, 9, 4, NEVER, 4]))
+    said = messages.divergence(np.array([NEVER, 9, 4, NEVER, 4]))
     assert said.startswith("Chain 2 became non-finite at step 4 (3 of 5 chains did).")
 
 
@@ -24,7 +24,7 @@ def noise():
 
 
 def test_too_much_noise_is_told_with_both_numbers_and_by_how_much():
-    said = driver.too_much_noise(noise(), is_raised=False)
+    said = messages.too_much_noise(noise(), is_raised=False)
     assert "in chain 2 from step 20 on (2 of 3 chains)" in said
     assert "V̂ is 8 times the friction" in said
     assert "leaves room for 2 times only" in said
@@ -33,6 +33,6 @@ def test_too_much_noise_is_told_with_both_numbers_and_by_how_much():
 
 def test_a_friction_raised_too_far_is_told_by_its_decay():
     """The decay εC/M with C ∝ ε grows with the step size squared."""
-    said = driver.too_much_noise(noise(), is_raised=True)
+    said = messages.too_much_noise(noise(), is_raised=True)
     assert "momentum decay εC/M 8, but every chain diverges from 2 on" in said
     assert "a step_size at most 0.5 times as large" in said

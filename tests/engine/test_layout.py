@@ -22,7 +22,8 @@ def test_chains_come_out_as_they_went_in(like, axis, num_chains):
         assert all(leaf.ndim == 1 for leaf in jax.tree.leaves(flat))
         return jax.tree.map(lambda leaf: 3.0 * leaf, layout.shape(flat))
 
-    inside = layout.over_chains(tripled)(layout.to_loop(chains))
+    every = jax.vmap(tripled, layout.axis, layout.axis) if num_chains > 1 else tripled
+    inside = every(layout.to_loop(chains))
     for leaf, original, model in zip(*map(jax.tree.leaves, (inside, chains, like)), strict=True):
         outside = layout.chains_first(np.asarray(leaf))
         assert outside.shape == (num_chains, *model.shape)
@@ -37,7 +38,7 @@ def test_an_oracle_of_flat_parameters_is_the_oracle():
     layout = Layout.of(like, 1)
     estimator = GRADIENTS["full"].prepare(posterior(), like)
     oracle = estimator.oracle(posterior(), ())
-    flat = layout.flatten_oracle(oracle)
+    flat = oracle.through(layout.shape, layout.flatten, keeps_rows=True)
     position = jax.tree.map(jnp.ravel, like)
     shown, expected = flat(0, position), oracle(0, like)
     assert shown.potential == expected.potential == flat.potential(position)

@@ -10,8 +10,8 @@ import pytest
 import sghmc
 from sghmc.engine import blocking, loop
 from sghmc.engine.chain import RunSpec
-from sghmc.engine.init import InitialPositions, begin
-from sghmc.engine.layout import Layout
+from sghmc.engine.driver import OneDevice
+from sghmc.engine.layout import InitialPositions, Layout
 
 PRECISION = np.linalg.inv(np.array([[1.0, 0.9], [0.9, 1.0]])).astype(np.float32)
 
@@ -46,7 +46,8 @@ def two_dimensional_program():
 def test_the_loop_of_a_small_model_is_one_kernel():
     """Ten times slower otherwise: XLA:CPU then hands out every operation of every step."""
     program = two_dimensional_program()
-    carry = begin(program, InitialPositions(jnp.zeros((1, 2)), 0), looks=False).carry
+    start = InitialPositions(jnp.zeros((1, 2)), 0)
+    carry = OneDevice().begin(program, start, evaluates=False).carry
     one = np.int32(1)
     compiled = loop.compiled_draws().lower(program, carry, one, one, one, capacity=100).compile()
     assert "xla_cpu_small_call" in compiled.compiled.as_text()

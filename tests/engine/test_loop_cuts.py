@@ -3,6 +3,7 @@
 Of a program whose kernel is written for these tests: nothing but the loop is judged.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -177,7 +178,7 @@ def expected():
 
 
 def made(whole, cut, monkeypatch, num_kept=1, count=COUNT, capacity=4, carry=None) -> Any:
-    monkeypatch.setattr(loop, "plan_of", lambda *_: cut)
+    monkeypatch.setattr(loop, "blocking_of", lambda *_: cut)
     run = eqx.filter_jit(loop.make_draws, **runtime.jit_options("once"))
     numbers = map(np.int32, (FIRST, count, num_kept))
     return run(whole, begun() if carry is None else carry, *numbers, capacity=capacity)
@@ -362,8 +363,8 @@ def test_a_part_is_one_steps_share_of_all():
 
 def variates(whole):
     """Of steps 3 and 4: those of a block, and those of each chain alone."""
-    alone = [whole.with_keys(whole.keys[chain]) for chain in range(2)]
-    of_chains = [(own.draw_motion(3, 2), own.draw_gradients(3, 2)) for own in alone]
+    alone = [dataclasses.replace(whole, keys=whole.keys[chain]) for chain in range(2)]
+    of_chains = [own.draw(3, 2) for own in alone]
     return loop._block(whole, 3, 2, has_motion=True), of_chains
 
 

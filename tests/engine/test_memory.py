@@ -10,8 +10,8 @@ import pytest
 
 import sghmc
 from sghmc.core import runtime
-from sghmc.engine import footprint
-from sghmc.engine.footprint import shown
+from sghmc.engine import checks, driver
+from sghmc.engine.checks import shown
 from sghmc.engine.layout import Layout
 from sghmc.engine.options import RunOptions
 
@@ -115,11 +115,11 @@ def test_what_is_kept_counts_as_it_is(there_is):
 def test_a_check_costs_less_than_a_millisecond():
     kernel, like = SGHMC.prepare(jnp.zeros(NUM)), jax.ShapeDtypeStruct((NUM,), jnp.float32)
     layout, options = Layout.of(like, CHAINS), RunOptions(num_chains=CHAINS)
-    footprint.check_memory(kernel, layout, options, None, 1)
+    checks.check_memory(kernel, layout, options, None, driver.OneDevice())
     seconds = []
     for _ in range(20):
         start = time.perf_counter()
-        footprint.check_memory(kernel, layout, options, None, 1)
+        checks.check_memory(kernel, layout, options, None, driver.OneDevice())
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 1e-3
 

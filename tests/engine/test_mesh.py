@@ -26,6 +26,7 @@ from marked import MarkedKernel
 from sghmc.engine import devices
 from sghmc.engine import mesh as mesh_file
 from sghmc.engine.chain import Batches
+from sghmc.engine.layout import Layout
 from sghmc.engine.mesh import OverMesh, _table
 from sghmc.engine.options import RunOptions
 from sghmc.posterior.sharded import CompilerShardedPosterior, ManuallyShardedPosterior
@@ -163,7 +164,7 @@ def test_states_lie_by_chains_and_as_their_parameters_do():
     rules = (("a", P(None, "model")), ("b", P()))
     mesh = jax.sharding.AbstractMesh((2, 3), ("chain", "model"))
     place = OverMesh(mesh, rules)  # pyright: ignore[reportArgumentType]
-    layout = place.layout(marked.LIKE, 4)
+    layout = Layout.of(marked.LIKE, 4, place.shardings(marked.LIKE))
     assert [each.spec for each in layout.shardings or ()] == [P(None, "model"), P()]
     carry = {
         "position": jax.tree.map(lambda leaf: jnp.zeros((4, *leaf.shape)), marked.LIKE),

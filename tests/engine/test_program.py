@@ -148,7 +148,7 @@ def test_a_gibbs_update_has_the_chains_key_the_step_the_middle_and_the_hyperpara
 
 
 def test_a_memory_follows_the_end_of_a_step_under_the_hyperparameters_of_now():
-    after = marked.alone().follow(carry(hyper=jnp.asarray(5.0)))
+    after = marked.alone().move_anchor(carry(hyper=jnp.asarray(5.0)))
     assert after.anchor == 7.0 + 5.0 * 6.0
 
 
@@ -172,7 +172,7 @@ class Remembering(Adaptation):
 
 def test_a_chain_begins_with_the_momenta_of_its_own_stream_and_knows_its_target():
     chain = marked.alone(estimator=MarkedEstimator(exact=False))
-    begun = chain.initial_carry(marked.flat(), 0)
+    begun = chain.initial_state(marked.flat(), 0)
     normals = random.normals_like(chain.keys[INIT], 0, 1, chain.layout.flat_like)
     same(jax.tree.leaves(begun.state.momentum), normals)
     same(begun.state.position, marked.flat())
@@ -181,19 +181,19 @@ def test_a_chain_begins_with_the_momenta_of_its_own_stream_and_knows_its_target(
     assert begun.failed_at == NEVER
     assert begun.kernel is begun.noise is begun.sums is begun.adaptation is None
     assert begun.info == StepInfo(None)
-    exact = marked.alone().initial_carry(marked.flat(), 0)
+    exact = marked.alone().initial_state(marked.flat(), 0)
     assert exact.state.momentum["b"] == pytest.approx(3.0 * -2.0)  # cached
 
 
 def test_averages_begin_with_no_terms():
     chain = marked.alone(averages={"a": lambda params, hyper: params["a"][0]})
-    sums = chain.initial_carry(marked.flat(), 0).sums
+    sums = chain.initial_state(marked.flat(), 0).sums
     same(sums, tree.RunningSum.zeros({"a": jnp.zeros(3)}))
 
 
 def test_an_adaptation_begins_with_the_kernel_and_the_start_in_its_shape():
     chain = marked.alone(adapt=Remembering(), kernel=MarkedKernel(2.5))
-    begun = chain.initial_carry(marked.flat(), 0)
+    begun = chain.initial_state(marked.flat(), 0)
     assert begun.adaptation == marked.start()["a"][1, 0]
     assert isinstance(begun.kernel, MarkedKernel)
     assert begun.kernel.scale == 2.5
@@ -225,16 +225,15 @@ def test_motion_and_gradients_have_streams_of_their_own():
     estimator = sghmc.Minibatch(2).prepare(marked.POSTERIOR, marked.LIKE)
     chain = marked.alone(estimator=estimator, kernel=MarkedKernel(gradients=3))
     motion = random.normals_like(chain.keys[MOTION], T, 2, chain.layout.flat_like)
-    same(chain.draw_motion(T, 2), motion)
+    same(chain.draw(T, 2).motion, motion)
     rows = random.integers(chain.keys[GRADIENT], T, 2, 3 * 2, 5)
-    np.testing.assert_array_equal(chain.draw_gradients(T, 2), rows)
+    np.testing.assert_array_equal(chain.draw(T, 2).gradient, rows)
     drawn = chain.draw(T)
     same(drawn.motion, random.normals_like(chain.keys[MOTION], T, 1, chain.layout.flat_like))
     np.testing.assert_array_equal(drawn.gradient, rows[:6])
-    known = chain.draw(T, Variates("known", None))
-    assert known.motion == "known"
-    np.testing.assert_array_equal(known.gradient, rows[:6])
-    assert chain.draw(T, Variates("known", "rows")) == ("known", "rows")
+    assert chain.draw(T, motion=False).motion is chain.draw(T, gradient=False).gradient is None
+    same(chain.draw(T, gradient=False).motion, drawn.motion)
+    np.testing.assert_array_equal(chain.draw(T, motion=False).gradient, rows[:6])
 
 
 def test_a_look_is_the_first_evaluation_of_a_step():
@@ -242,7 +241,7 @@ def test_a_look_is_the_first_evaluation_of_a_step():
     chain = marked.alone(estimator=estimator, kernel=MarkedKernel(gradients=3))
     rows = np.asarray(random.integers(chain.keys[GRADIENT], T, 1, 6, 5))[:2]
     at = marked.flat(0.5)
-    seen = chain.look(T, at, carry(hyper=jnp.asarray(2.0)))
+    seen = chain.evaluate(T, at, carry(hyper=jnp.asarray(2.0)))
     wanted = 2.5 * np.sum(marked.ROWS[rows]) * np.sum(np.asarray(at["a"]) ** 2) + at["b"][0] ** 2
     assert seen.potential == pytest.approx(0.5 * 2.0 * float(wanted))
     assert seen.grad["a"].shape == (6,)
@@ -266,11 +265,11 @@ def test_a_step_moves_by_its_number_its_noise_and_its_batch():
 
 def test_a_lazy_state_is_settled_to_the_end_of_its_step():
     given = carry()
-    assert marked.alone().settle(T, given) is given
+    assert marked.alone().flush(T, given) is given
     chain = marked.alone(kernel=LazyMarkedKernel())
-    after = chain.settle(T, carry())
+    after = chain.flush(T, carry())
     same(after.state.position, jax.tree.map(lambda leaf: leaf + 1000 + T, marked.flat()))
-    same(jax.tree.leaves(after.state.momentum), chain.draw_motion(T, 1))
+    same(jax.tree.leaves(after.state.momentum), chain.draw(T).motion)
 
 
 def test_rows_of_a_source_are_those_of_the_steps_asked_for():
@@ -280,7 +279,7 @@ def test_rows_of_a_source_are_those_of_the_steps_asked_for():
     taken = batches.of_steps(21, 2)
     np.testing.assert_array_equal(taken["x"], np.asarray(rows["x"])[[7, 6, 5, 4]])
     chain = marked.alone(batches=batches)
-    np.testing.assert_array_equal(chain.draw_gradients(22, 1)["x"], np.asarray(rows["x"])[[5, 4]])
+    np.testing.assert_array_equal(chain.draw(22).gradient["x"], np.asarray(rows["x"])[[5, 4]])
 
 
 def test_a_chains_own_kernel_takes_the_programs_place():
@@ -311,7 +310,7 @@ def test_the_noise_is_estimated_from_the_rows_of_the_coming_step(diagonal):
         return np.diag(covariance) if diagonal else covariance
 
     options = runtime.jit_options("once")
-    begun = eqx.filter_jit(lambda: chain.initial_carry(marked.flat(), 0), **options)()
+    begun = eqx.filter_jit(lambda: chain.initial_state(marked.flat(), 0), **options)()
     update = eqx.filter_jit(lambda given: chain.update_noise(jnp.int32(T), given), **options)
     first = estimate(0, 1.0, 3.0)
     assert begun.noise is not None

@@ -56,7 +56,7 @@ def test_growth_is_told_from_size_to_size():
 def growing(**parts):
     program = types.SimpleNamespace(adapt=None, kernel=types.SimpleNamespace(fisher=None))
     resized = []
-    usual = {"program": program, "sizes": [(0, 10)], "num_known": 0, "_resize": resized.append}
+    usual = {"spec": program, "sizes": [(0, 10)], "num_known": 0, "_resize": resized.append}
     return reader(**usual | parts), resized
 
 
@@ -80,7 +80,7 @@ def test_windows_that_were_seen_before_a_resumption_change_nothing():
 @pytest.mark.parametrize(("adapt", "fisher"), [("adapts", None), (None, "estimates")])
 def test_settings_that_follow_the_chain_do_not_follow_a_size(adapt, fisher):
     program = types.SimpleNamespace(adapt=adapt, kernel=types.SimpleNamespace(fisher=fisher))
-    made, _ = growing(program=program)
+    made, _ = growing(spec=program)
     with pytest.raises(prefetch.DataError, match="size changed from 10 to 25, but settings"):
         made._grow(Window(3, None, 25, None))  # pyright: ignore[reportArgumentType]
 
@@ -112,10 +112,10 @@ def test_numbers_have_an_axis_for_the_batches_of_a_step():
         return types.SimpleNamespace(kernel=kernel, estimator=estimator, keys=keys)
 
     numbers = np.arange(48).reshape(2, 4, 6)
-    own = reader(program=program(False))
+    own = reader(spec=program(False))
     np.testing.assert_array_equal(own._by_gradient(numbers), numbers.reshape(2, 4, 3, 2))
     np.testing.assert_array_equal(own._keys, [[3, 4, 5], [15, 16, 17]])
-    shared = reader(program=program(True))
+    shared = reader(spec=program(True))
     np.testing.assert_array_equal(shared._by_gradient(numbers), numbers[0].reshape(4, 3, 2))
     np.testing.assert_array_equal(shared._keys, [[3, 4, 5]])
 
@@ -124,11 +124,11 @@ def test_a_stream_is_numbered_by_how_it_is_shuffled():
     estimator = BatchEstimator(5, "epochs", True, jnp.asarray(100))
     source = types.SimpleNamespace(is_sequential=True, num_choices=7)
     program = types.SimpleNamespace(estimator=estimator)
-    found = reader(program=program, source=source)._numbering()
+    found = reader(spec=program, source=source)._numbering()
     assert (found.batch_size, found.replacement, found.shared) == (5, True, True)
     assert found.num_examples == 7
     plain = types.SimpleNamespace(is_sequential=False)
-    assert reader(program=program, source=plain)._numbering() is estimator
+    assert reader(spec=program, source=plain)._numbering() is estimator
     larger = prefetch.with_num_examples(estimator, 33)
     assert isinstance(larger, BatchEstimator)
     assert larger.num_examples == 33

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.engine.init import InitialPositions, repeated
+from sghmc.engine.layout import InitialPositions, repeated
 
 INIT = {"a": np.arange(6.0, dtype=np.float32).reshape(3, 2)}
 

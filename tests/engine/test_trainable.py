@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import init as beginning
+from sghmc.engine.driver import OneDevice
 
 ROWS = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
 INIT = {
@@ -69,21 +69,21 @@ def test_what_is_fixed_exists_once(monkeypatch):
     """No array of the loop's carry is as large, and all functions hold the same array."""
     seen = []
 
-    def begin(program, positions, **given):
-        begun = loop_begin(program, positions, **given)
-        seen.append((program, begun.carry))
+    def begin(self, spec, positions, **given):
+        begun = loop_begin(self, spec, positions, **given)
+        seen.append((spec, begun.carry))
         return begun
 
-    loop_begin = beginning.begin
-    monkeypatch.setattr(beginning, "begin", begin)
+    loop_begin = OneDevice.begin
+    monkeypatch.setattr(OneDevice, "begin", begin)
     sample(keep=lambda params: params["head"]["bias"], info=False)
     if not seen:
         pytest.fail("the host begins a run elsewhere")
-    program, carry = seen[0]
+    spec, carry = seen[0]
     assert max(leaf.size for leaf in jax.tree.leaves(carry)) <= 3 * 51
     held = [
         leaf
-        for leaf in jax.tree.leaves(program)
+        for leaf in jax.tree.leaves(spec)
         if eqx.is_array(leaf) and leaf.size == INIT["base"].size and leaf.ndim == 2
     ]
     assert len(held) == 3  # log_likelihood, log_prior, keep

@@ -13,7 +13,7 @@ import laws
 import sghmc
 from cases import params, posterior
 from sghmc.core import random
-from sghmc.engine import init, loop
+from sghmc.engine.driver import OneDevice
 from sghmc.gradients import control_variate
 from sghmc.gradients.minibatch import Minibatch
 from sghmc.gradients.noise import scatter
@@ -212,14 +212,14 @@ def test_memory_that_is_not_renewed_is_seen(stale, monkeypatch):
 @pytest.mark.slow
 def test_the_center_moves_to_the_chain(monkeypatch):
     carries = []
-    advance = loop.advance
+    advance = OneDevice.advance
 
     def recorded(*args, **settings):
         carry, records = advance(*args, **settings)
         carries.append(jax.tree.map(np.array, carry.anchor.center))
         return carry, records
 
-    monkeypatch.setattr(loop, "advance", recorded)
+    monkeypatch.setattr(OneDevice, "advance", recorded)
     positions = chain(sghmc.ControlVariate(BATCH, FAR, renew_every=4))[0]
     np.testing.assert_array_equal(carries[-1], positions[3])  # draws are 2 steps: after step 8
     assert len(carries) > 1
@@ -253,13 +253,13 @@ def posteriors():
 @pytest.mark.slow
 def test_every_stacked_posterior_has_its_own_mode(monkeypatch):
     estimators = []
-    start = init.begin
+    begin = OneDevice.begin
 
-    def recorded(program, positions, *, looks):
-        estimators.append(program.estimator)
-        return start(program, positions, looks=looks)
+    def recorded(self, spec, positions, *, evaluates):
+        estimators.append(spec.estimator)
+        return begin(self, spec, positions, evaluates=evaluates)
 
-    monkeypatch.setattr(init, "begin", recorded)
+    monkeypatch.setattr(OneDevice, "begin", recorded)
 
     def run(target, **settings):
         return sghmc.sample(

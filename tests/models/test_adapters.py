@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import init, loop
+from sghmc.engine import loop
+from sghmc.engine.driver import OneDevice
 from sghmc.models import Adapters, LowRank, Transformer, merged
 
 MODEL = Transformer(num_symbols=11, context=8, width=128, depth=3, num_heads=2, remat=True)
@@ -144,12 +145,12 @@ class BegunError(Exception):
 def compiled(num_chains, monkeypatch):
     """The program of a run of so many chains, and its compiled loop."""
 
-    def begin(program, start, *, looks):
-        positions = start.of_chains(num_chains)
-        begun = eqx.filter_eval_shape(init.beginning, program, positions, np.int32(0), looks=looks)
-        raise BegunError(program, jax.tree.map(jnp.zeros_like, begun.carry))
+    def begin(self, spec, positions, *, evaluates):
+        arrays, zero = positions.of_chains(num_chains), np.int32(0)
+        begun = eqx.filter_eval_shape(loop.initial_states, spec, arrays, zero, evaluates=evaluates)
+        raise BegunError(spec, jax.tree.map(jnp.zeros_like, begun.carry))
 
-    monkeypatch.setattr(init, "begin", begin)
+    monkeypatch.setattr(OneDevice, "begin", begin)
     with pytest.raises(BegunError) as stopped:
         sample(num_chains)
     program, carry = stopped.value.args

@@ -21,10 +21,9 @@ import sghmc
 from laws import sghmc_covariance
 from sghmc import theory
 from sghmc.core import runtime, tree
-from sghmc.engine import blocking, driver, init, loop
+from sghmc.engine import blocking, driver, loop
 from sghmc.engine.chain import RunSpec
-from sghmc.engine.init import InitialPositions
-from sghmc.engine.layout import Layout
+from sghmc.engine.layout import InitialPositions, Layout
 from sghmc.engine.progress import Bar
 
 USER, ITEM = np.array([0, 2, 0]), np.array([[0, 1], [1, 1], [0, 2]])
@@ -84,7 +83,8 @@ class Moves:
         return type(self.state)(*self.unravel(z), *self.state[2:])
 
     def oracle(self, batch):
-        return self.layout.flatten_oracle(self.estimator.oracle(self.target, batch))
+        oracle = self.estimator.oracle(self.target, batch)
+        return oracle.through(self.layout.shape, self.layout.flatten, keeps_rows=True)
 
     def step(self, t, state, batch, normals):
         if self.num_normals > self.size:
@@ -397,7 +397,8 @@ def test_no_step_touches_a_whole_table():
     the velocity, of its kicks, of the position and of the number of steps. No copy, no sum."""
     num_rows = 5003
     program = large_program(num_rows, num_steps=16)
-    carry = init.begin(program, InitialPositions(jnp.zeros((1, num_rows, 3)), 0), looks=False).carry
+    start = InitialPositions(jnp.zeros((1, num_rows, 3)), 0)
+    carry = driver.OneDevice().begin(program, start, evaluates=False).carry
     one = np.int32(1)
     lowered = loop.compiled_draws().lower(program, carry, one, one, one, capacity=4)
     text = lowered.compile().compiled.as_text()

@@ -1,5 +1,6 @@
 """A program whose parts can be told apart by their numbers."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -173,7 +174,7 @@ def program(num_chains=1, kernel=None, estimator=None, thinning=1, **parts) -> R
 def alone(num_chains=1, **parts) -> RunSpec:
     """The program as its only chain sees it."""
     whole = program(num_chains, **parts)
-    return whole.with_keys(whole.keys[0])
+    return dataclasses.replace(whole, keys=whole.keys[0])
 
 
 def flat(scale=1.0):

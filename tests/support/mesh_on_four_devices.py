@@ -20,7 +20,7 @@ import sghmc
 from sghmc.engine import checks
 from sghmc.engine.chain import Batches, RunSpec, chain_keys
 from sghmc.engine.devices import for_compiler
-from sghmc.engine.init import InitialPositions
+from sghmc.engine.layout import InitialPositions, Layout
 from sghmc.engine.mesh import OverMesh, placement_for
 from sghmc.engine.options import RunOptions
 from sghmc.posterior.sharded import CompilerShardedPosterior, ManuallyShardedPosterior
@@ -91,7 +91,7 @@ def program(place, num_chains=4, gradient=None, **parts) -> RunSpec:
             "averages": {},
             "trace": None,
             "keys": chain_keys(jax.random.key(0), num_chains),
-            "layout": place.layout(START, num_chains),
+            "layout": Layout.of(START, num_chains, place.shardings(START)),
             "thinning": 1,
             "is_stacked": False,
         }
@@ -107,7 +107,7 @@ def own_parts(array) -> list[np.ndarray]:
 
 def check_a_program_lies_by_chains_and_by_rows():
     place = over(chain=2, data=2)
-    placed = place.place_program(program(place))
+    placed = place.place_spec(program(place))
     keys, rows = own_parts(placed.keys), own_parts(placed.target.data)
     whole = np.asarray(chain_keys(jax.random.key(0), 4))
     for device in range(4):
@@ -121,7 +121,7 @@ def check_a_program_lies_by_chains_and_by_rows():
 
 def check_rows_are_filled_up_to_a_multiple_of_the_devices():
     place = over(data=4)
-    placed = place.place_program(program(place))
+    placed = place.place_spec(program(place))
     assert placed.target.data.shape == (8, 3)
     assert [part.shape for part in own_parts(placed.target.data)] == [(2, 3)] * 4
     assert int(placed.target.num_examples) == NUM_ROWS
@@ -130,7 +130,7 @@ def check_rows_are_filled_up_to_a_multiple_of_the_devices():
 def check_rows_that_can_be_cut_evenly_are_not_filled_up():
     place = over(data=4)
     table = sghmc.Posterior(log_likelihood, log_prior, np.ones((8, 3), np.float32), hyper=1.0)
-    placed = place.place_program(program(place, target=table))
+    placed = place.place_spec(program(place, target=table))
     assert placed.target.data.shape == (8, 3)
     assert placed.target.num_real is None
     assert own_parts(placed.target.data)[0].shape == (2, 3)
@@ -208,7 +208,7 @@ def check_a_device_sees_its_rows_without_the_axes_of_the_mesh():
 
 def check_chains_start_where_they_are_told():
     place = over((("w", P("model")),), chain=2, model=2)
-    layout = place.layout(START, 4)
+    layout = Layout.of(START, 4, place.shardings(START))
     repeated = place._positions(layout, InitialPositions(START, None))["w"]
     np.testing.assert_array_equal(repeated, np.broadcast_to(START["w"], (4, 2, 2)))
     assert [each.shape for each in own_parts(repeated)] == [(2, 1, 2)] * 4
@@ -223,17 +223,17 @@ def check_chains_start_where_they_are_told():
 def check_a_carry_is_saved_raveled_and_comes_back_to_its_place():
     place = over((("w", P("model")),), chain=2, model=2)
     made = program(place)
-    begun = place.begin(place.place_program(made), InitialPositions(START, None), looks=True)
+    begun = place.begin(place.place_spec(made), InitialPositions(START, None), evaluates=True)
     assert begun.potential is not None
     assert begun.potential.shape == (4,)
-    checks.check_beginning(begun)
-    saved = place.fetch_carry(made.layout, begun.carry)
+    checks.check_initial_states(begun)
+    saved = place.fetch_state(made.layout, begun.carry)
     assert saved.state.position["w"].shape == (4, 4)  # parameter, chain
-    like = place.fetched_like(made.layout, place.carry_like(made))
+    like = place.saved_like(made.layout, place.state_like(made))
     assert jax.tree.structure(like) == jax.tree.structure(saved)
     shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(saved)]
     assert [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)] == shapes
-    back = place.place_carry(made.layout, saved)
+    back = place.place_state(made.layout, saved)
     for one, other in zip(*map(jax.tree.leaves, (back, begun.carry)), strict=True):
         np.testing.assert_array_equal(one, other)
     velocity = own_parts(back.state.velocity["w"])

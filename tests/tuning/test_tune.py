@@ -11,7 +11,7 @@ from jax.scipy.stats import norm
 from scipy.special import digamma, polygamma
 
 import sghmc
-from sghmc.engine import devices
+from sghmc.engine import driver
 from sghmc.posterior.mode import ModeError, find_mode, hessian
 from sghmc.tuning import pilots
 
@@ -350,13 +350,13 @@ def test_control_c_while_tuning_is_no_reshape_error(monkeypatch):
     whole = pilots.run
 
     def interrupted(*args, **options):
-        advance = devices.OneDevice.advance
+        advance = driver.OneDevice.advance
 
         def after_signal(self, *args, **options):
             signal.raise_signal(signal.SIGINT)
             return advance(self, *args, **options)
 
-        monkeypatch.setattr(devices.OneDevice, "advance", after_signal)
+        monkeypatch.setattr(driver.OneDevice, "advance", after_signal)
         return whole(*args, **options)
 
     monkeypatch.setattr(pilots, "run", interrupted)

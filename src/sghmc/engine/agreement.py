@@ -26,8 +26,6 @@ def check_agreement(
     Each process hashes what it has: N, shapes, the rows of arrays and files, settings, and what
     functions compute. Of an array over all processes it knows the shape and its own part alone.
     """
-    if not runtime.is_multiprocess():
-        return
     identity = functools.partial(options.identity, key, target, sampler, init)
     texts = runtime.gather_texts(json.dumps(_described(identity, options)))
     other = next((i for i, text in enumerate(texts) if text != texts[0]), None)

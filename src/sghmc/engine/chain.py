@@ -1,10 +1,9 @@
-"""The keys of a run: every chain has one for each of its streams of random numbers.
+"""Operations of a run on one chain: keys, initial state, variates, a step, a draw, updates.
 
-What a run does to one chain: begin, draw variates, step, look, keep. No loops, no chain axis.
+There are no loops here and no chain axis: `loop` has both.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -36,12 +35,15 @@ from sghmc.samplers import (
 from sghmc.types import Evaluation, PyTree, StepInfo
 
 MOTION, GRADIENT, GIBBS, INIT = range(4)
-"""The streams: a sampler's steps, its gradients, Gibbs updates, and momenta before step 0."""
+"""Streams of a chain's random numbers: its steps, gradients, Gibbs updates and first momenta."""
 NUM_STREAMS = INIT + 1
+
+NEVER = np.iinfo(np.int32).max
+"""A step that no run comes to: where a chain has not failed."""
 
 
 def chain_keys(key: jax.Array, num_chains: int) -> UInt32[Array, "chain stream 3"]:
-    """Keys of three words; a chain's do not depend on how many chains there are."""
+    """Return keys of three words; a chain's do not depend on how many chains there are."""
     words = random.words(key)
     is_known = not isinstance(words, Tracer)
     words = np.asarray(words) if is_known else words
@@ -55,27 +57,21 @@ def chain_keys(key: jax.Array, num_chains: int) -> UInt32[Array, "chain stream 3
 def with_shared_gradients(
     keys: UInt32[Array, "chain stream 3"],
 ) -> UInt32[Array, "chain stream 3"]:
-    """The same keys, but for gradients, where all chains have that of the first."""
+    """Return the same keys, but for gradients, where all chains have that of the first."""
     return keys.at[:, GRADIENT].set(keys[0, GRADIENT])
 
 
 def _folded(keys: Any, count: int) -> tuple[Any, Any]:
-    """The words of `random.fold` of each key and 0, …, count − 1, along a last axis."""
+    """Return the words of `random.fold` of each key and 0, …, count − 1, along a last axis."""
     numbers = np.arange(count, dtype=np.uint32).reshape(*[1] * (keys[0].ndim - 1), count)
     return random.threefry(keys, np.zeros_like(numbers), numbers)
-
-
-# What a run does to one chain: begin, draw variates, step, look, keep. No loops, no chain axis.
-
-NEVER = np.iinfo(np.int32).max
-"""A step that no run comes to: where a chain has not failed."""
 
 
 class LoopState(NamedTuple):
     """All that a run needs to go on, for every chain: `Layout` says where their axis is.
 
-    `kernel` only where it changes, `noise` only where V̂ is estimated, `adaptation`, what it
-    remembers, only where there is one.
+    `kernel` is there only where it changes, `noise` only where V̂ is estimated, and `adaptation`,
+    what an adaptation remembers, only where there is one.
     """
 
     kernel: Kernel | None
@@ -90,7 +86,7 @@ class LoopState(NamedTuple):
 
 
 class DrawInfo(NamedTuple):
-    """What is recorded with each kept draw: without `info`, whether it is finite, no more."""
+    """Diagnostics that are recorded with each kept draw; without `info`, `is_finite` alone."""
 
     potential: Float[Array, "*chain"] | None
     kinetic_temperature: Float[Array, "*chain"] | None
@@ -100,7 +96,7 @@ class DrawInfo(NamedTuple):
 
 
 class DrawRecord(NamedTuple):
-    """What the loop hands out of a kept draw."""
+    """Parts of a kept draw, as the loop hands them out."""
 
     kept: PyTree
     hyper: PyTree
@@ -109,7 +105,7 @@ class DrawRecord(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Rows that the host read for steps first, …, and which of them each step takes.
+    """Rows that the host read for the steps from `first` on, and which of them each step takes.
 
     `places` has axes ([chain,] step, row of the step's batches), without the chain axis where all
     chains take the same. The rows lie in the order in which reading them was quickest.
@@ -120,7 +116,7 @@ class Batches(NamedTuple):
     first: Int32[Array, ""]
 
     def of_steps(self, first_step, num_steps: int) -> PyTree:
-        """The rows of some steps, step after step, as one chain sees them."""
+        """Return the rows of some steps, step after step, as one chain sees them."""
         first = first_step - self.first
         places = lax.dynamic_slice_in_dim(self.places, first, num_steps).reshape(-1)
         return jax.tree.map(lambda leaf: leaf.at[places].get(mode="promise_in_bounds"), self.rows)
@@ -129,22 +125,22 @@ class Batches(NamedTuple):
 class Variates(NamedTuple):
     """Raw variates of some steps, for the sampler and for its gradients: 1-D, step after step.
 
-    Of a source of data, the rows that the host read for the gradients.
+    Where the data are a source, those for the gradients are the rows that the host read.
     """
 
-    motion: PyTree
-    gradient: PyTree
+    motion: PyTree = None
+    gradient: PyTree = None
 
 
 class RunSpec(eqx.Module):
     """The fixed parts of a run: its arrays are arguments of the compiled loop, the rest static.
 
-    `keys` are those of all chains or, as one chain sees the program, its own. With `is_stacked`,
+    `keys` are those of all chains or, as one chain sees the run, its own. With `is_stacked`,
     arrays of the target and of the estimator have a leading chain axis. Where the data are a
     source, `batches` has the rows of some steps, put in by the host.
 
-    What the loop does to a single chain is a method here. It is called on the program as that chain
-    sees it, with keys, kernel, target and rows of its own: `chains.each_chain` makes it.
+    Methods are called on the run as one chain sees it, with keys, kernel, target and rows of its
+    own: `loop.each_chain` makes that.
     """
 
     target: Target
@@ -162,20 +158,15 @@ class RunSpec(eqx.Module):
     batches: Batches | None = None
     has_info: bool = eqx.field(static=True, default=True)
 
-    def with_keys(self, keys: UInt32[Array, "stream word *chain"]) -> "RunSpec":
-        """This program as a chain with these keys sees it; or as all do, their axis last."""
-        return dataclasses.replace(self, keys=keys)
-
     def with_kernel(self, arrays: Kernel) -> "RunSpec":
-        """This program with a chain's own kernel, of which the carry has the arrays."""
+        """Return this run with a chain's own kernel, of which the loop's state has the arrays."""
         return dataclasses.replace(self, kernel=matrices.combine(arrays, self.kernel))
 
-    def initial_carry(self, flat: PyTree, t) -> LoopState:
-        """The carry before step t, which is 0, from a position; it knows nothing of a step yet."""
-        hyper = self.target.hyper
+    def initial_state(self, flat: PyTree, t: Any) -> LoopState:
+        """Return the state before step t, which is 0, at a position: `info` is still empty."""
         normals = random.normals_like(self.keys[INIT], t, 1, self.layout.flat_like)
-        state = self.kernel.init(normals, flat)
         kernel, adaptation = None, None
+        state = self.kernel.init(normals, flat)
         if self.adapt is not None:
             adaptable = as_protocol(self.kernel, Adaptable).adaptable(state)
             kernel = eqx.filter(adaptable, eqx.is_array)
@@ -183,7 +174,7 @@ class RunSpec(eqx.Module):
         carry = LoopState(
             kernel=kernel,
             state=state,
-            hyper=hyper,
+            hyper=self.target.hyper,
             anchor=self.estimator.init_anchor(self.target),
             noise=None,
             sums=None,
@@ -191,74 +182,87 @@ class RunSpec(eqx.Module):
             failed_at=jnp.asarray(NEVER, jnp.int32),
             adaptation=adaptation,
         )
-        carry = self._informed(carry)
+        carry = self.with_cached_evaluation(carry)
         fisher = fisher_of(self.kernel)
         if fisher is not None:
             noise = no_noise(tree.size(flat), fisher, tree.float_type(flat), NEVER)
             chain = self if kernel is None else self.with_kernel(kernel)
             carry = chain.update_noise(-1, carry._replace(noise=noise))
-        terms = jax.eval_shape(lambda: self._averaged(flat, hyper))
-        return carry._replace(sums=tree.RunningSum.zeros(terms) if self.averages else None)
+        if self.averages:
+            terms = jax.eval_shape(lambda: self.averaged(flat, carry.hyper))
+            carry = carry._replace(sums=tree.RunningSum.zeros(terms))
+        return carry
 
-    def look(self, t, flat: PyTree, carry: LoopState) -> Evaluation:
-        """What the first gradient evaluation of step t sees, at a position."""
-        return self._oracle(self.draw_gradients(t, 1), carry)(0, flat)
+    def with_cached_evaluation(self, carry: LoopState) -> LoopState:
+        """Renew what the sampler's state knows of the target, where gradients are exact."""
+        if not isinstance(self.kernel, CachesEvaluation):
+            return carry
+        state = self.kernel.with_cached_evaluation(carry.state, self.oracle([], carry))
+        return carry._replace(state=state)
 
-    def draw(self, t, known: Variates | None = None) -> Variates:
-        """The raw variates of step t, where they are not known."""
-        motion, gradient = known or (None, None)
-        return Variates(
-            self.draw_motion(t, 1) if motion is None else motion,
-            self.draw_gradients(t, 1) if gradient is None else gradient,
-        )
+    def oracle(self, noise: PyTree, carry: LoopState) -> Oracle:
+        """Return the oracle of one step, for parameters as the loop carries them."""
+        target = self.target.with_hyper(carry.hyper)
+        oracle = self.estimator.oracle(target, noise, carry.anchor)
+        return oracle.through(self.layout.shape, self.layout.flatten, keeps_rows=True)
 
-    def draw_motion(self, first_step, num_steps: int) -> PyTree:
-        return self.kernel.draw(self.keys[MOTION], first_step, num_steps, self.layout.flat_like)
+    def evaluate(self, t: Any, flat: PyTree, carry: LoopState) -> Evaluation:
+        """Return the first gradient evaluation of step t, at a position."""
+        return self.oracle(self.draw(t, motion=False).gradient, carry)(0, flat)
 
-    def draw_gradients(self, first_step, num_steps: int) -> PyTree:
-        if self.batches is not None:
-            return self.batches.of_steps(first_step, num_steps)
-        num_gradients, like = self.kernel.num_gradients, self.layout.flat_like
-        # Row numbers are used by every array of the data: they are computed once.
-        draw = functools.partial(self.estimator.draw, self.keys[GRADIENT])
-        return runtime.unfused(first_step, draw, first_step, num_steps, num_gradients, like)
+    def draw(
+        self, t: Any, num_steps: int = 1, *, motion: bool = True, gradient: bool = True
+    ) -> Variates:
+        """Draw the raw variates of steps t, …, for the sampler, for its gradients, or for both."""
+        of_motion, of_gradient, like = None, None, self.layout.flat_like
+        if motion:
+            of_motion = self.kernel.draw(self.keys[MOTION], t, num_steps, like)
+        if gradient and self.batches is not None:
+            of_gradient = self.batches.of_steps(t, num_steps)
+        elif gradient:
+            sizes = num_steps, self.kernel.num_gradients
+            # Row numbers are used by every array of the data: they are computed once.
+            of_gradient = runtime.unfused(
+                t, self.estimator.draw, self.keys[GRADIENT], t, *sizes, like
+            )
+        return Variates(of_motion, of_gradient)
 
-    def step(self, t, variates: Variates, carry: LoopState) -> tuple[Any, StepInfo]:
-        """The state after step t, from that step's variates."""
-        oracle = self._oracle(variates.gradient, carry)
+    def step(self, t: Any, variates: Variates, carry: LoopState) -> tuple[Any, StepInfo]:
+        """Return the sampler's state after step t, from that step's variates."""
+        oracle = self.oracle(variates.gradient, carry)
         state, info = self.kernel.step(t, variates.motion, carry.state, oracle)
         # What nobody asks for is not computed: the compiler sees to it.
         return state, info if self.has_info else info._replace(potential=None)
 
-    def settle(self, t, carry: LoopState) -> LoopState:
+    def flush(self, t: Any, carry: LoopState) -> LoopState:
         """Bring all of the state to the end of step t, where the kernel leaves parts behind."""
         if not isinstance(self.kernel, LazyRows):
             return carry
-        oracle = self._oracle(self.draw_gradients(t, 1), carry)
-        state = self.kernel.flush(t, self.draw_motion(t, 1), carry.state, oracle)
-        return carry._replace(state=state)
+        oracle = self.oracle(self.draw(t, motion=False).gradient, carry)
+        motion = self.draw(t, gradient=False).motion
+        return carry._replace(state=self.kernel.flush(t, motion, carry.state, oracle))
 
     def observe(self, t, carry: LoopState, is_counted) -> tuple[LoopState, DrawRecord]:
-        """What is kept after step t, and the averages with that draw in them, if it counts."""
+        """Return the averages with the draw after step t in them, if it counts, and its record."""
         flat = self.kernel.draw_from(t, carry.state)
         is_finite = (carry.failed_at > t) & tree.all_finite((flat, carry.hyper))
         keep = self.keep or (lambda position, *hyper: position)
         kept = returned_arrays("keep", keep, self.layout.shape(flat), carry.hyper)
         info = DrawInfo(None, None, None, None, is_finite)
         if self.has_info:
-            heat = self.kernel.kinetic_temperature(t, carry.state)
+            temperature = self.kernel.kinetic_temperature(t, carry.state)
             potential, acceptance, data_share = carry.info
-            info = DrawInfo(potential, heat, acceptance, data_share, is_finite)
+            info = DrawInfo(potential, temperature, acceptance, data_share, is_finite)
         if carry.sums is not None:
-            terms = self._averaged(flat, carry.hyper)
+            terms = self.averaged(flat, carry.hyper)
             carry = carry._replace(sums=carry.sums.add(terms, is_finite & is_counted))
         trace = None
         if self.trace is not None and carry.sums is not None:
-            trace = _as_arrays(self.trace(carry.sums.mean()), "trace")
+            trace = returned_arrays("trace", self.trace, carry.sums.mean(), None)
         return carry, DrawRecord(kept, carry.hyper, trace, info)
 
     def update_hyper(self, t, carry: LoopState) -> LoopState:
-        """With new hyperparameters after step t, and the estimator's anchor under them."""
+        """Draw new hyperparameters after step t, and renew the estimator's anchor under them."""
         assert self.gibbs is not None
         target = self.target.with_hyper(carry.hyper)
         # jax's own, whose rounds are a loop: quicker to compile, and this happens seldom.
@@ -267,16 +271,16 @@ class RunSpec(eqx.Module):
         params = self.layout.shape(self.kernel.mid_drift(t, carry.state))
         hyper = self.gibbs.update(key, params, target)
         anchor = self.estimator.renew_anchor(target.with_hyper(hyper), carry.anchor)
-        return self._informed(carry._replace(hyper=hyper, anchor=anchor))
+        return self.with_cached_evaluation(carry._replace(hyper=hyper, anchor=anchor))
 
-    def follow(self, carry: LoopState) -> LoopState:
-        """With the estimator's anchor of where the chain has come to."""
+    def move_anchor(self, carry: LoopState) -> LoopState:
+        """Move the estimator's anchor to where the chain is."""
         position = self.layout.shape(self.kernel.position(carry.state))
         target = self.target.with_hyper(carry.hyper)
         return carry._replace(anchor=self.estimator.move_anchor(target, carry.anchor, position))
 
     def update_noise(self, t, carry: LoopState) -> LoopState:
-        """With a new V̂ in the kernel after step t, from the rows that the next step will see."""
+        """Estimate V̂ after step t from the next step's rows, and put it into the kernel."""
         kernel, noise = as_protocol(self.kernel, EstimatesNoise), carry.noise
         fisher, flat = kernel.fisher, kernel.position(carry.state)
         assert fisher is not None
@@ -287,18 +291,17 @@ class RunSpec(eqx.Module):
             target,
             carry.anchor,
             self.layout.shape(flat),
-            self.estimator.examples(target, self.draw_gradients(t + 1, 1)),
+            self.estimator.examples(target, self.draw(t + 1, motion=False).gradient),
             diagonal=fisher.diagonal,
             pull_back=kernel.pull_back,
         )
         noise = noise.with_estimate(estimate.astype(noise.mean.dtype), fisher.window)
         kernel, room = kernel.with_gradient_noise(t + 1, noise.mean, flat)
-        return carry._replace(
-            kernel=eqx.filter(kernel, eqx.is_array), noise=noise.judged(t + 1, *room)
-        )
+        kernel = eqx.filter(kernel, eqx.is_array)
+        return carry._replace(kernel=kernel, noise=noise.judged(t + 1, *room))
 
     def update_kernel(self, t, carry: LoopState) -> LoopState:
-        """With kernel, state and what is remembered adapted after step t."""
+        """Adapt kernel and state after step t, and what the adaptation remembers."""
         assert self.adapt is not None
         own = as_protocol(self.kernel, Adaptable)
         flat = own.position(carry.state)
@@ -309,7 +312,7 @@ class RunSpec(eqx.Module):
             carry.hyper,
             carry.info.acceptance,
             # Rows of the next step: fresh, as the chain has not seen them.
-            lambda: self.layout.shape(own.pull_back(self.look(t + 1, flat, carry).grad)),
+            lambda: self.layout.shape(own.pull_back(self.evaluate(t + 1, flat, carry).grad)),
         )
         kernel, state, adaptation = self.adapt.revise(moment, carry.adaptation)
         return carry._replace(
@@ -318,30 +321,14 @@ class RunSpec(eqx.Module):
             adaptation=adaptation,
         )
 
-    def _informed(self, carry: LoopState) -> LoopState:
-        """With a state that knows the target as it is now, where gradients are exact."""
-        if not isinstance(self.kernel, CachesEvaluation):
-            return carry
-        oracle = self._oracle([], carry)
-        return carry._replace(state=self.kernel.with_cached_evaluation(carry.state, oracle))
-
-    def _oracle(self, noise: PyTree, carry: LoopState) -> Oracle:
-        target = self.target.with_hyper(carry.hyper)
-        return self.layout.flatten_oracle(self.estimator.oracle(target, noise, carry.anchor))
-
-    def _averaged(self, flat: PyTree, hyper: PyTree) -> dict[str, PyTree]:
-        position = self.layout.shape(flat)
-        return {
-            name: returned_arrays(f"averages[{name!r}]", f, position, hyper)
-            for name, f in self.averages.items()
-        }
+    def averaged(self, flat: PyTree, hyper: PyTree) -> dict[str, PyTree]:
+        """Return what the functions of `averages` say of a position."""
+        at = self.layout.shape(flat), hyper
+        named = self.averages.items()
+        return {name: returned_arrays(f"averages[{name!r}]", f, *at) for name, f in named}
 
 
-def returned_arrays(name: str, function: Callable, position: PyTree, hyper: PyTree) -> PyTree:
-    """Call a user's function of the position, and of the hyperparameters where there are any."""
-    returned = function(position) if hyper is None else function(position, hyper)
-    return _as_arrays(returned, name)
-
-
-def _as_arrays(returned: PyTree, name: str) -> PyTree:
+def returned_arrays(name: str, function: Callable, argument: PyTree, hyper: PyTree) -> PyTree:
+    """Call a user's function, with the hyperparameters where there are any; return arrays."""
+    returned = function(argument) if hyper is None else function(argument, hyper)
     return jax.tree.map(lambda leaf: as_array(leaf, f"What {name} returns"), returned)

@@ -1,5 +1,6 @@
-"""What sample() refuses: each error names the input, what came, and the remedy."""
+"""Checks of what `sample` is given: each error names the input, what came, and the remedy."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,23 +12,26 @@ from jax.core import Tracer
 
 from sghmc.adapt import Adaptation
 from sghmc.checkpoint.checkpoint import Checkpoint
+from sghmc.core import runtime
 from sghmc.core.checks import as_array, check_count
-from sghmc.engine.chain import NEVER
-from sghmc.engine.init import InitialPositions, InitialState
-from sghmc.engine.layout import Layout
+from sghmc.engine.chain import NEVER, returned_arrays
+from sghmc.engine.devices import CHAIN, Placement
+from sghmc.engine.layout import InitialPositions, Layout, num_bytes
+from sghmc.engine.loop import InitialState
 from sghmc.engine.options import RunOptions
-from sghmc.gradients import Gradient, GradientEstimator
+from sghmc.gradients import Gradient
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import AbstractPosterior, StackedPosterior
 from sghmc.posterior.target import Potential, Target
-from sghmc.samplers import Kernel, LazyRows, Sampler
+from sghmc.samplers import Kernel, Sampler
 from sghmc.types import PyTree
 
 
-def check_options(options: RunOptions, target) -> None:
+def check_options(options: RunOptions, target: Any) -> None:
     gradient, keep, averages = options.gradient, options.keep, options.averages
-    check_counts(options.num_samples, options.num_burnin, options.thinning, options.num_chains)
+    posterior_axis, num_chains = options.posterior_axis, options.num_chains
+    check_counts(options.num_samples, options.num_burnin, options.thinning, num_chains)
     if not isinstance(target, Target | StackedPosterior):
         raise TypeError(f"sample needs a Posterior or a Potential, not {target!r}.")
     if not isinstance(gradient, Gradient):
@@ -40,13 +44,24 @@ def check_options(options: RunOptions, target) -> None:
         raise TypeError(f"averages must be a dict {{name: function}}, not {averages!r}.")
     if options.checkpoint is not None and not isinstance(options.checkpoint, Checkpoint):
         raise TypeError(f"checkpoint must be sghmc.Checkpoint(folder), not {options.checkpoint!r}.")
-    _check_axis(target, options.posterior_axis, options.num_chains)
+    is_stacked = isinstance(target, StackedPosterior)
+    if posterior_axis not in (None, 0) or (posterior_axis == 0) != is_stacked:
+        raise ValueError(
+            f"posterior_axis is {posterior_axis!r} and the target a {type(target).__name__}: one "
+            f"posterior a chain is posterior_axis=0 with Posterior.stack([…]), else leave it out."
+        )
+    if is_stacked and target.num_chains != num_chains:
+        raise ValueError(
+            f"The target stacks {target.num_chains} posteriors, one for each chain, but num_chains "
+            f"is {num_chains}."
+        )
 
 
 def check_sampler(sampler, options: RunOptions, target: Target | StackedPosterior) -> None:
     if not isinstance(sampler, Sampler):
         raise TypeError(f"sample needs a sampler such as sghmc.SGHMC(…), not {sampler!r}.")
-    _check_adapt(options.adapt, sampler, options.num_burnin * options.thinning)
+    if options.adapt is not None:
+        _check_adapt(options.adapt, sampler, options.num_burnin * options.thinning)
     if not sampler.subtracts_gradient_noise:
         return
     if not options.gradient.is_independent:
@@ -63,8 +78,9 @@ def check_sampler(sampler, options: RunOptions, target: Target | StackedPosterio
         )
 
 
-def check_fisher(fisher: EmpiricalFisher | None, gradient: Gradient, target) -> None:
-    if fisher is None or target.is_stochastic:
+def check_fisher(gradient: Gradient, target: Target) -> None:
+    """Check that the gradient is one whose noise EmpiricalFisher can estimate."""
+    if target.is_stochastic:
         return
     batch_size = gradient.batch_rows
     if batch_size is None:
@@ -80,32 +96,7 @@ def check_fisher(fisher: EmpiricalFisher | None, gradient: Gradient, target) -> 
         )
 
 
-def _check_axis(target, posterior_axis: int | None, num_chains: int) -> None:
-    is_stacked = isinstance(target, StackedPosterior)
-    if posterior_axis not in (None, 0) or (posterior_axis == 0) != is_stacked:
-        raise ValueError(
-            f"posterior_axis is {posterior_axis!r} and the target a {type(target).__name__}: one "
-            f"posterior a chain is posterior_axis=0 with Posterior.stack([…]), else leave it out."
-        )
-    if is_stacked and target.num_chains != num_chains:
-        raise ValueError(
-            f"The target stacks {target.num_chains} posteriors, one for each chain, but num_chains "
-            f"is {num_chains}."
-        )
-
-
-def check_shared(estimator: GradientEstimator) -> None:
-    """Of one of several posteriors, a chain each."""
-    if estimator.is_shared:
-        raise ValueError(
-            "Batches cannot be shared by chains whose posteriors have data of their own: take "
-            "shared=False with Posterior.stack."
-        )
-
-
-def _check_adapt(adapt, sampler: Sampler, num_burnin_steps: int) -> None:
-    if adapt is None:
-        return
+def _check_adapt(adapt: Any, sampler: Sampler, num_burnin_steps: int) -> None:
     if not isinstance(adapt, Adaptation):
         raise TypeError(
             f"adapt must be sghmc.Adapt(update, every, until), AdaptMass(until) or the like, not "
@@ -137,7 +128,7 @@ def check_key(key) -> None:
 
 
 def check_outside(key, init: PyTree) -> None:
-    """A run is driven by the host: it is no part of a compiled function."""
+    """Refuse a call from inside a compiled function: the host drives a run."""
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((key, init))):
         raise TypeError(
             "sample was called inside jax.jit, vmap, grad or the like, but it compiles and drives "
@@ -158,9 +149,8 @@ def check_counts(num_samples, num_burnin, thinning, num_chains) -> None:
         )
 
 
-def check_gibbs(gibbs, target, like: PyTree) -> None:
-    if gibbs is None:
-        return
+def check_gibbs(gibbs: Any, target: Target, like: PyTree) -> None:
+    """Check that Gibbs updates return hyperparameters like those of the target."""
     if not isinstance(gibbs, Gibbs):
         raise TypeError(f"gibbs must be sghmc.Gibbs(update, every=…), not {gibbs!r}.")
     if target.hyper is None:
@@ -180,7 +170,7 @@ def check_gibbs(gibbs, target, like: PyTree) -> None:
 
 
 def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
-    """Refuse what chains cannot start from; one chain's parameters, by shapes and dtypes."""
+    """Refuse what chains cannot start from; return one chain's parameters by shapes and dtypes."""
     if init_axis not in (None, 0):
         raise ValueError(f"init_axis must be None or 0, but is {init_axis!r}.")
     if not any(map(np.size, jax.tree.leaves(init))):
@@ -204,19 +194,10 @@ def check_init(init: PyTree, init_axis: int | None, num_chains: int) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), one)
 
 
-def check_spread(sampler: Sampler, kernel: Kernel, layout: Layout) -> None:
-    """Rows of tables that move one by one must be on one device."""
-    if isinstance(kernel, LazyRows) and layout.shardings is not None:
-        raise ValueError(
-            f"{sampler.name} moves single rows of parameters, but the mesh spreads these over "
-            f"several devices: leave the axis 'model' out, or give the sampler inside of it."
-        )
-
-
 def check_functions(target: Target, like: PyTree) -> None:
-    """U, log-likelihood and log-prior must return one real number."""
+    """Check that U, log-likelihood and log-prior return one real number."""
     try:
-        shown = _returned(target, like)
+        shown = _returned_shapes(target, like)
     except TypeError as error:
         is_plain = isinstance(like, list | tuple) and all(leaf.shape == () for leaf in like)
         if not is_plain:
@@ -234,45 +215,42 @@ def check_functions(target: Target, like: PyTree) -> None:
             )
 
 
-def _returned(target: Target, like: PyTree) -> dict[str, Any]:
-    """What the functions of a target return, by shapes alone."""
+def _returned_shapes(target: Target, like: PyTree) -> dict[str, Any]:
+    """Return what the functions of a target return, by shapes and dtypes."""
+    calls: dict[str, tuple[Any, ...]]
     if isinstance(target, Potential) and target.stochastic:
-        return {"The potential U(params, key)": _shape(_estimate, target, like, jax.random.key(0))}
-    if not isinstance(target, AbstractPosterior):
-        return {"The potential U(params)": _shape(_potential, target, like)}
-    hyper = () if target.hyper is None else (target.hyper,)
-    return {
-        "log_likelihood(params, example)": _shape(
-            target.log_likelihood, like, target.example, *hyper
-        ),
-        "log_prior(params)": _shape(target.log_prior, like, *hyper),
-    }
+        key = jax.random.key(0)
+        calls = {"The potential U(params, key)": (Potential.estimate, target, like, key)}
+    elif not isinstance(target, AbstractPosterior):
+        calls = {"The potential U(params)": (_potential, target, like)}
+    else:
+        hyper = () if target.hyper is None else (target.hyper,)
+        calls = {
+            "log_likelihood(params, example)": (
+                *(target.log_likelihood, like, target.example),
+                *hyper,
+            ),
+            "log_prior(params)": (target.log_prior, like, *hyper),
+        }
+    return {name: eqx.filter_eval_shape(_traced_once, *call) for name, call in calls.items()}
 
 
 def _potential(target: Target, params: PyTree) -> jax.Array:
     return target.potential(params)
 
 
-def _estimate(target: Potential, params: PyTree, key: jax.Array) -> jax.Array:
-    return target.estimate(params, key)
-
-
-def _shape(function: Callable, *args) -> Any:
-    return eqx.filter_eval_shape(_traced_once, function, *args)
-
-
 @eqx.filter_jit
 def _traced_once(function: Callable, *args) -> Any:
-    """Functions may be Modules that hold data: jax would trace those again and again."""
+    """Call a function, traced once: jax would trace Modules that hold data again and again."""
     return jax.tree.map(
         lambda leaf: as_array(leaf, "What U(params) or log p returns"), function(*args)
     )
 
 
-def check_beginning(begun: InitialState) -> None:
-    """Refuse a start where the potential or its gradient is not finite, where it was looked at."""
-    if begun.is_finite is None or begun.potential is None:
-        return
+def check_initial_states(begun: InitialState) -> None:
+    """Refuse an initial position where the potential or its gradient is not finite."""
+    assert begun.is_finite is not None
+    assert begun.potential is not None
     for chain in np.flatnonzero(~np.atleast_1d(begun.is_finite)):
         potential = np.atleast_1d(begun.potential)[chain]
         raise ValueError(
@@ -280,3 +258,73 @@ def check_beginning(begun: InitialState) -> None:
             f"potential is {potential}. Start elsewhere, or look for NaN in the data and log of "
             f"zero in the model."
         )
+
+
+_COPIES_THAT_SURELY_FIT = 64
+"""Copies of its parameters that no run needs: if so many fit, its state is not measured."""
+
+
+def check_memory(
+    kernel: Kernel, layout: Layout, options: RunOptions, hyper: PyTree, place: Placement
+) -> None:
+    """Refuse a run that cannot fit, before it is made."""
+    num_chains, limit, accelerator = layout.num_chains, runtime.memory_bytes(), device_room(options)
+    room = limit if accelerator is None else accelerator
+    kept = layout.like  # of a draw, without what `info` and `trace` add
+    if options.keep is not None:
+        kept = eqx.filter_eval_shape(returned_arrays, "keep", options.keep, layout.like, hyper)
+    draws = num_chains * options.num_samples * (num_bytes(kept) + num_bytes(hyper))
+    state = 0
+    if room is not None and _COPIES_THAT_SURELY_FIT * num_chains * num_bytes(layout.like) > room:
+        state = num_chains // place.size(CHAIN) * layout.state_bytes(kernel)
+    if accelerator is not None and state > accelerator:
+        raise MemoryError(_too_large(num_chains, "The state", state, "each device", accelerator))
+    if options.checkpoint is not None:
+        path = options.checkpoint.path
+        free = runtime.free_bytes(path)
+        if free is not None and draws > free and draws > free + runtime.folder_bytes(path):
+            raise MemoryError(_too_many(layout, options, draws, "the checkpoint's disk", free))
+        draws = 0
+    if limit is None:
+        return
+    if draws > limit:
+        raise MemoryError(_too_many(layout, options, draws, "this machine's memory", limit))
+    num_devices = 1 if options.mesh is None else len(options.mesh.local_devices)
+    on_host = draws + (num_devices * state if accelerator is None else 0)
+    if on_host > limit:
+        what = "The state" if draws == 0 else "The state and the draws"
+        raise MemoryError(_too_large(num_chains, what, on_host, "this machine", limit))
+
+
+def _too_large(num_chains: int, what: str, need: int, where: str, limit: int) -> str:
+    return (
+        f"{what} of {num_chains} chains of this size need {shown(need)} of memory, but {where} has "
+        f"{shown(limit)}: run fewer chains at a time, take parameters in bfloat16 with "
+        f"StochasticRounding, keep fewer draws, or spread the run, mesh= and sharding=."
+    )
+
+
+def _too_many(layout: Layout, options: RunOptions, need: int, where: str, limit: int) -> str:
+    disk = "" if options.checkpoint else ", write them to a disk, checkpoint=sghmc.Checkpoint(path)"
+    return (
+        f"{layout.num_chains} chains of {options.num_samples:,} draws need {shown(need)}, but "
+        f"{where} has room for {shown(limit)}: keep less of a draw, keep=, only their means, "
+        f"averages= with keep=lambda params: (), or fewer of them, thinning=…{disk}."
+    )
+
+
+def device_room(options: RunOptions) -> int | None:
+    """Return the least memory of this process's accelerators; None where they are CPUs."""
+    devices = jax.local_devices()[:1] if options.mesh is None else options.mesh.local_devices
+    known = [runtime.device_bytes(device) for device in devices]
+    return min((size for size in known if size is not None), default=None)
+
+
+def shown(size: float) -> str:
+    """Return a number of bytes as people say it."""
+    if size < 1000:
+        return f"{size:,.0f} bytes"
+    power = min(4, int(math.log10(size) / 3 + 1e-9))
+    number = size / 1000**power
+    rounded = f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    return f"{rounded} {['kB', 'MB', 'GB', 'TB'][power - 1]}"

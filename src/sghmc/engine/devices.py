@@ -1,10 +1,6 @@
-"""Rules by which parameters are spread over the devices of a mesh.
+"""Devices of a run: rules that spread parameters, the interface of a placement, and conversions.
 
-Where a run's arrays lie: here on one device; `mesh` has a run over several.
-
-Parts of a carry that are like parameters, where these lie on several devices in their shapes.
-
-Rows that are read from a source, for every device of a mesh its own.
+`driver` has the placement of a run on one device, `mesh` that over several.
 """
 
 import abc
@@ -12,7 +8,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,26 +16,25 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Int32
 
 from sghmc.core import runtime
-from sghmc.engine import init, loop
+from sghmc.engine import loop
 from sghmc.engine.blocking import Blocking
 from sghmc.engine.chain import Batches, DrawRecord, LoopState, RunSpec
-from sghmc.engine.init import InitialPositions, InitialState
-from sghmc.engine.layout import Layout
+from sghmc.engine.layout import InitialPositions, Layout
 from sghmc.posterior.sources import increasing, inverse
 from sghmc.types import PyTree
 
 CHAIN, DATA, MODEL = AXES = ("chain", "data", "model")
-"""The axes that a mesh may have: what is spread over them."""
+"""Axes that a mesh may have, named by what is spread over them."""
 
 Rules: TypeAlias = Sequence[tuple[str, P]]
 """Pairs of a pattern, searched for in a parameter's path, and how such parameters are cut."""
 
-_SHOWN = 8
-"""Paths that an error lists."""
+_MAX_SHOWN = 8
+"""Paths of parameters that an error lists."""
 
 
 def check_mesh(mesh: Any, rules: Any) -> None:
-    """A mesh must be one, if there is any, and rules must be rules for it."""
+    """Check that a mesh, if there is any, is one, and that rules are rules for it."""
     if mesh is not None and not isinstance(mesh, Mesh):
         raise TypeError(
             f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((4,), ('chain',)), not "
@@ -87,14 +81,14 @@ def _check_axes(pattern: str, spec: P, mesh: Mesh) -> None:
 
 
 def used_axes(specs: Sequence[P]) -> list[str]:
-    """The names of axes in specs, one after another."""
+    """Return the names of axes in specs, one after another."""
     entries = [entry for spec in specs for entry in spec]
     tuples = [entry if isinstance(entry, tuple) else (entry,) for entry in entries]
     return [name for each in tuples for name in each if isinstance(name, str)]
 
 
 def matched(rules: Rules, params: PyTree, mesh: Mesh | AbstractMesh) -> list[P]:
-    """How each array of `params` is cut: by the first rule that is found in its path.
+    """Return how each array of `params` is cut: by the first rule that matches its path.
 
     A path is written `layers/0/weight`. What no rule is found in is an error; a single number,
     which cannot be cut, needs none.
@@ -108,11 +102,12 @@ def matched(rules: Rules, params: PyTree, mesh: Mesh | AbstractMesh) -> list[P]:
             _check_fit(name, leaf.shape, spec, mesh)
     left = [name for name, spec in found.items() if spec is None]
     if left:
-        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        shown = ", ".join(left[:_MAX_SHOWN])
+        more = f" and {len(left) - _MAX_SHOWN} more" if len(left) > _MAX_SHOWN else ""
         raise ValueError(
-            f"No rule of sharding is found in the path of {', '.join(left[:_SHOWN])}{more}: add "
-            f'rules for them, or ("", PartitionSpec()) as the last one, by which each device has '
-            f"the whole of what is left."
+            f"No rule of sharding is found in the path of {shown}{more}: add rules for them, or "
+            f'("", PartitionSpec()) as the last one, by which each device has the whole of what is '
+            f"left."
         )
     return list(found.values())  # pyright: ignore[reportReturnType]
 
@@ -142,7 +137,7 @@ def _num_parts(entry, mesh: Mesh | AbstractMesh) -> int:
 
 
 def first_axes(params: PyTree, mesh: Mesh | AbstractMesh) -> list[P]:
-    """Without rules: each array along its first axis, where that can be cut."""
+    """Return how arrays are cut without rules: along the first axis, where that can be cut."""
     parts = mesh.shape.get(MODEL, 1)
 
     def spec(leaf) -> P:
@@ -153,7 +148,7 @@ def first_axes(params: PyTree, mesh: Mesh | AbstractMesh) -> list[P]:
 
 
 def placed(rules: Rules, params: PyTree, mesh: Mesh) -> PyTree:
-    """Parameters where rules say."""
+    """Put parameters where rules say."""
     leaves, treedef = jax.tree.flatten(params)
     mesh = for_compiler(mesh)
     pairs = zip(leaves, matched(rules, params, mesh), strict=True)
@@ -163,7 +158,7 @@ def placed(rules: Rules, params: PyTree, mesh: Mesh) -> PyTree:
 
 
 def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """An array at its place; no device has more of it than it needs."""
+    """Put an array at its place; no device gets more of it than it needs."""
     is_everywhere = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     if is_everywhere or not runtime.is_multiprocess():
         return jax.device_put(leaf, sharding)
@@ -172,115 +167,91 @@ def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def same_devices(mesh: Mesh | AbstractMesh, other: Mesh) -> bool:
-    """Whether two meshes differ at the most in what the compiler may do along their axes."""
+    """Tell whether two meshes differ at most in what the compiler may do along their axes."""
     return isinstance(mesh, Mesh) and for_compiler(mesh) == for_compiler(other)
 
 
 def for_compiler(mesh: Mesh) -> Mesh:
-    """The same devices, along whose axes the compiler may spread what it is not told about."""
+    """Return a mesh along whose axes the compiler may spread what it is not told about."""
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
 
 
 def shardings(rules: Rules | None, params: PyTree, mesh: Mesh) -> tuple[NamedSharding, ...] | None:
-    """Where one chain's parameters lie; None where every device has the whole of all."""
+    """Return shardings of one chain's parameters; None where every device has all of them."""
     specs = first_axes(params, mesh) if rules is None else matched(rules, params, mesh)
     if all(mesh.shape[name] == 1 for name in used_axes(specs)):
         return None
     return tuple(NamedSharding(mesh, spec) for spec in specs)
 
 
-# Where a run's arrays lie: here on one device; `mesh` has a run over several.
+# A placement brings a run's arrays to devices and back
 
 
 class Placement(abc.ABC):
     """Brings a run's arrays to devices and back, and runs the loop there.
 
-    A carry is saved as the loop has it, whatever devices it was on: a run may go on elsewhere.
+    A state is saved as the loop has it, whatever devices it was on: a run may go on elsewhere.
     """
 
-    def layout(self, like: PyTree, num_chains: int) -> Layout:
-        """How chains with parameters `like` lie in memory."""
-        return Layout.of(like, num_chains)
-
     def size(self, axis: str | None) -> int:
-        """Devices along an axis."""
+        """Return the number of devices along an axis."""
         return 1
 
     @abc.abstractmethod
-    def place_program(self, program: RunSpec) -> RunSpec:
-        """The program with its arrays where they belong."""
+    def place_spec(self, spec: RunSpec) -> RunSpec:
+        """Return the run with its arrays where they belong."""
 
     @abc.abstractmethod
-    def begin(self, program: RunSpec, start: InitialPositions, *, looks: bool) -> InitialState:
-        """`beginning.begin`, where the arrays lie."""
+    def begin(
+        self, spec: RunSpec, positions: InitialPositions, *, evaluates: bool
+    ) -> loop.InitialState:
+        """Compute `loop.initial_states` where the arrays lie."""
 
     @abc.abstractmethod
-    def carry_like(self, program: RunSpec) -> LoopState:
-        """The carry that `begin` returns, by shapes and dtypes."""
+    def state_like(self, spec: RunSpec) -> LoopState:
+        """Return the loop's state that `begin` returns, by shapes and dtypes."""
 
     @abc.abstractmethod
     def advance(
-        self, program: RunSpec, carry: LoopState, first, count, num_kept, *, capacity: int
-    ) -> tuple[LoopState, Any]:
-        """`loop.advance`, where the arrays lie."""
-
-    def plan(self, program: RunSpec, carry: LoopState, capacity: int) -> Blocking:
-        """How the loop is cut on each device."""
-        return loop.plan_of(program, carry, capacity)
-
-    @abc.abstractmethod
-    def fetch_carry(self, layout: Layout, carry: PyTree) -> PyTree:
-        """A carry, or parts of one, as it is saved."""
-
-    @abc.abstractmethod
-    def fetched_like(self, layout: Layout, carry: PyTree) -> PyTree:
-        """What `fetch_carry` returns, by shapes and dtypes."""
+        self,
+        spec: RunSpec,
+        carry: LoopState,
+        first: Any,
+        count: Any,
+        num_kept: Any,
+        *,
+        capacity: int,
+    ) -> tuple[LoopState, DrawRecord | None]:
+        """Run `loop.make_draws`, compiled, where the arrays lie; the state's memory is reused."""
 
     @abc.abstractmethod
-    def place_carry(self, layout: Layout, saved: PyTree) -> PyTree:
-        """A saved carry, back in its place."""
+    def blocking(self, spec: RunSpec, carry: LoopState, capacity: int) -> Blocking:
+        """Return how the loop is cut on each device."""
 
     @abc.abstractmethod
-    def fetch_records(self, layout: Layout, records: DrawRecord) -> DrawRecord:
-        """Records on the host, axes (chain, draw, …)."""
+    def fetch_state(self, layout: Layout, carry: PyTree) -> PyTree:
+        """Return the loop's state, or parts of it, as it is saved."""
+
+    @abc.abstractmethod
+    def saved_like(self, layout: Layout, carry: PyTree) -> PyTree:
+        """Return what `fetch_state` returns, by shapes and dtypes."""
+
+    @abc.abstractmethod
+    def place_state(self, layout: Layout, saved: PyTree) -> LoopState:
+        """Return a saved state of the loop, back in its place."""
+
+    @abc.abstractmethod
+    def fetch_records(self, layout: Layout, records: DrawRecord | None) -> DrawRecord:
+        """Return records on the host, axes (chain, draw, …)."""
 
 
-class OneDevice(Placement):
-    """Arrays have chains where the loop has them: a carry is saved as it is."""
-
-    def place_program(self, program):
-        return program
-
-    def begin(self, program, start, *, looks):
-        return init.begin(program, start, looks=looks)
-
-    def carry_like(self, program):
-        start = program.layout.chains_like
-        return eqx.filter_eval_shape(init.beginning, program, start, 0, looks=False).carry
-
-    def advance(self, program, carry, first, count, num_kept, *, capacity):
-        return loop.advance(program, carry, first, count, num_kept, capacity=capacity)
-
-    def fetch_carry(self, layout, carry):
-        return carry
-
-    def fetched_like(self, layout, carry):
-        return carry
-
-    def place_carry(self, layout, saved):
-        return saved
-
-    def fetch_records(self, layout, records):
-        return layout.chains_first(jax.tree.map(np.asarray, records), leading=1)
-
-
-# Parts of a carry that are like parameters, where these lie on several devices in their shapes.
+# The loop's state where parameters lie on several devices, in their own shapes
 
 _Shape = Callable[[jax.ShapeDtypeStruct], tuple[int, ...]]
 
 
 def by_parts(layout: Layout, chains: PyTree, of_part: Callable[[Any, bool], PyTree]) -> PyTree:
-    """`of_part` of every part with the structure and shapes of parameters, and of other leaves.
+    """Return `of_part(part, is_like)` of each part; one that is like parameters is one part.
 
     Arrays have the chain axis first, and maybe others after it.
     """
@@ -288,12 +259,12 @@ def by_parts(layout: Layout, chains: PyTree, of_part: Callable[[Any, bool], PyTr
 
 
 def raveled(layout: Layout, carry: PyTree) -> PyTree:
-    """A carry as it is saved: with raveled parameters, as a run on one device has them."""
+    """Return the loop's state as it is saved: raveled, as a run on one device has it."""
     return _turned(layout, carry, lambda leaf: leaf.shape, lambda leaf: (leaf.size,))
 
 
 def in_shape(layout: Layout, carry: PyTree) -> PyTree:
-    """The inverse."""
+    """Return a saved state of the loop with parameters in their shapes."""
     return _turned(layout, carry, lambda leaf: (leaf.size,), lambda leaf: leaf.shape)
 
 
@@ -325,7 +296,7 @@ def _by_parts(layout: Layout, chains: PyTree, of_part: Callable, shape: _Shape) 
     return jax.tree.map(lambda part: of_part(part, is_like(part)), chains, is_leaf=is_like)
 
 
-# Rows that are read from a source, for every device of a mesh its own.
+# Rows that are read from a source, for every device of a mesh its own
 
 
 def device_batches(
@@ -336,7 +307,7 @@ def device_batches(
     by_device: NamedSharding,
     sizes: Sequence[int],
 ) -> Batches:
-    """Rows by their numbers, for steps from `first` on.
+    """Take rows by their numbers, for steps from `first` on.
 
     Numbers lie on the devices as `by_number` says; rows have an axis in front for each axis of the
     mesh that they are spread over, of `sizes` devices, by which they lie as `by_device` says. Each
@@ -364,7 +335,7 @@ def device_batches(
 
 
 def _taken(numbers: np.ndarray, take: Callable[[np.ndarray], PyTree]) -> tuple[PyTree, np.ndarray]:
-    """Rows in the order of their numbers, and where among them each number's is."""
+    """Take rows in the order of their numbers; return them and where each number's row is."""
     order = increasing(numbers.reshape(-1))
     rows = take(numbers.reshape(-1)[order])
     return rows, inverse(order).reshape(numbers.shape).astype(np.int32)

@@ -1,8 +1,8 @@
-"""How parameters and chains lie in memory inside the loop.
+"""Initial positions, and how parameters and chains lie in memory inside the loop.
 
-Leaves are raveled to 1-D, but where they lie on several devices. A single chain has no chain axis.
-Many chains have it last where a chain has few parameters, so that XLA vectorizes over chains, and
-first where it has many, so that batched matrix products need no transpose.
+Leaves are raveled to 1-D, except where they lie on several devices. A single chain has no chain
+axis. Many chains have it last where a chain has few parameters, so that XLA vectorizes over chains,
+and first where it has many, so that batched matrix products need no transpose.
 
 | where | chain axis | made by |
 | --- | --- | --- |
@@ -13,29 +13,68 @@ first where it has many, so that batched matrix products need no transpose.
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from sghmc.core import tree
-from sghmc.gradients import Oracle
+from sghmc.core.checks import as_array
+from sghmc.samplers import Kernel
 from sghmc.types import PyTree
 
-_CHAINS_LAST_BELOW = 256
-"""Parameters of a chain: with fewer, vectors over parameters would be too short for a processor."""
+_MIN_PARAMETERS_CHAINS_FIRST = 256
+"""Parameters of a chain from which on the chain axis is first: with fewer, vectors over parameters
+would be too short for a processor."""
+
+
+class InitialPositions(NamedTuple):
+    """Positions before the first step: one for all chains or, with `init_axis` 0, one for each."""
+
+    init: PyTree
+    init_axis: int | None
+
+    @property
+    def arrays(self) -> PyTree:
+        """The positions as the user gave them, on a device."""
+        return jax.tree.map(lambda leaf: as_array(leaf, "init"), self.init)
+
+    def of_chain(self, chain: int) -> PyTree:
+        return self.arrays if self.init_axis is None else _entry(self.arrays, chain)
+
+    def of_chains(self, num_chains: int) -> PyTree:
+        """Return the positions of all chains, with a leading chain axis."""
+        return self.arrays if self.init_axis == 0 else repeated(self.arrays, num_chains)
+
+
+@jax.jit
+def _entry(positions: PyTree, chain: Any) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[chain], positions)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def repeated(arrays: PyTree, count: int) -> PyTree:
+    """Return `count` copies of each array, along a new leading axis."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), arrays)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The shapes of one chain's parameters, and how many chains there are."""
+    """The shapes of one chain's parameters, the number of chains, and where their axis is.
+
+    `like` is a position of one chain by shapes and dtypes; `axis` is the chain axis in the loop.
+    """
 
     treedef: Any
     leaves: tuple[jax.ShapeDtypeStruct, ...]
     num_chains: int
+    like: PyTree = dataclasses.field(compare=False)
+    axis: int
     shardings: tuple[NamedSharding, ...] | None = None
-    """Where the leaves of a chain lie, if on several devices: they then keep their shapes."""
+    """Shardings of a chain's leaves over several devices, where these keep their shapes."""
 
     @classmethod
     def of(
@@ -46,80 +85,75 @@ class Layout:
     ) -> "Layout":
         leaves, treedef = jax.tree.flatten(position)
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-        return cls(treedef, shapes, num_chains, shardings)
-
-    @property
-    def like(self) -> PyTree:
-        """A position of one chain, as the user gave it, by shapes alone."""
-        return jax.tree.unflatten(self.treedef, self.leaves)
+        like = jax.tree.unflatten(treedef, shapes)
+        axis = -1 if tree.size(like) < _MIN_PARAMETERS_CHAINS_FIRST else 0
+        return cls(treedef, shapes, num_chains, like, axis, shardings)
 
     @property
     def chains_like(self) -> PyTree:
-        """Positions of all chains, with a leading chain axis, by shapes alone."""
-        shapes = [
-            jax.ShapeDtypeStruct((self.num_chains, *leaf.shape), leaf.dtype) for leaf in self.leaves
-        ]
-        return jax.tree.unflatten(self.treedef, shapes)
+        """Positions of all chains by shapes and dtypes, with a leading chain axis."""
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((self.num_chains, *leaf.shape), leaf.dtype), self.like
+        )
 
     @property
     def flat_like(self) -> PyTree:
-        """A position of one chain as the loop carries it, by shapes alone, and where it lies."""
+        """A position of one chain as the loop carries it, by shapes, dtypes and shardings."""
         if self.shardings is None:
             return jax.eval_shape(tree.flatten_leaves, self.like)
         pairs = zip(self.leaves, self.shardings, strict=True)
         placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for x, where in pairs]
         return jax.tree.unflatten(self.treedef, placed)
 
-    @property
-    def axis(self) -> int:
-        """The chain axis in the loop, where there are several chains."""
-        return -1 if tree.size(self.like) < _CHAINS_LAST_BELOW else 0
-
     def shape(self, flat: PyTree) -> PyTree:
-        """One chain's parameters in the user's shapes."""
+        """Return one chain's parameters in the user's shapes."""
         return tree.shape_leaves(flat, self.like)
 
     def flatten(self, position: PyTree) -> PyTree:
-        """One chain's parameters as the loop carries them."""
+        """Return one chain's parameters as the loop carries them."""
         return position if self.shardings is not None else tree.flatten_leaves(position)
 
-    def flatten_oracle(self, oracle: Oracle) -> Oracle:
-        """The same oracle for parameters as the loop carries them."""
-        return oracle.through(self.shape, self.flatten, keeps_rows=True)
-
-    def over_chains(self, function: Callable, *, leading: tuple[int, ...] = ()) -> Callable:
-        """`function` of one chain as a function of all.
-
-        Arguments numbered `leading` have the chain axis first, the others and what is returned
-        where the loop has it. What all chains have in common, `function` closes over.
-        """
-
-        @functools.wraps(function)
-        def batched(*args):
-            if self.num_chains == 1:
-                firsts = {i: jax.tree.map(lambda leaf: leaf[0], args[i]) for i in leading}
-                return function(*(firsts.get(i, arg) for i, arg in enumerate(args)))
-            axes = tuple(0 if i in leading else self.axis for i in range(len(args)))
-            return jax.vmap(function, in_axes=axes, out_axes=self.axis)(*args)
-
-        return batched
-
     def to_loop(self, chains: PyTree) -> PyTree:
-        """Arrays with the chain axis first, laid out for the loop; host arrays stay on the host."""
+        """Lay out arrays with a leading chain axis for the loop; host arrays stay on the host."""
         if self.num_chains == 1:
             return jax.tree.map(lambda leaf: leaf[0], chains)
         return jax.tree.map(lambda leaf: _moved(leaf, 0, self.axis), chains)
 
     def chains_first(self, inside: PyTree, *, leading: int = 0) -> PyTree:
-        """The inverse, for arrays whose first `leading` axes are the loop's own, as draws are."""
+        """Invert `to_loop`, for arrays whose first `leading` axes are the loop's own, as draws."""
         if self.num_chains == 1:
             return jax.tree.map(lambda leaf: leaf[None], inside)
         axis = -1 if self.axis == -1 else leading
         return jax.tree.map(lambda leaf: _moved(leaf, axis, 0), inside)
 
+    def position_bytes(self) -> int:
+        """Count the bytes of one chain's parameters on each of its devices."""
+        shapes = [leaf.shape for leaf in self.leaves]
+        if self.shardings is not None:
+            pairs = zip(shapes, self.shardings, strict=True)
+            shapes = [where.shard_shape(shape) for shape, where in pairs]
+        pairs = zip(shapes, self.leaves, strict=True)
+        return sum(math.prod(shape) * leaf.dtype.itemsize for shape, leaf in pairs)
+
+    def state_bytes(self, kernel: Kernel) -> int:
+        """Count the bytes of one chain's state on each of its devices; the loop has one copy."""
+        like = [jax.ShapeDtypeStruct((leaf.size,), leaf.dtype) for leaf in self.leaves]
+        state = jax.eval_shape(kernel.init, like, jax.tree.unflatten(self.treedef, like))
+        return math.ceil(num_bytes(state) / num_bytes(like) * self.position_bytes())
+
 
 def _moved(leaf: Any, source: int, destination: int) -> Any:
-    """An array of jax or of numpy with one axis elsewhere."""
+    """Move one axis of an array of jax or of numpy, which stays what it is."""
     order = [axis for axis in range(leaf.ndim) if axis != source % leaf.ndim]
     order.insert(destination % leaf.ndim, source % leaf.ndim)
     return leaf.transpose(tuple(order))
+
+
+def num_bytes(arrays: PyTree) -> int:
+    """Count the bytes of all arrays, given or by shape; one that is there twice counts once."""
+    leaves = {
+        id(leaf): leaf
+        for leaf in jax.tree.leaves(arrays)
+        if eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    }
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())

@@ -1,13 +1,11 @@
-"""A function of one chain, for all chains of a program.
+"""The compiled loop over all chains: initial states, blocks of raw variates, steps, draws.
 
-What a run does in several places, traced once for all of them and for all runs alike.
-
-Functions here are jitted, though they run inside of compiled programs, so that Python goes through
-a model once: of a deep network that takes as long as a good part of its compilation.
-
-The compiled loop over all chains: blocks of raw variates, steps, draws. No Python runs in it.
+`step` and `observe` are jitted though they run inside compiled programs, so that Python goes
+through the user's model once for the initial states and the loop: of a deep network that takes as
+long as a good part of its compilation.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,99 +14,132 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int32, Shaped
+from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from sghmc.core import runtime, tree
 from sghmc.engine.blocking import Blocking
 from sghmc.engine.chain import DrawRecord, LoopState, RunSpec, Variates
+from sghmc.engine.layout import repeated
 from sghmc.samplers import Kernel, LazyRows, fisher_of
 from sghmc.types import PyTree, StepInfo
 
 
-def each_chain(program: RunSpec, function: Callable, kernel: Kernel | None, *args: PyTree):
-    """`function(chain, *args)` for every chain, `chain` being the program as that chain sees it.
+def each_chain(spec: RunSpec, function: Callable, kernel: Kernel | None, *args: PyTree) -> Any:
+    """Return `function(chain, *args)` for every chain, `chain` being the run as that chain sees it.
 
-    `kernel` has the chains' own, or is None where they share the program's. It and the other
-    arguments have the chain axis where the loop has it; what chains share, `function` closes over.
+    `kernel` has the chains' own, or is None where they share the run's. It and the other arguments
+    have the chain axis where the loop has it; what chains share, `function` closes over.
     """
-    layout = program.layout
-    own, rest = eqx.partition(_own_parts(program), eqx.is_array)
+    layout, axis = spec.layout, spec.layout.axis
+    own, rest = eqx.partition(_own_parts(spec), eqx.is_array)
 
     def of_chain(own, keys, kernel, *args):
-        chain = eqx.tree_at(_own_parts, program, eqx.combine(own, rest)) if own else program
-        chain = chain if kernel is None else chain.with_kernel(kernel)
-        return function(chain.with_keys(keys), *args)
+        chain = dataclasses.replace(spec, keys=keys)
+        if own:
+            chain = eqx.tree_at(_own_parts, chain, eqx.combine(own, rest))
+        return function(chain if kernel is None else chain.with_kernel(kernel), *args)
 
-    keys = layout.to_loop(program.keys)
-    return layout.over_chains(of_chain, leading=(0,))(own, keys, kernel, *args)
-
-
-def each_carry(
-    program: RunSpec, carry: LoopState, function: Callable[[RunSpec, LoopState], Any]
-) -> Any:
-    """`function(chain, carry)` for every chain, with its own kernel where it has one."""
-    return each_chain(program, function, carry.kernel, carry)
+    keys = layout.to_loop(spec.keys)
+    if layout.num_chains == 1:
+        return of_chain(jax.tree.map(lambda leaf: leaf[0], own), keys, kernel, *args)
+    in_axes = (0, axis, axis, *(axis for _ in args))
+    return jax.vmap(of_chain, in_axes=in_axes, out_axes=axis)(own, keys, kernel, *args)
 
 
-def _own_parts(program: RunSpec) -> tuple:
-    """The parts of a program, besides its keys, that have a leading chain axis."""
-    if program.is_stacked:
-        return program.target, program.estimator
-    if program.batches is not None and not program.estimator.is_shared:
-        return (program.batches.places,)
+def _own_parts(spec: RunSpec) -> tuple[Any, ...]:
+    """Return the parts of a run besides keys that have a leading chain axis."""
+    if spec.is_stacked:
+        return spec.target, spec.estimator
+    if spec.batches is not None and not spec.estimator.is_shared:
+        return (spec.batches.places,)
     return ()
 
 
-# What a run does in several places, traced once for all of them and for all runs alike.
+# Initial states
 
 
-def step(chain: RunSpec, t, variates: Variates, carry: LoopState) -> tuple[Any, StepInfo]:
-    """`RunSpec.step`, traced once for the beginning and for the loop; draws what is missing."""
-    t = jnp.asarray(t, jnp.int32)
+class InitialState(NamedTuple):
+    """The loop's state before step 0 and, if asked for, the gradient where each chain starts."""
+
+    carry: LoopState
+    potential: Float[Array, "*chain"] | None
+    is_finite: Bool[Array, "*chain"] | None
+
+
+def initial_states(
+    spec: RunSpec, positions: PyTree, t: Any, *, evaluates: bool, is_shared: bool = False
+) -> InitialState:
+    """Return the state of all chains before step t, which is 0.
+
+    Positions have a leading chain axis. One that all chains share is repeated here: outside, it
+    would be a copy more.
+
+    A step that begins with a gradient finds a bad start by itself: to compile another evaluation of
+    the model would take as long as the loop does. So it `evaluates` when a chain has failed, or
+    else when a sampler goes elsewhere first, or may stay where it starts.
+    """
+
+    def of_chain(chain: RunSpec, flat: PyTree) -> InitialState:
+        carry = chain.initial_state(flat, t)
+        # Without jax's weak types, which a saved number does not have: promotions are then the same
+        # before and after.
+        carry = jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), carry)
+        _, info = eqx.filter_eval_shape(step, chain, t, Variates(), carry)
+        info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
+        carry = carry._replace(info=info)
+        begins_elsewhere = (
+            chain.kernel.gradient_use == "inside" or carry.info.acceptance is not None
+        )
+        if not (evaluates or begins_elsewhere):
+            return InitialState(carry, None, None)
+        evaluation = chain.evaluate(t, flat, carry)
+        return InitialState(carry, evaluation.potential, tree.all_finite(evaluation))
+
+    positions = repeated(positions, spec.layout.num_chains) if is_shared else positions
+    flat = spec.layout.to_loop(jax.vmap(spec.layout.flatten)(positions))
+    return each_chain(spec, of_chain, None, flat)
+
+
+@functools.cache
+def compiled_initial_states(*, is_large: bool) -> Any:
+    kind = "loop" if is_large else "once"
+    return eqx.filter_jit(initial_states, **runtime.jit_options(kind))
+
+
+# A step and a draw, each traced once for all that share a run's functions
+
+
+def step(chain: RunSpec, t: Any, variates: Variates, carry: LoopState) -> tuple[Any, StepInfo]:
+    """Take a step, traced once for the initial states and the loop; draw variates not given."""
+    t, (motion, gradient) = jnp.asarray(t, jnp.int32), variates
+    drawn = chain.draw(t, motion=motion is None, gradient=gradient is None)
+    variates = Variates(
+        drawn.motion if motion is None else motion, drawn.gradient if gradient is None else gradient
+    )
     known = carry._replace(sums=None, info=None, failed_at=None, noise=None, adaptation=None)
-    return _traced_step(chain, t, chain.draw(t, variates), known)
+    return _jitted_step(chain, t, variates, known)
+
+
+_jitted_step = eqx.filter_jit(RunSpec.step)
 
 
 @eqx.filter_jit
-def _traced_step(chain: RunSpec, t, variates: Variates, carry: LoopState) -> tuple[Any, StepInfo]:
-    return chain.step(t, variates, carry)
-
-
 def observe(
-    program: RunSpec, t, carry: LoopState, is_counted: bool | jax.Array = True
+    spec: RunSpec, t: Int32[Array, ""], carry: LoopState, is_counted: Bool[Array, ""]
 ) -> tuple[LoopState, DrawRecord]:
-    """What is kept of all chains after step t, and their averages, if it `is_counted`.
-
-    Traced once for all that share a program.
-    """
-    return _observe(program, jnp.asarray(t, jnp.int32), carry, jnp.asarray(is_counted))
-
-
-@eqx.filter_jit
-def _observe(program: RunSpec, t, carry: LoopState, is_counted) -> tuple[LoopState, DrawRecord]:
-    return each_carry(program, carry, lambda chain, carry: chain.observe(t, carry, is_counted))
+    """Record the draw of all chains after step t, and add it to their averages if it counts."""
+    return each_chain(
+        spec, lambda chain, carry: chain.observe(t, carry, is_counted), carry.kernel, carry
+    )
 
 
-def record_like(program: RunSpec, carry: LoopState) -> DrawRecord:
-    """Shapes of what `observe` records."""
+def record_like(spec: RunSpec, carry: LoopState) -> DrawRecord:
+    """Return the shapes of what `observe` records."""
     step, flag = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.int32, jnp.bool_))
-    return eqx.filter_eval_shape(_observe, program, step, carry, flag)[1]
+    return eqx.filter_eval_shape(observe, spec, step, carry, flag)[1]
 
 
-# The compiled loop over all chains: blocks of raw variates, steps, draws. No Python runs in it.
-
-
-def advance(
-    program: RunSpec, carry: LoopState, first, count, num_kept, *, capacity: int
-) -> tuple[LoopState, DrawRecord | None]:
-    """Make draws first, …, first + count − 1 and return the new carry and their records.
-
-    `capacity`, the length of the records, is compiled in; where draws are kept it is at least
-    `count`, and 0 where burn-in has a program of its own (`Blocking.burnin`). The other numbers
-    are arguments, so that one program serves blocks of any length; `num_kept` is 1, or 0 for draws
-    of burn-in. The memory of `carry` is taken over.
-    """
-    return compiled_draws()(program, carry, first, count, num_kept, capacity=capacity)
+# Draws
 
 
 @functools.cache
@@ -116,90 +147,91 @@ def compiled_draws() -> Any:
     return eqx.filter_jit(make_draws, donate="all-except-first", **runtime.jit_options("loop"))
 
 
-def plan_of(program: RunSpec, carry: LoopState, capacity: int) -> Blocking:
-    one = eqx.filter_eval_shape(_variates, program)
+def blocking_of(spec: RunSpec, carry: LoopState, capacity: int) -> Blocking:
+    """Return how the loop is cut where there is room for `capacity` records."""
+    one = eqx.filter_eval_shape(_jitted_block, spec, 0, 1, has_motion=True).variates
     must_watch = carry.info.acceptance is not None
-    return Blocking.of(
-        program, tree.size(one.motion), tree.size(one.gradient), capacity, must_watch
-    )
+    return Blocking.of(spec, tree.size(one.motion), tree.size(one.gradient), capacity, must_watch)
 
 
 def make_draws(
-    program: RunSpec, carry: LoopState, first, count, num_kept, *, capacity: int
+    spec: RunSpec, carry: LoopState, first: Any, count: Any, num_kept: Any, *, capacity: int
 ) -> tuple[LoopState, DrawRecord | None]:
-    """`advance`, not compiled."""
-    plan = plan_of(program, carry, capacity)
-    if plan.records_after:
-        return _make_one_record(program, plan, carry, first, count, num_kept)
-    records = _empty_records(program, carry, plan.rows(capacity))
+    """Make draws first, …, first + count − 1; return the new state and their records.
 
-    def make_draw(k, block, offset, loop):
-        """Draw number first + k, whose steps find their variates in `block` from `offset` on."""
+    `capacity`, the length of the records, is compiled in; where draws are kept it is at least
+    `count`, and 0 where burn-in has a program of its own (`Blocking.burnin`). The other numbers
+    are arguments, so that one program serves blocks of any length; `num_kept` is 1, or 0 for draws
+    of burn-in. Compiled, it takes over the memory of `carry`.
+    """
+    blocking, thinning = blocking_of(spec, carry, capacity), spec.thinning
+    if blocking.records_after:
+        return _make_one_record(spec, blocking, carry, first, count, num_kept)
+    records = None
+    if capacity:
+        rows = blocking.rows(capacity)
+        like = record_like(spec, carry)
+        records = jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), like)
+
+    def make_draw(k, loop, block=None, offset=None):
+        """Make draw first + k, whose steps find their variates in `block` from `offset` on."""
         carry, records = loop
-        t = (first + k) * program.thinning
-        carry = _steps_of_draw(program, plan, carry, t, block, offset)
+        t = (first + k) * thinning
+        carry = _steps_of_draw(spec, blocking, carry, t, block, offset)
         if records is None:
             return carry, None
 
         def keep(_, loop):
-            carry, record = observe(program, t + program.thinning - 1, loop[0])
+            last = jnp.asarray(t + thinning - 1, jnp.int32)
+            carry, record = observe(spec, last, loop[0], jnp.asarray(True))
             return carry, jax.tree.map(
                 lambda rows, row: lax.dynamic_update_index_in_dim(rows, row, k, 0), loop[1], record
             )
 
         # A loop of one turn or none: of a branch, XLA would copy the records.
-        return _repeat(num_kept if plan.burnin == "skipped" else 1, keep, (carry, records))
+        return _repeat(num_kept if blocking.burnin == "skipped" else 1, keep, (carry, records))
 
-    if plan.draws_per_block == 0:
-        return lax.fori_loop(
-            0, count, lambda k, loop: make_draw(k, None, None, loop), (carry, records)
-        )
+    if blocking.draws_per_block == 0:
+        return lax.fori_loop(0, count, make_draw, (carry, records))
 
     def make_block(b, loop):
-        done = b * plan.draws_per_block
-        num_steps = plan.draws_per_block * program.thinning
-        block = _block(program, (first + done) * program.thinning, num_steps, has_motion=True)
+        done = b * blocking.draws_per_block
+        num_steps = blocking.draws_per_block * thinning
+        block = _block(spec, (first + done) * thinning, num_steps, has_motion=True)
 
         def one(k, loop):
-            carry, records = make_draw(done + k, block, k * program.thinning, loop)
-            return _where(done + k < count, carry, loop[0]) if plan.is_padded else carry, records
+            carry, records = make_draw(done + k, loop, block, k * thinning)
+            if blocking.is_padded:
+                is_asked_for = done + k < count
+                old = loop[0]
+                carry = jax.tree.map(lambda x, y: jnp.where(is_asked_for, x, y), carry, old)
+            return carry, records
 
-        left = jnp.minimum(plan.draws_per_block, count - done)
-        return lax.fori_loop(0, plan.draws_per_block if plan.is_padded else left, one, loop)
+        left = jnp.minimum(blocking.draws_per_block, count - done)
+        return lax.fori_loop(0, blocking.draws_per_block if blocking.is_padded else left, one, loop)
 
-    num_blocks = (count + plan.draws_per_block - 1) // plan.draws_per_block
+    num_blocks = (count + blocking.draws_per_block - 1) // blocking.draws_per_block
     return lax.fori_loop(0, num_blocks, make_block, (carry, records))
 
 
 def _make_one_record(
-    program: RunSpec, plan: Blocking, carry: LoopState, first, count, num_kept
+    spec: RunSpec, blocking: Blocking, carry: LoopState, first: Any, count: Any, num_kept: Any
 ) -> tuple[LoopState, DrawRecord]:
-    """Of the last draw: the only one, where it is kept; of burn-in it is thrown away."""
+    """Record the last draw: the only one, where it is kept; of burn-in it is thrown away."""
 
     def make_draw(k, carry):
-        return _steps_of_draw(program, plan, carry, (first + k) * program.thinning, None, None)
+        return _steps_of_draw(spec, blocking, carry, (first + k) * spec.thinning, None, None)
 
     carry = lax.fori_loop(0, count, make_draw, carry)
-    last = (first + count) * program.thinning - 1
-    carry, record = observe(program, last, carry, is_counted=num_kept > 0)
+    last = jnp.asarray((first + count) * spec.thinning - 1, jnp.int32)
+    carry, record = observe(spec, last, carry, is_counted=jnp.asarray(num_kept > 0))
     return carry, jax.tree.map(lambda leaf: leaf[None], record)
-
-
-def _empty_records(program: RunSpec, carry: LoopState, capacity: int) -> DrawRecord | None:
-    if capacity == 0:
-        return None
-    record = record_like(program, carry)
-    return jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), record)
-
-
-def _where(condition: jax.Array, chosen: PyTree, otherwise: PyTree) -> PyTree:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), chosen, otherwise)
 
 
 # Variates
 
 
-class Block(NamedTuple):
+class VariateBlock(NamedTuple):
     """Variates of some steps; those of the motion are None where each step makes its own.
 
     Those of the gradients have no chain axis where all chains take the same, and are None where
@@ -210,74 +242,71 @@ class Block(NamedTuple):
     num_steps: int
 
 
-def _block(program: RunSpec, t, num_steps: int, *, has_motion: bool) -> Block:
-    """The variates of steps t, …, t + num_steps − 1 of all chains."""
-    is_shared = program.estimator.is_shared
-    is_given = program.batches is not None
+def _block(spec: RunSpec, t: Any, num_steps: int, *, has_motion: bool) -> VariateBlock:
+    """Draw the variates of steps t, …, t + num_steps − 1 of all chains."""
+    is_shared = spec.estimator.is_shared
+    is_given = spec.batches is not None
 
     def of_chains(chains: RunSpec) -> Variates:
-        motion = chains.draw_motion(t, num_steps) if has_motion else None
-        is_own = not (is_shared or is_given)
-        return Variates(motion, chains.draw_gradients(t, num_steps) if is_own else None)
+        return chains.draw(t, num_steps, motion=has_motion, gradient=not (is_shared or is_given))
 
-    if program.layout.axis == -1 and not program.is_stacked:
+    if spec.layout.axis == -1 and not spec.is_stacked:
         # All chains at once: vmap would have XLA put their axis first.
-        variates = of_chains(program.with_keys(program.layout.to_loop(program.keys)))
+        keys = spec.layout.to_loop(spec.keys)
+        variates = of_chains(dataclasses.replace(spec, keys=keys))
     else:
-        variates = each_chain(program, of_chains, None)
+        variates = each_chain(spec, of_chains, None)
     if is_shared and not is_given:
-        of_first = program.with_keys(program.keys[0])
-        variates = variates._replace(gradient=of_first.draw_gradients(t, num_steps))
-    return Block(variates, num_steps)
+        of_first = dataclasses.replace(spec, keys=spec.keys[0])
+        gradient = of_first.draw(t, num_steps, motion=False).gradient
+        variates = variates._replace(gradient=gradient)
+    return VariateBlock(variates, num_steps)
 
 
-@eqx.filter_jit
-def _variates(program: RunSpec) -> Variates:
-    """Of one step, for their shapes."""
-    return _block(program, 0, 1, has_motion=True).variates
+_jitted_block = eqx.filter_jit(_block)  # traced once for its shapes
 
 
 # Steps
 
 
 def _steps_of_draw(
-    program: RunSpec, plan: Blocking, carry: LoopState, t, block, offset
+    spec: RunSpec, blocking: Blocking, carry: LoopState, t, block, offset
 ) -> LoopState:
-    """All steps of one draw, and what is due between them."""
+    """Take all steps of one draw, and make the updates that are due between them."""
 
     def one_period(i, carry):
-        done = i * plan.period
+        done = i * blocking.period
         if block is None:
-            carry = _steps_in_blocks(program, plan, carry, t + done)
+            carry = _steps_in_blocks(spec, blocking, carry, t + done)
         else:
-            carry = _steps(program, plan, carry, t + done, block, offset + done, plan.period)
-        return make_updates(program, t + done + plan.period - 1, carry, adapts=plan.adapts)
+            carry = _steps(spec, blocking, carry, t + done, block, offset + done, blocking.period)
+        return make_updates(spec, t + done + blocking.period - 1, carry, adapts=blocking.adapts)
 
-    carry = _repeat(program.thinning // plan.period, one_period, carry)
-    return carry if plan.is_watched else _watch(program, t + program.thinning - 1, carry)
+    carry = _repeat(spec.thinning // blocking.period, one_period, carry)
+    return carry if blocking.is_watched else _watch(spec, t + spec.thinning - 1, carry)
 
 
-def _steps_in_blocks(program: RunSpec, plan: Blocking, carry: LoopState, t) -> LoopState:
-    """The steps of one period, with variates made for some of them at a time."""
-    length = plan.block_length
-    num_blocks = -(-plan.period // length)
+def _steps_in_blocks(spec: RunSpec, blocking: Blocking, carry: LoopState, t) -> LoopState:
+    """Take the steps of one period, with variates drawn for some of them at a time."""
+    length = blocking.block_length
+    num_blocks = -(-blocking.period // length)
 
     def one_block(i, carry):
         now = t + i * length
-        block = _block(program, now, length, has_motion=plan.block_has_motion)
-        is_whole = num_blocks * length == plan.period
-        count = length if is_whole else jnp.minimum(length, plan.period - i * length)
-        return _steps(program, plan, carry, now, block, 0, count)
+        block = _block(spec, now, length, has_motion=blocking.block_has_motion)
+        is_whole = num_blocks * length == blocking.period
+        count = length if is_whole else jnp.minimum(length, blocking.period - i * length)
+        return _steps(spec, blocking, carry, now, block, 0, count)
 
     return _repeat(num_blocks, one_block, carry)
 
 
 def _steps(
-    program: RunSpec, plan: Blocking, carry: LoopState, t, block: Block, offset, count
+    spec: RunSpec, blocking: Blocking, carry: LoopState, t, block: VariateBlock, offset, count
 ) -> LoopState:
-    """Steps t, …, t + count − 1 of all chains, with the block's variates from `offset` on."""
+    """Take steps t, …, t + count − 1 of all chains, with the block's variates from `offset` on."""
     own, shared = block.variates, None
-    if program.estimator.is_shared:
+    if spec.estimator.is_shared:
         own, shared = own._replace(gradient=None), own.gradient
 
     def one(i, carry):
@@ -285,19 +314,19 @@ def _steps(
             variates = own if shared is None else own._replace(gradient=shared)
             variates = jax.tree.map(lambda leaf: _part(leaf, offset + i, block.num_steps), variates)
             state, info = step(chain, t + i, variates, carry)
-            if not plan.is_watched:
+            if not blocking.is_watched:
                 return carry._replace(state=state)
-            seen = info.potential if program.has_info else state
+            seen = info.potential if spec.has_info else state
             failed_at = _first_failure(carry.failed_at, t + i, seen)
             return carry._replace(state=state, info=info, failed_at=failed_at)
 
-        return each_chain(program, of_chain, carry.kernel, own, carry)
+        return each_chain(spec, of_chain, carry.kernel, own, carry)
 
     return _repeat(count, one, carry)
 
 
 def _part(variates: Shaped[Array, "n ..."], j, num_steps: int) -> Shaped[Array, "m ..."]:
-    """One step's part of the 1-D variates of several."""
+    """Return one step's part of the 1-D variates of several."""
     if num_steps == 1:
         return variates
     width = variates.shape[0] // num_steps
@@ -309,17 +338,17 @@ def _repeat(count: int | jax.Array, body: Callable, carry: Any) -> Any:
     return body(0, carry) if is_once else lax.fori_loop(0, count, body, carry)
 
 
-def _watch(program: RunSpec, t, carry: LoopState) -> LoopState:
-    """Look at the potential after step t, with the next batch; without info, at the state."""
+def _watch(spec: RunSpec, t, carry: LoopState) -> LoopState:
+    """Check the potential after step t, with the next batch; without info, check the state."""
 
     def of_chain(chain: RunSpec, carry: LoopState) -> LoopState:
         info, seen = StepInfo(None), carry.state
-        if program.has_info:
-            seen = chain.look(t + 1, chain.kernel.position(carry.state), carry).potential
+        if spec.has_info:
+            seen = chain.evaluate(t + 1, chain.kernel.position(carry.state), carry).potential
             info = StepInfo(seen)
         return carry._replace(info=info, failed_at=_first_failure(carry.failed_at, t, seen))
 
-    return each_carry(program, carry, of_chain)
+    return each_chain(spec, of_chain, carry.kernel, carry)
 
 
 def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array, ""]:
@@ -329,30 +358,30 @@ def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array,
 # Between steps
 
 
-def make_updates(program: RunSpec, t, carry: LoopState, *, adapts: bool) -> LoopState:
-    """What may be due after step t: Gibbs, the estimator's memory, adaptation, V̂, lazy steps."""
-    gibbs, adapt, fisher = program.gibbs, program.adapt, fisher_of(program.kernel)
-    renew_every = program.estimator.renew_every
+def make_updates(spec: RunSpec, t, carry: LoopState, *, adapts: bool) -> LoopState:
+    """Make the updates due after step t: Gibbs, anchor of the estimator, adaptation, V̂, flush."""
+    gibbs, adapt, fisher = spec.gibbs, spec.adapt, fisher_of(spec.kernel)
+    renew_every = spec.estimator.renew_every
     due: list[tuple[jax.Array, Callable[[RunSpec, LoopState], LoopState]]] = []
     if gibbs is not None:
         is_due = ((t + 1) % gibbs.every == 0) & (t >= gibbs.start)
         due.append((is_due, lambda chain, carry: chain.update_hyper(t, carry)))
     if renew_every is not None:
-        due.append(((t + 1) % renew_every == 0, RunSpec.follow))
+        due.append(((t + 1) % renew_every == 0, RunSpec.move_anchor))
     if adapt is not None and adapts:
         due.append((adapt.is_due(t), lambda chain, carry: chain.update_kernel(t, carry)))
     if fisher is not None:
         is_due = (t + 1) % fisher.every == 0
         due.append((is_due, lambda chain, carry: chain.update_noise(t, carry)))
-    if isinstance(program.kernel, LazyRows):
+    if isinstance(spec.kernel, LazyRows):
         # Before whatever looks at all of the state; a draw is due where thinning says so.
-        looks = [(t + 1) % program.thinning == 0, *(is_due for is_due, _ in due)]
-        is_due = functools.reduce(jnp.logical_or, looks)
-        due.insert(0, (is_due, lambda chain, carry: chain.settle(t, carry)))
+        is_due_for = [(t + 1) % spec.thinning == 0, *(is_due for is_due, _ in due)]
+        is_due = functools.reduce(jnp.logical_or, is_due_for)
+        due.insert(0, (is_due, lambda chain, carry: chain.flush(t, carry)))
     for is_due, update in due:
         carry = lax.cond(
             is_due,
-            lambda carry, update=update: each_carry(program, carry, update),
+            lambda carry, update=update: each_chain(spec, update, carry.kernel, carry),
             lambda carry: carry,
             carry,
         )

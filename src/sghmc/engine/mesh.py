@@ -8,10 +8,8 @@
 
 The loop runs inside `jax.shard_map` over chains and rows; along `model` the compiler spreads what
 is still one program. Where rules spread parameters over `data`, the compiler has that axis, too:
-each device looks at its part of a batch, and parameters come together where they are needed.
+each device evaluates its part of a batch, and parameters come together where they are needed.
 Between calls, arrays have the chain axis first.
-
-Which devices a run has: what a mesh cannot spread is refused here.
 """
 
 import dataclasses
@@ -27,14 +25,12 @@ from jax.sharding import PartitionSpec as P
 
 from sghmc.core import runtime
 from sghmc.engine import devices, loop
-from sghmc.engine import init as beginning
 from sghmc.engine.chain import Batches, LoopState, RunSpec
 from sghmc.engine.devices import (
     AXES,
     CHAIN,
     DATA,
     MODEL,
-    OneDevice,
     Placement,
     check_mesh,
     device_batches,
@@ -44,8 +40,8 @@ from sghmc.engine.devices import (
     shardings,
     used_axes,
 )
-from sghmc.engine.init import InitialPositions, InitialState, repeated
-from sghmc.engine.layout import Layout
+from sghmc.engine.layout import InitialPositions, Layout, repeated
+from sghmc.engine.loop import InitialState
 from sghmc.engine.options import RunOptions
 from sghmc.gradients import Gradient
 from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, StackedPosterior, pad_rows
@@ -56,25 +52,26 @@ from sghmc.types import PyTree
 
 @dataclasses.dataclass(frozen=True)
 class OverMesh(Placement):
-    """Arrays have the chain axis first, of one chain too."""
+    """Runs the loop over a mesh; arrays have the chain axis first, of one chain too."""
 
     mesh: Mesh
     rules: tuple[tuple[str, P], ...] | None = None
 
     @property
     def has_spread_rows(self) -> bool:
-        """Whether the compiler spreads batches, since parameters lie along their axis."""
+        """Tell whether the compiler spreads batches, since parameters lie along their axis."""
         specs = [spec for _, spec in self.rules or ()]
         return self.size(DATA) > 1 and DATA in used_axes(specs)
 
     @property
     def manual(self) -> frozenset[str]:
-        """The axes that `shard_map` spreads over; the compiler has the others."""
+        """Axes that `shard_map` spreads over; the compiler has the others."""
         axes = (CHAIN,) if self.has_spread_rows else (CHAIN, DATA)
         return frozenset(axis for axis in axes if self.size(axis) > 1)
 
-    def layout(self, like, num_chains):
-        return Layout.of(like, num_chains, shardings(self.rules, like, self.mesh))
+    def shardings(self, like: PyTree) -> tuple[NamedSharding, ...] | None:
+        """Return how one chain's parameters are spread; None where they lie on one device."""
+        return shardings(self.rules, like, self.mesh)
 
     def size(self, axis: str | None) -> int:
         return 1 if axis is None else self.mesh.shape.get(axis, 1)
@@ -84,21 +81,21 @@ class OverMesh(Placement):
 
     # Arrays to devices
 
-    def place_program(self, program):
-        table = _table(program)
+    def place_spec(self, spec):
+        table = _table(spec)
         if table is not None and table.num_rows % self.size(DATA):
             whole = table.num_rows + -table.num_rows % self.size(DATA)
-            program = eqx.tree_at(lambda p: p.target, program, pad_rows(table, whole))
-        arrays, rest = eqx.partition(program, eqx.is_array)
-        return eqx.combine(self._put(arrays, self._specs(program, self._own_spec)), rest)
+            spec = eqx.tree_at(lambda p: p.target, spec, pad_rows(table, whole))
+        arrays, rest = eqx.partition(spec, eqx.is_array)
+        return eqx.combine(self._put(arrays, self._specs(spec, self._own_spec)), rest)
 
-    def fetch_carry(self, layout, carry):
+    def fetch_state(self, layout, carry):
         return layout.to_loop(devices.raveled(layout, runtime.fetch(carry)))
 
-    def fetched_like(self, layout, carry):
+    def saved_like(self, layout, carry):
         return jax.eval_shape(lambda carry: layout.to_loop(devices.raveled(layout, carry)), carry)
 
-    def place_carry(self, layout, saved):
+    def place_state(self, layout, saved):
         turned = devices.in_shape(layout, layout.chains_first(jax.tree.map(np.asarray, saved)))
         return self._put(turned, self._carry_specs(layout, turned))
 
@@ -113,7 +110,7 @@ class OverMesh(Placement):
         return device_batches(numbers, first, take, by_number, by_device, sizes)
 
     def _put(self, arrays: PyTree, specs: PyTree) -> PyTree:
-        """Arrays at their places; one that several functions hold, once."""
+        """Put arrays at their places; one that several functions hold, once."""
         placed: dict[tuple[int, P], jax.Array] = {}
 
         def put_once(leaf, spec):
@@ -124,17 +121,17 @@ class OverMesh(Placement):
 
         return jax.tree.map(put_once, arrays, specs)
 
-    def _specs(self, program: RunSpec, other: Callable[[Any], P]) -> PyTree:
-        """How the arrays of a program lie; of those not named here `other` says it."""
-        arrays = eqx.filter(program, eqx.is_array)
+    def _specs(self, run: RunSpec, other: Callable[[Any], P]) -> PyTree:
+        """Return how the arrays of a run lie; `other` says it of those not named here."""
+        arrays = eqx.filter(run, eqx.is_array)
         named: list[tuple[Callable, P]] = [(lambda p: p.keys, self.spec(CHAIN))]
-        if program.is_stacked:
+        if run.is_stacked:
             named += [(lambda p: p.target, self.spec(CHAIN))]
             named += [(lambda p: p.estimator, self.spec(CHAIN))]
-        elif _table(program) is not None:
+        elif _table(run) is not None:
             named += [(lambda p: p.target.data, self.spec(DATA))]
-        if program.batches is not None:
-            chains = [] if program.estimator.is_shared else [CHAIN]
+        if run.batches is not None:
+            chains = [] if run.estimator.is_shared else [CHAIN]
             named += [(lambda p: p.batches.rows, self.spec(*chains, DATA))]
             named += [(lambda p: p.batches.places, self.spec(*chains, None, None, DATA))]
         specs = jax.tree.map(other, arrays)
@@ -144,14 +141,14 @@ class OverMesh(Placement):
         return specs
 
     def _own_spec(self, leaf: Any) -> P:
-        """How an array lies that somebody has spread over this mesh; others are everywhere."""
+        """Return how an array lies that is already spread over this mesh; others are everywhere."""
         where = leaf.sharding if isinstance(leaf, jax.Array) else None
         if isinstance(where, NamedSharding) and same_devices(where.mesh, self.mesh):
             return where.spec
         return P()
 
     def _carry_specs(self, layout: Layout, carry: PyTree) -> PyTree:
-        """By chains; and what has the structure and shapes of parameters, as these lie."""
+        """Return how the loop's state lies: by chains, and parts like parameters as these lie."""
         (chain,) = self.spec(CHAIN)
         specs = [P(chain, *where.spec) for where in layout.shardings or ()]
 
@@ -162,36 +159,36 @@ class OverMesh(Placement):
 
     # The loop, on each device for the chains that it has
 
-    def begin(self, program, start, *, looks):
-        positions = self._positions(program.layout, start)
-        begun = _compiled_beginning()(self, program, positions, np.int32(0), looks=looks)
+    def begin(self, spec, positions, *, evaluates):
+        placed = self._positions(spec.layout, positions)
+        begun = _compiled_initial_states()(self, spec, placed, np.int32(0), evaluates=evaluates)
         return InitialState(begun.carry, *runtime.fetch(begun[1:]))
 
-    def carry_like(self, program):
-        start = program.layout.chains_like
-        return eqx.filter_eval_shape(_beginning, self, program, start, 0, looks=False).carry
+    def state_like(self, spec):
+        like = spec.layout.chains_like
+        return eqx.filter_eval_shape(_initial_states, self, spec, like, 0, evaluates=False).carry
 
-    def advance(self, program, carry, first, count, num_kept, *, capacity):
-        fixed = self, program
+    def advance(self, spec, carry, first, count, num_kept, *, capacity):
+        fixed = self, spec
         return compiled_draws()(fixed, carry, first, count, num_kept, capacity=capacity)
 
-    def plan(self, program, carry, capacity):
-        own = dataclasses.replace(program, layout=self._own_layout(program))
-        return super().plan(own, carry, capacity)
+    def blocking(self, spec, carry, capacity):
+        own = dataclasses.replace(spec, layout=self._own_layout(spec))
+        return loop.blocking_of(own, carry, capacity)
 
-    def _positions(self, layout: Layout, start: InitialPositions) -> PyTree:
-        """Where all chains start; no device has more of it than it will need."""
+    def _positions(self, layout: Layout, positions: InitialPositions) -> PyTree:
+        """Return the positions of all chains; no device gets more of them than it will need."""
         specs = self._carry_specs(layout, layout.chains_like)
-        if start.init_axis == 0:
-            return self._put(start.init, specs)
+        if positions.init_axis == 0:
+            return self._put(positions.init, specs)
         of_chain = jax.tree.map(lambda spec: P(*spec[1:]), specs)
         where = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
         repeat = jax.jit(lambda init: repeated(init, layout.num_chains), out_shardings=where)
-        return repeat(self._put(start.init, of_chain))
+        return repeat(self._put(positions.init, of_chain))
 
-    def on_devices(self, function: Callable, program: RunSpec, chains: PyTree, *others: Any):
-        """`function(program, chains, *others)` on every device; chains are the first axis."""
-        arrays, rest = eqx.partition(program, eqx.is_array)
+    def on_devices(self, function: Callable, run: RunSpec, chains: PyTree, *others: Any):
+        """Run `function(run, chains, *others)` on every device; chains are the first axis."""
+        arrays, rest = eqx.partition(run, eqx.is_array)
 
         def on_device(arrays, chains, others):
             return function(self._own(eqx.combine(arrays, rest)), chains, *others)
@@ -202,21 +199,21 @@ class OverMesh(Placement):
             on_device,
             mesh=self.mesh,
             axis_names=self.manual,
-            in_specs=(self._manual_specs(program), self.spec(CHAIN), P()),
+            in_specs=(self._manual_specs(run), self.spec(CHAIN), P()),
             out_specs=self.spec(CHAIN),
             check_vma=False,  # what is the same on all devices of an axis is so by construction
         )(arrays, chains, others)
 
-    def _manual_specs(self, program: RunSpec) -> PyTree:
-        """How `shard_map` cuts a program: what the compiler has is whole to it."""
-        specs = self._specs(program, lambda _: P())
+    def _manual_specs(self, run: RunSpec) -> PyTree:
+        """Return how `shard_map` cuts a run: what the compiler has is whole to it."""
+        specs = self._specs(run, lambda _: P())
         return jax.tree.map(
             lambda spec: P(*(name if name in self.manual else None for name in spec)), specs
         )
 
-    def _own(self, program: RunSpec) -> RunSpec:
-        """A device's own program, from its part of the arrays."""
-        target, batches = program.target, program.batches
+    def _own(self, run: RunSpec) -> RunSpec:
+        """Return the run as one device has it, from its part of the arrays."""
+        target, batches = run.target, run.batches
         if DATA in self.manual:
             assert isinstance(target, AbstractPosterior)
             target = ManuallyShardedPosterior(target, DATA, self.size(DATA))
@@ -229,49 +226,50 @@ class OverMesh(Placement):
             num_axes = len(lead)  # the mesh's own of the rows, too: one for chains, one for data
             rows = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[num_axes:]), batches.rows)
             batches = Batches(rows, batches.places.reshape(*lead, -1), batches.first)
-        layout = self._own_layout(program)
-        return dataclasses.replace(program, layout=layout, target=target, batches=batches)
+        layout = self._own_layout(run)
+        return dataclasses.replace(run, layout=layout, target=target, batches=batches)
 
-    def _own_layout(self, program: RunSpec) -> Layout:
-        num_chains = program.layout.num_chains // self.size(CHAIN)
-        return dataclasses.replace(program.layout, num_chains=num_chains)
+    def _own_layout(self, run: RunSpec) -> Layout:
+        num_chains = run.layout.num_chains // self.size(CHAIN)
+        return dataclasses.replace(run.layout, num_chains=num_chains)
 
     def kept_there(self, layout: Layout, carry: PyTree) -> PyTree:
-        """The carry, with the compiler told that it stays where it lies."""
+        """Tell the compiler that the loop's state stays where it lies."""
         shardings = jax.tree.map(
             lambda spec: NamedSharding(self.mesh, spec), self._carry_specs(layout, carry)
         )
         return jax.lax.with_sharding_constraint(carry, shardings)
 
 
-def _beginning(
-    over: OverMesh, program: RunSpec, positions: PyTree, t, *, looks: bool
+def _initial_states(
+    over: OverMesh, run: RunSpec, positions: PyTree, t: Any, *, evaluates: bool
 ) -> InitialState:
-    def of_device(program, positions, t):
-        return program.layout.chains_first(beginning.beginning(program, positions, t, looks=looks))
+    def of_device(run, positions, t):
+        begun = loop.initial_states(run, positions, t, evaluates=evaluates)
+        return run.layout.chains_first(begun)
 
-    begun = over.on_devices(of_device, program, positions, t)
-    return begun._replace(carry=over.kept_there(program.layout, begun.carry))
+    begun = over.on_devices(of_device, run, positions, t)
+    return begun._replace(carry=over.kept_there(run.layout, begun.carry))
 
 
 @functools.cache
-def _compiled_beginning() -> Any:
-    return eqx.filter_jit(_beginning, **runtime.jit_options("once"))
+def _compiled_initial_states() -> Any:
+    return eqx.filter_jit(_initial_states, **runtime.jit_options("once"))
 
 
 def _make_draws(
     fixed: tuple[OverMesh, RunSpec], carry: LoopState, first, count, num_kept, *, capacity: int
 ):
-    over, program = fixed
+    over, run = fixed
 
-    def of_device(program, carry, *numbers):
-        layout = program.layout
+    def of_device(run, carry, *numbers):
+        layout = run.layout
         carry = layout.to_loop(carry)
-        carry, records = loop.make_draws(program, carry, *numbers, capacity=capacity)
+        carry, records = loop.make_draws(run, carry, *numbers, capacity=capacity)
         return layout.chains_first(carry), layout.chains_first(records, leading=1)
 
-    carry, records = over.on_devices(of_device, program, carry, first, count, num_kept)
-    return over.kept_there(program.layout, carry), records
+    carry, records = over.on_devices(of_device, run, carry, first, count, num_kept)
+    return over.kept_there(run.layout, carry), records
 
 
 @functools.cache
@@ -279,29 +277,27 @@ def compiled_draws() -> Any:
     return eqx.filter_jit(_make_draws, donate="all-except-first", **runtime.jit_options("loop"))
 
 
-def _table(program: RunSpec) -> AbstractPosterior | None:
-    """The posterior whose rows can be spread: arrays, of which all chains have the same."""
-    target = program.target
-    if program.is_stacked or target.source is not None:
+def _table(run: RunSpec) -> AbstractPosterior | None:
+    """Return the posterior whose rows can be spread: arrays that all chains share; else None."""
+    target = run.target
+    if run.is_stacked or target.source is not None:
         return None
     return target if isinstance(target, AbstractPosterior) else None
 
 
-# Which devices a run has: what a mesh cannot spread is refused here.
+# What a mesh cannot spread is refused
 
 
-def placement_for(options: RunOptions, target: Target | StackedPosterior) -> Placement:
-    """Where a run with these options has its arrays."""
+def placement_for(options: RunOptions, target: Target | StackedPosterior) -> OverMesh:
+    """Return the placement of a run over its mesh; refuse what that cannot spread."""
     mesh, num_chains = options.mesh, options.num_chains
     check_mesh(mesh, options.sharding)
     if mesh is None:
-        if runtime.is_multiprocess():
-            raise ValueError(
-                f"jax.distributed runs {jax.process_count()} processes, but sample was given no "
-                f"mesh: give mesh=jax.make_mesh(({jax.device_count()},), ('chain',)) or the like, "
-                f"the same in every process."
-            )
-        return OneDevice()
+        raise ValueError(
+            f"jax.distributed runs {jax.process_count()} processes, but sample was given no "
+            f"mesh: give mesh=jax.make_mesh(({jax.device_count()},), ('chain',)) or the like, "
+            f"the same in every process."
+        )
     unknown = [name for name in mesh.axis_names if name not in AXES]
     if unknown:
         raise ValueError(

@@ -1,7 +1,4 @@
-"""The options of a run: one object, from `sample` to the compiled loop and to a checkpoint.
-
-Some parameters move, the rest is held: one copy for all chains, and none in the draws.
-"""
+"""RunOptions, the options of a run, and parameters that do not move but are held fixed."""
 
 import dataclasses
 from collections.abc import Callable
@@ -51,7 +48,7 @@ class RunOptions:
     throw: bool = True
 
     def identity(self, key: Any, target: Any, sampler: Any, init: PyTree) -> dict[str, Any]:
-        """All that the draws of a run depend on, by argument: a checkpoint knows its run by it."""
+        """Return all that the draws of a run depend on, by argument, for its checkpoint."""
         names = [field.name for field in dataclasses.fields(self)]
         options = {name: getattr(self, name) for name in names if name not in _WITHOUT_EFFECT}
         axes = 0 if self.init_axis is None else 1
@@ -66,7 +63,7 @@ class RunOptions:
 
 
 class Completed(eqx.Module):
-    """A function of all parameters as one of those that move; of all parameters it stays itself."""
+    """Function of all parameters as one of those that move; given all, it does the same."""
 
     function: Callable
     fixed: PyTree
@@ -76,7 +73,7 @@ class Completed(eqx.Module):
 
 
 class CompletedUpdate(eqx.Module):
-    """The same of a Gibbs update, which takes a key first."""
+    """Gibbs update of all parameters as one of those that move; it takes a key first."""
 
     function: Callable
     fixed: PyTree
@@ -88,7 +85,7 @@ class CompletedUpdate(eqx.Module):
 def hold_fixed(
     target: Target | StackedPosterior, init: PyTree, trainable: PyTree, options: RunOptions
 ) -> tuple[Target, PyTree, RunOptions]:
-    """Target, start and options of a run in which the leaves that `trainable` names move."""
+    """Return target, start and options of a run in which the leaves that `trainable` names move."""
     moving, fixed = _split(init, trainable)
     if options.sharding is not None:
         fixed = _placed(fixed, options)
@@ -124,7 +121,7 @@ def _split(init: PyTree, trainable: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _placed(fixed: PyTree, options: RunOptions) -> PyTree:
-    """What is held, over the devices of a mesh as its rules say."""
+    """Put the parameters that are held on the devices of a mesh, as its rules say."""
     check_mesh(options.mesh, options.sharding)
     assert options.mesh is not None
     assert options.sharding is not None

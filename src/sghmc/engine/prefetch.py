@@ -33,55 +33,46 @@ class Window(NamedTuple):
     batches: Batches
     num_examples: int
     last: PyTree
-    """The rows of the step after the window's last, chain by chain: the next window's first."""
+    """Rows of the step after the window's last, chain by chain: the next window's first."""
 
 
 class Reader:
-    """Puts the rows that a run's steps ask for into its program.
+    """Puts the rows that a run's steps ask for into its spec.
 
     Windows lie on a grid of draws that starts with draw 0, each as long as its rows' memory allows
     but at least a draw: so a run that resumes sees the same. A window also has the batch of the
-    step after its last, since the potential after a step, and the noise there, are looked at with
+    step after its last, since the potential after a step, and the noise there, are computed with
     the next batch. A stream is read window after window; to resume, from its start again.
 
-    Where the number of rows grows, it grows from one window to the next, and with it the program's
+    Where the number of rows grows, it grows from one window to the next, and with it the run's
     N and the sampler's settings: arguments of the compiled loop all of them.
     """
 
-    def __init__(self, program: RunSpec, sampler: Sampler, num_draws: int, place: Placement):
-        assert isinstance(program.target, AbstractPosterior)
-        assert program.target.source is not None
-        self.program, self.source, self.place = program, program.target.source, place
-        num_gradients = program.kernel.num_gradients
+    def __init__(self, spec: RunSpec, sampler: Sampler, num_draws: int, place: Placement):
+        assert isinstance(spec.target, AbstractPosterior)
+        assert spec.target.source is not None
+        self.spec, self.source, self.place = spec, spec.target.source, place
+        num_gradients = spec.kernel.num_gradients
         self.numbering = self._numbering()
         one = _row_numbers(self.numbering, self._keys, np.int32(0), 1, num_gradients)
         (self.num_keys, self.width), self.num_draws = one.shape, num_draws
         most_rows = _WINDOW_BYTES // self.source.row_bytes
         most_rows = min(most_rows, self.source.read_ahead or most_rows)
-        self.window_draws = max(1, min(num_draws, most_rows // (one.size * program.thinning)))
-        num_rows = one.size * (self.window_draws * program.thinning + 1)
+        self.window_draws = max(1, min(num_draws, most_rows // (one.size * spec.thinning)))
+        num_rows = one.size * (self.window_draws * spec.thinning + 1)
         self.rooms = [self.source.empty(num_rows) for _ in range(2)]
-        """A window is read to where the last but one was, of which the loop has no more need."""
+        """Memory of two windows: each is read to where the last but one was."""
         self.thread = concurrent.futures.ThreadPoolExecutor(1, "sghmc-reader")
         self.now: Window | None = None
         self.ahead: tuple[int, concurrent.futures.Future] | None = None
         self.sampler, self.num_known = sampler, 0
-        """Windows that were seen before the run was resumed, with the sizes of then."""
-        self.sizes = [(0, int(program.target.num_examples))]
-        """From which draw on there were how many rows: first, those that the settings are for."""
+        """Number of windows that were read before the run was resumed, with the sizes of then."""
+        self.sizes = [(0, int(spec.target.num_examples))]
+        """Pairs of a draw and the number of rows from there on; the settings are for the first."""
         self.source.start()
 
-    @classmethod
-    def of(
-        cls, program: RunSpec, sampler: Sampler, num_draws: int, place: Placement
-    ) -> "Reader | None":
-        """A reader where the program needs one: batches of data that are not arrays."""
-        if program.target.source is None or not program.estimator.takes_rows:
-            return None
-        return cls(program, sampler, num_draws, place)
-
-    def program_at(self, draw: int) -> tuple[RunSpec, int]:
-        """The program with the batches of this draw, and after which draw they end.
+    def spec_at(self, draw: int) -> tuple[RunSpec, int]:
+        """Return the run with the batches of this draw, and after which draw they end.
 
         Asked for when all draws before are made: a window's memory is written over.
         """
@@ -91,10 +82,10 @@ class Reader:
             self._grow(self.now)
         if self.ahead is None and (number + 1) * self.window_draws < self.num_draws:
             self.ahead = number + 1, self._submit(number + 1, self.now)
-        program = eqx.tree_at(
-            lambda p: p.batches, self.program, self.now.batches, is_leaf=lambda x: x is None
+        spec = eqx.tree_at(
+            lambda p: p.batches, self.spec, self.now.batches, is_leaf=lambda x: x is None
         )
-        return program, (number + 1) * self.window_draws
+        return spec, (number + 1) * self.window_draws
 
     def check_start(self) -> None:
         """Refuse to resume with a stream that is not where it was when the run began."""
@@ -114,7 +105,7 @@ class Reader:
 
     @property
     def growth(self) -> list[Growth]:
-        """When the number of rows changed, in draws, burn-in included."""
+        """Changes of the number of rows, with the draw of each, burn-in included."""
         return [
             Growth(draw, before, now) for (_, before), (draw, now) in itertools.pairwise(self.sizes)
         ]
@@ -136,12 +127,12 @@ class Reader:
         return window
 
     def _grow(self, window: Window) -> None:
-        """Have the program follow the number of rows."""
+        """Have the run follow the number of rows."""
         before = self.sizes[-1][1]
         if window.number < self.num_known or window.num_examples == before:
             return
-        program = self.program
-        if program.adapt is not None or fisher_of(program.kernel) is not None:
+        spec = self.spec
+        if spec.adapt is not None or fisher_of(spec.kernel) is not None:
             raise DataError(
                 f"The stream's size changed from {before} to {window.num_examples}, but "
                 f"settings that adapt or estimate V̂ do not follow it: leave out adapt and "
@@ -151,27 +142,25 @@ class Reader:
         self._resize(window.num_examples)
 
     def _resize(self, num_examples: int) -> None:
-        program = self.program
+        spec = self.spec
         sampler = self.sampler.for_growth(num_examples / self.sizes[0][1])
         parts = (
             jnp.asarray(num_examples, jnp.int32),
-            with_num_examples(program.estimator, num_examples),
-            sampler.prepare(program.layout.like, self.num_draws * program.thinning),
+            with_num_examples(spec.estimator, num_examples),
+            sampler.prepare(spec.layout.like, self.num_draws * spec.thinning),
         )
-        self.program = eqx.tree_at(
-            lambda p: (p.target.num_real, p.estimator, p.kernel), program, parts
-        )
+        self.spec = eqx.tree_at(lambda p: (p.target.num_real, p.estimator, p.kernel), spec, parts)
 
     def _submit(self, number: int, before: Window | None) -> concurrent.futures.Future:
         return self.thread.submit(self._read, number, before)
 
     def _read(self, number: int, before: Window | None) -> Window:
-        steps = self.window_draws * self.program.thinning
+        steps = self.window_draws * self.spec.thinning
         first = number * steps
-        left = self.num_draws * self.program.thinning - first
+        left = self.num_draws * self.spec.thinning - first
         num_read = min(steps, left) + 1
         num_examples = self.source.num_rows
-        num_gradients = self.program.kernel.num_gradients
+        num_gradients = self.spec.kernel.num_gradients
         numbers = _row_numbers(
             self.numbering, self._keys, np.int32(first), steps + 1, num_gradients
         )
@@ -189,14 +178,14 @@ class Reader:
                 lambda chosen: jax.tree.map(lambda leaf: leaf[chosen], room),
             )
         else:
-            places = places[0] if self.program.estimator.is_shared else places
+            places = places[0] if self.spec.estimator.is_shared else places
             batches = Batches(*jax.device_put((room, places, np.int32(first))))
         return Window(number, jax.block_until_ready(batches), num_examples, last)
 
     def _fill(
         self, room: PyTree, numbers: Int32[np.ndarray, "chain step row"], before: Window | None
     ) -> Int32[np.ndarray, "chain step row"]:
-        """Read the rows of these numbers, chain by chain and step by step; where they are now."""
+        """Read the rows of these numbers, chain by chain and step by step; return their places."""
         places, num_known = np.empty(numbers.shape, np.int32), 0
         if before is not None:  # the first step's rows were read for it
             num_known = numbers[:, 0].size
@@ -211,8 +200,8 @@ class Reader:
         return places
 
     def _numbering(self) -> GradientEstimator:
-        """What draws the numbers: of a stream they say no more than how it is shuffled."""
-        estimator = self.program.estimator
+        """Return what draws row numbers: those of a stream only say how it is shuffled."""
+        estimator = self.spec.estimator
         if not self.source.is_sequential:
             return estimator
         assert isinstance(estimator, BatchEstimator)
@@ -222,14 +211,14 @@ class Reader:
     def _by_gradient(
         self, numbers: Int32[np.ndarray, "chain step row"]
     ) -> Int32[np.ndarray, "*chain step gradient row"]:
-        """As a mesh wants them: with an axis for the batches."""
-        cut = numbers.reshape(*numbers.shape[:2], self.program.kernel.num_gradients, -1)
-        return cut[0] if self.program.estimator.is_shared else cut
+        """Return row numbers as a mesh takes them: with an axis for the batches."""
+        cut = numbers.reshape(*numbers.shape[:2], self.spec.kernel.num_gradients, -1)
+        return cut[0] if self.spec.estimator.is_shared else cut
 
     @property
     def _keys(self) -> jax.Array:
-        keys = self.program.keys[:, GRADIENT]
-        return keys[:1] if self.program.estimator.is_shared else keys
+        keys = self.spec.keys[:, GRADIENT]
+        return keys[:1] if self.spec.estimator.is_shared else keys
 
 
 def with_num_examples(estimator: GradientEstimator, num_examples: int) -> GradientEstimator:
@@ -242,7 +231,7 @@ def with_num_examples(estimator: GradientEstimator, num_examples: int) -> Gradie
 def _row_numbers(
     estimator: GradientEstimator, keys, first_step, num_steps: int, num_gradients: int
 ):
-    """The rows that some steps take, axes (chain, row of a step after row of a step)."""
+    """Return the rows that some steps take, axes (chain, row of a step after row of a step)."""
     return jax.vmap(lambda key: estimator.draw(key, first_step, num_steps, num_gradients, None))(
         keys
     )

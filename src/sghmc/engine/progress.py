@@ -7,8 +7,8 @@ import numpy as np
 
 from sghmc.engine.chain import NEVER
 
-_INSTANT = 1e-9
-"""Seconds: what no time at all is taken for, where it is divided by."""
+_INSTANT_SECONDS = 1e-9
+"""Least time that is divided by, in place of no time at all."""
 
 
 class Bar:
@@ -39,7 +39,7 @@ class Bar:
 
 
 class _Terminal:
-    """Through rich."""
+    """Progress bar in a terminal, by rich."""
 
     def __init__(self, console: Any, num_steps: int, num_done: int):
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -74,7 +74,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """The browser's own bar. rich's needs ipywidgets, which not every notebook has."""
+    """Progress bar of the browser; rich's needs ipywidgets, which not every notebook has."""
 
     def __init__(self, num_steps: int):
         from IPython import display  # pyright: ignore[reportMissingImports]
@@ -90,8 +90,10 @@ class _Notebook:
         if self.first is None:
             self.first = num_done, time.monotonic()
         else:
-            speed = (num_done - self.first[0]) / max(time.monotonic() - self.first[1], _INSTANT)
-            left = (self.num_steps - num_done) / max(speed, _INSTANT)
+            speed = (num_done - self.first[0]) / max(
+                time.monotonic() - self.first[1], _INSTANT_SECONDS
+            )
+            left = (self.num_steps - num_done) / max(speed, _INSTANT_SECONDS)
             parts += [f"{speed:,.0f} steps/s", f"{left:,.0f} s left"]
         self.handle.update(self.html(", ".join([*parts, _health(num_failed, num_chains)])))
 

@@ -1,5 +1,6 @@
-"""Steps in a loop of one's own: what a run does to a chain, one step at a time."""
+"""Stepper: steps of a chain in a loop of the user's own, one at a time."""
 
+import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -8,12 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, UInt32
 
 from sghmc.core import tree
-from sghmc.engine import chain as keys
 from sghmc.engine import checks, loop
-from sghmc.engine import init as beginning
-from sghmc.engine.chain import LoopState, RunSpec
+from sghmc.engine.chain import NUM_STREAMS, LoopState, RunSpec, chain_keys
 from sghmc.engine.layout import Layout
-from sghmc.engine.loop import each_carry
 from sghmc.gradients import Gradient
 from sghmc.gradients.exact import FullBatch
 from sghmc.posterior.gibbs import Gibbs
@@ -23,7 +21,7 @@ from sghmc.types import PyTree
 
 
 class StepperState(NamedTuple):
-    """A chain between two steps: all that it needs to go on. A pytree of arrays."""
+    """State of a chain between two steps: all that it needs to go on. A pytree of arrays."""
 
     t: Int32[Array, ""]
     keys: UInt32[Array, "1 stream 3"]
@@ -31,7 +29,7 @@ class StepperState(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Where a chain is after a step.
+    """Position of a chain after a step, and what the step reports.
 
     `potential` is U as the step's gradient saw it; `acceptance` is None without an accept step.
     """
@@ -64,7 +62,7 @@ class Stepper(eqx.Module):
     (2,)
     """
 
-    program: RunSpec
+    spec: RunSpec
 
     def __init__(
         self,
@@ -81,7 +79,8 @@ class Stepper(eqx.Module):
         gradient = FullBatch() if gradient is None else gradient
         position = jax.tree.map(jnp.asarray, like)
         checks.check_functions(target, position)
-        checks.check_gibbs(gibbs, target, position)
+        if gibbs is not None:
+            checks.check_gibbs(gibbs, target, position)
         estimator = gradient.prepare(target, position)
         if target.source is not None and estimator.takes_rows:
             raise TypeError(
@@ -94,8 +93,9 @@ class Stepper(eqx.Module):
                 f"Every step of a Stepper gives a draw, for which {sampler.name} would move all "
                 f"parameters: give the sampler inside of it."
             )
-        checks.check_fisher(fisher_of(kernel), gradient, target)
-        self.program = RunSpec(
+        if fisher_of(kernel) is not None:
+            checks.check_fisher(gradient, target)
+        self.spec = RunSpec(
             target=target,
             kernel=kernel,
             estimator=estimator,
@@ -104,34 +104,35 @@ class Stepper(eqx.Module):
             keep=None,
             averages={},
             trace=None,
-            keys=jnp.zeros((1, keys.NUM_STREAMS, 3), jnp.uint32),  # each chain brings its own
+            keys=jnp.zeros((1, NUM_STREAMS, 3), jnp.uint32),  # each chain brings its own
             layout=Layout.of(position, 1),
             thinning=1,
             is_stacked=False,
         )
 
     def init(self, key: jax.Array, position: PyTree) -> StepperState:
-        """A chain before its first step."""
+        """Return a chain before its first step."""
         checks.check_key(key)
-        chain = keys.chain_keys(key, 1)
+        keys = chain_keys(key, 1)
         one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], position)
-        begun = beginning.beginning(self.program.with_keys(chain), one, 0, looks=False)
-        return StepperState(jnp.zeros((), jnp.int32), chain, begun.carry)
+        spec = dataclasses.replace(self.spec, keys=keys)
+        begun = loop.initial_states(spec, one, 0, evaluates=False)
+        return StepperState(jnp.zeros((), jnp.int32), keys, begun.carry)
 
     def step(self, state: StepperState) -> tuple[StepperState, Draw]:
-        """The chain after its next step, and what is due after it: Gibbs updates, V̂ and centers."""
-        program = self.program.with_keys(state.keys)
+        """Take a step, and make the updates due after it: Gibbs updates, V̂ and centers."""
+        spec = dataclasses.replace(self.spec, keys=state.keys)
 
         def of_chain(chain: RunSpec, carry: LoopState) -> LoopState:
             moved, info = chain.step(state.t, chain.draw(state.t), carry)
             return carry._replace(state=moved, info=info)
 
-        carry = each_carry(program, state.carry, of_chain)
-        carry = loop.make_updates(program, state.t, carry, adapts=False)
-        carry, record = loop.observe(program, state.t, carry)
+        carry = loop.each_chain(spec, of_chain, state.carry.kernel, state.carry)
+        carry = loop.make_updates(spec, state.t, carry, adapts=False)
+        carry, record = loop.observe(spec, state.t, carry, jnp.asarray(True))
         draw = Draw(record.kept, record.hyper, record.info.potential, record.info.acceptance)
         return StepperState(state.t + 1, state.keys, carry), draw
 
     def is_finite(self, draw: Draw) -> jax.Array:
-        """Whether all numbers of a draw are: a chain that diverged never comes back."""
+        """Tell whether all numbers of a draw are finite: a chain that diverged never comes back."""
         return tree.all_finite(draw)

@@ -11,7 +11,7 @@ import numpy as np
 
 from sghmc.core.checks import require
 from sghmc.engine import checks
-from sghmc.engine.init import InitialPositions
+from sghmc.engine.layout import InitialPositions
 from sghmc.posterior.posterior import RowPosterior, StackedPosterior
 from sghmc.posterior.target import Potential
 from sghmc.results.samples import Samples

@@ -21,7 +21,7 @@ from sghmc.core import tree
 from sghmc.core.checks import check_count
 from sghmc.core.signals import whole_or_nothing
 from sghmc.engine import checks
-from sghmc.engine.init import InitialPositions
+from sghmc.engine.layout import InitialPositions
 from sghmc.engine.options import RunOptions, hold_fixed
 from sghmc.gradients.minibatch import Minibatch, with_data
 from sghmc.posterior.gibbs import Gibbs
