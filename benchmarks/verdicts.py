@@ -18,10 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 
-import posteriordb
 import sghmc
-from known import FORMULAS, Known
 from sghmc.results.convergence import by_quantity, summarize
+from workloads import posteriordb
+from workloads.known import FORMULAS, Known
 
 _MAX_MEAN_ERROR, _MAX_SD_ERROR = 0.2, 0.1
 """Errors, in standard deviations and relative, from which on an answer is wrong."""

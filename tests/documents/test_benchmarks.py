@@ -53,6 +53,7 @@ SMALL = {
     "verdicts.py": "--only Gumbel --draws 50",
     "uci.py": "--sets waves --splits 1 --out OUT",
     "million.py": "--rows 5000 --columns 3 --chains 4 --draws 20 --nuts-warmup 2 --nuts-draws 2",
+    "verdicts.py": "--only Gumbel --draws 100",
     "speed.py": "--quick --only W1 --repeats 1 --peers --out OUT",
     "referee.py": "--targets banana --samplers SGHMC --seeds 1 --out OUT",
 }

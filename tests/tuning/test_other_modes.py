@@ -55,6 +55,15 @@ def test_what_does_not_matter_is_not_told(target):
     assert other_of(target, jnp.full(2, 1.0)) is None
 
 
+def test_no_part_of_a_ridge_is_a_mode():
+    """Of a ring the rest was said to be another mode, with 96 % of the posterior."""
+    ring = sghmc.Potential(lambda t: 8 * (jnp.sqrt(jnp.sum(t**2)) - 3) ** 2)
+    surface = HostPotential(ring, jnp.array([3.0, 0.0]))
+    rng = np.random.default_rng(0)
+    found, _ = find_other_mode(surface, np.array([3.0, 0.0]), np.diag([0.25, 0.5]), rng)
+    assert found is None
+
+
 def test_some_rows_of_many_know_no_other_peak(monkeypatch):
     """The peak of 50 of 4,000 rows is nine standard deviations off: that is no other one."""
     monkeypatch.setattr(other_modes, "MAX_QUICK_ROWS", 50)

@@ -28,6 +28,8 @@ MIN_MASS = 0.01
 # Chains cross a barrier of less energy than this, and their draws show how often.
 _MIN_BARRIER = 5.0
 _MAX_POLISHED = 4
+# Curvature in z below this share of the largest is that of a ridge.
+_FLAT_CURVATURE = 1e-6
 # Walkers that cool down from temperatures of up to so many squared standard deviations to 1, by
 # steps of these sizes in z; and how many of them descend from the best place that they saw.
 _NUM_WALKERS, _NUM_DESCENTS = 32, 9
@@ -235,7 +237,11 @@ def _polish(
     between = np.linspace(0, 1, _NUM_POINTS_BETWEEN)[:, None]
     values = potential.potentials(center + between * (found.x - center))
     # The search may end with a Hessian of some steps before, so both are computed here.
-    known, new = (_log_volume(potential.hessian(x)) for x in (center, found.x))
+    hessians = [potential.hessian(x) for x in (center, found.x)]
+    curvatures = np.linalg.eigvalsh(factor.T @ hessians[1] @ factor)
+    if curvatures[0] < _FLAT_CURVATURE * curvatures[-1]:  # a ridge, of which no part is a mode
+        return None
+    known, new = map(_log_volume, hessians)
     excess = found.value - values[0] + known - new
     mass = 1 / (1 + math.exp(min(excess, 700.0)))
     barrier = float(np.nanmax(values) - max(values[0], values[-1]))

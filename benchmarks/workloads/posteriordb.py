@@ -20,7 +20,7 @@ from jax.scipy import stats
 from jax.scipy.special import logsumexp
 
 import sghmc
-from known import Known
+from workloads.known import Known
 
 
 def _half_cauchy(log_sigma, scale):
