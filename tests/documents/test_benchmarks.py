@@ -50,7 +50,6 @@ SMALL = {
     "llc.py": "--sizes 1e3 --seeds 1",
     "answer.py": "--only eight --repeat 1 --peers --no-errors",
     "estimators.py": "--data wine --folds 2",
-    "verdicts.py": "--only Gumbel --draws 50",
     "uci.py": "--sets waves --splits 1 --out OUT",
     "million.py": "--rows 5000 --columns 3 --chains 4 --draws 20 --nuts-warmup 2 --nuts-draws 2",
     "verdicts.py": "--only Gumbel --draws 100",
