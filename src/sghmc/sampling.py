@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 import time
 from collections.abc import Callable
@@ -139,6 +140,8 @@ def sample(
     for attempt in range(_MAX_EXTENSIONS):
         left = None if budget is None else budget - (time.perf_counter() - began)
         factor = result.extension_factor(tuned.report, precision, samples, left)
+        # By the clock of process 0, since all must draw again together.
+        factor = json.loads(runtime.text_of_leader(functools.partial(json.dumps, factor)))
         if factor is None or thinning is not None or checkpoint is not None:
             break
         tuned = dataclasses.replace(tuned, thinning=math.ceil(factor * tuned.thinning))
@@ -179,10 +182,12 @@ def _tuned(
             '"auto" chooses starts and settings itself, for one posterior: give one init, and no '
             "init_axis, posterior_axis or adapt; or call sghmc.tune first."
         )
-    if runtime.is_multiprocess():
+    whole = (getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(target))
+    if not all(whole):
         raise ValueError(
-            f'"auto" tunes in one process, but jax.distributed runs {jax.process_count()}: call '
-            f"sghmc.tune in one of its own, and sample with its sampler in all."
+            '"auto" tunes in process 0, which has only a part of these arrays: give every process '
+            "all rows, or a source that all can read; or call sghmc.tune in a program of one "
+            "process, and sample with its sampler in all."
         )
     checks.check_options(options, target)
     tuning = functools.partial(
@@ -198,6 +203,7 @@ def _tuned(
         budget=budget,
         progress=options.progress,
     )
-    if options.checkpoint is None:
-        return tuning()
-    return result.recall(options.checkpoint, options.identity(key, target, sampler, init), tuning)
+    if options.checkpoint is not None:
+        identity = options.identity(key, target, sampler, init)
+        tuning = functools.partial(result.recall, options.checkpoint, identity, tuning)
+    return result.tune_on_leader(init, tuning)

@@ -77,6 +77,16 @@ def test_two_processes_with_half_of_the_rows_each(tmp_path):
     np.testing.assert_array_equal(again.positions, np.load(tmp_path / "0.npz")["positions"])
 
 
+@pytest.mark.slow
+def test_process_0_tunes_and_all_draw(tmp_path):
+    finish(launch(tmp_path, 2, "data=2;unequal=auto"))
+    found = [np.load(tmp_path / f"{i}.npz") for i in range(2)]
+    np.testing.assert_array_equal(*(each["positions"] for each in found))
+    whole = processes_run.automatic()
+    assert found[0]["positions"].shape == whole.positions.shape
+    np.testing.assert_allclose(found[0]["positions"], whole.positions, atol=ROUNDING)
+
+
 def wait_for_a_save(folder: pathlib.Path, processes) -> None:
     patience = time.monotonic() + PATIENCE
     while not any((folder / "checkpoint" / "saves").glob("0*")):

@@ -55,8 +55,13 @@ def test_others_hear_the_leaders_numbers_in_their_own_types(many):
 def test_a_function_runs_on_the_leader_alone(many):
     many(0)
     assert runtime.on_leader(lambda: 7) == 7
+    assert runtime.on_leader(runtime.is_multiprocess) is False, "it would wait for the others"
+    assert runtime.is_multiprocess()
     many(2)
     assert runtime.on_leader(lambda: 7) is None
+    broadcast = {"broadcast_one_to_all": lambda numbers: numbers}
+    many(0, process_allgather=others("", ""), **broadcast)
+    assert runtime.text_of_leader(lambda: "mine") == "mine"
 
 
 def test_where_the_leader_fails_all_do_and_say_what_it_said(many):

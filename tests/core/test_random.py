@@ -200,6 +200,9 @@ def test_a_leaf_has_its_own_variates_and_copies():
     assert [leaf.shape for leaf in jax.tree.leaves(copies[0])] == [(2, 3), (), (4,)]
     everything = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(copies)])
     assert len(np.unique(everything)) == 33
+    # Inside of a mesh, with the copies on an axis of their own.
+    apart = [leaf.reshape(3, -1) for leaf in drawn]
+    jax.tree.map(np.testing.assert_array_equal, random.copy_of(apart, 1, like), copies[1])
 
 
 @pytest.mark.slow

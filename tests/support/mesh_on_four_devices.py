@@ -4,6 +4,7 @@ It prints what became of the `check_…` functions that it is told, as JSON: "",
 """
 
 import json
+import pathlib
 import re
 import sys
 import tempfile
@@ -239,6 +240,38 @@ def check_a_carry_is_saved_raveled_and_comes_back_to_its_place():
     velocity = own_parts(back.state.velocity["w"])
     assert [each.shape for each in velocity] == [(2, 1, 2)] * 4
     assert own_parts(back.failed_at)[0].shape == (2,)
+
+
+def check_noise_of_a_gradient_has_the_shape_of_parameters():
+    """Inside of a mesh the normals of a single step are drawn in another shape."""
+    target = sghmc.Potential(lambda x: jnp.sum(x**2) / 2)
+
+    def draws(where) -> np.ndarray:
+        sampler, key, start = sghmc.SGHMC(0.1, 1.0), jax.random.key(0), jnp.ones((4, 2))
+        given: dict[str, Any] = {"gradient": sghmc.NoisyGradient(0.5), "num_samples": 3}
+        given |= {"num_chains": 2, "mesh": where, "progress": False}
+        return np.asarray(sghmc.sample(key, target, sampler, start, **given).positions)
+
+    np.testing.assert_allclose(draws(mesh(chain=2)), draws(None), atol=1e-6)
+
+
+def check_passes_over_a_source_beside_a_model_axis_are_refused():
+    np.save(path := pathlib.Path(tempfile.mkdtemp()) / "x.npy", np.ones((12, 2), np.float32))
+    target = sghmc.Posterior(
+        lambda theta, row: -0.5 * jnp.sum((row - theta) ** 2),
+        lambda theta: -0.5 * jnp.sum(theta**2),
+        sghmc.data.MemoryMapped(path),
+    )
+
+    def go(gradient):
+        given: dict[str, Any] = {"mesh": mesh(chain=2, model=2), "sharding": [("", P("model"))]}
+        given |= {"gradient": gradient, "num_samples": 2, "num_chains": 2, "progress": False}
+        start = jnp.zeros(2)
+        return sghmc.sample(jax.random.key(0), target, sghmc.SGHMC(0.01, 1.0), start, **given)
+
+    with pytest.raises(ValueError, match="a mesh with the axis 'model' beside 'chain', as FullB"):
+        go(sghmc.FullBatch())
+    assert go(sghmc.Minibatch(4)).positions.shape == (2, 2, 2)
 
 
 def refused(

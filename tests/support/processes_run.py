@@ -1,5 +1,6 @@
 """A run for several processes: the same in every process that imports this."""
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -79,6 +80,20 @@ def go(mesh=None, data=None, num_samples=FEW, **given):
     )
 
 
+def automatic(mesh=None, data=None) -> sghmc.Samples:
+    return sghmc.sample(
+        jax.random.key(KEY),
+        sghmc.Posterior(log_likelihood, log_prior, table() if data is None else data),
+        "auto",
+        jnp.asarray(INIT),
+        num_samples=FEW,
+        num_chains=2,
+        averages={"square": square},
+        progress=False,
+        mesh=mesh,
+    )
+
+
 def saved(folder: pathlib.Path, num_samples: int) -> sghmc.Checkpoint:
     return sghmc.Checkpoint(folder / "checkpoint", every=max(5, num_samples // 60))
 
@@ -91,8 +106,14 @@ def main(index: int, count: int, port: int, folder: str, num_samples: int, shape
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
     place = pathlib.Path(folder)
     data = own_rows(mesh) if "data" in axes else None
-    data = unequal_rows(unequal, mesh, index, place) if unequal else data
-    samples = go(mesh, data, num_samples, checkpoint=saved(place, num_samples))
+    data = unequal_rows(unequal, mesh, index, place) if unequal not in ("", "auto") else data
+    if unequal == "auto":
+        samples = automatic(mesh)
+        with contextlib.suppress(ValueError):
+            automatic(mesh, own_rows(mesh))
+            raise AssertionError("rows that process 0 does not have were tuned on")
+    else:
+        samples = go(mesh, data, num_samples, checkpoint=saved(place, num_samples))
     if sys.platform == "linux":  # no thread interrupts another, gloo's neither: `be_unhurried`
         threads = map(int, os.listdir("/proc/self/task"))
         assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}

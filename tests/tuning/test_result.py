@@ -13,10 +13,11 @@ import pytest
 import sghmc
 from sghmc import sampling
 from sghmc.checkpoint.checkpoint import DamagedError
+from sghmc.core import runtime
 from sghmc.results.samples import Samples
 from sghmc.results.summaries import Info
 from sghmc.tuning import result
-from sghmc.tuning.result import Precision, TuneReport
+from sghmc.tuning.result import Precision, Tuned, TuneReport
 
 
 def made_report(**changes) -> TuneReport:
@@ -274,3 +275,18 @@ def test_only_classes_of_the_library_are_saved_and_read():
     for content in ({"class": "Foreign"}, {"class": "Path"}, {"what": 1}):
         with pytest.raises(DamagedError, match="it holds a"):
             result._Codec(INIT, {}).decode(content)
+
+
+def test_what_process_0_chose_comes_to_all_bit_for_bit(monkeypatch):
+    """As text: settings, and arrays of any dtype, of which JSON knows none."""
+    half = jnp.array([0.1, -3.0], jnp.bfloat16)
+    sampler: Any = sghmc.SGHMC(0.1, np.array([1.0, 2.0]))
+    tuned = Tuned(sampler, sghmc.FullBatch(), {"a": half}, 3, made_report())
+    monkeypatch.setattr(runtime, "is_multiprocess", lambda: True)
+    monkeypatch.setattr(runtime, "text_of_leader", lambda function: function())
+    found = result.tune_on_leader({"a": half}, lambda: tuned)
+    assert (found.thinning, repr(found.report)) == (3, repr(made_report()))
+    assert found.sampler.step_size == 0.1
+    np.testing.assert_array_equal(found.sampler.friction, [1.0, 2.0])
+    assert found.init["a"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found.init["a"], half)

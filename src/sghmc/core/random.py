@@ -279,7 +279,8 @@ def copy_of(noise: list[jax.Array], i, like: PyTree) -> PyTree:
 
     def part(drawn, leaf):
         if drawn.ndim > 1:
-            return lax.dynamic_index_in_dim(drawn, i, keepdims=False)
+            one = lax.dynamic_index_in_dim(drawn, i, keepdims=False)
+            return one if one.shape == leaf.shape else one.reshape(leaf.shape)
         return lax.dynamic_slice(drawn, (i * leaf.size,), (leaf.size,)).reshape(leaf.shape)
 
     return jax.tree.unflatten(treedef, list(map(part, noise, leaves)))

@@ -5,6 +5,7 @@ One of several processes leads and writes; all agree, and none waits for one tha
 
 import atexit
 import contextlib
+import contextvars
 import functools
 import math
 import os
@@ -253,9 +254,22 @@ class ProcessError(RuntimeError):
     """Another process of the run failed, or has other arguments; the message says which and why."""
 
 
+_works_alone = contextvars.ContextVar("works_alone", default=False)
+
+
 def is_multiprocess() -> bool:
     """Tell whether several processes share this run."""
-    return jax.process_count() > 1
+    return jax.process_count() > 1 and not _works_alone.get()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Let this process run as if there were no others, which wait for it meanwhile."""
+    token = _works_alone.set(True)
+    try:
+        yield
+    finally:
+        _works_alone.reset(token)
 
 
 def is_leader() -> bool:
@@ -295,11 +309,15 @@ def broadcast_tree(tree: PyTree) -> PyTree:
 
 
 def on_leader(function: Callable[[], Any]) -> Any:
-    """Return `function()` on the leader, None elsewhere; where it fails, all processes do."""
+    """Return `function()` on the leader, None elsewhere; where it fails, all processes do.
+
+    The function may sample: it runs as in a program of one process.
+    """
     outcome, error = None, None
     if is_leader():
         try:
-            outcome = function()
+            with _alone():
+                outcome = function()
         except Exception as raised:
             error = raised
     if is_multiprocess():
@@ -313,6 +331,11 @@ def on_leader(function: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return outcome
+
+
+def text_of_leader(function: Callable[[], str]) -> str:
+    """Return, in every process, the text that `function` returns on the leader."""
+    return gather_texts(on_leader(function) or "")[0]
 
 
 def gather_texts(text: str) -> list[str]:

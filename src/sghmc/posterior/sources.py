@@ -261,6 +261,14 @@ class TracedSource(Source):
         def on_host(number, argument):
             return getattr(_LIVE_SOURCES[int(number)], method)(argument)
 
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.manual_axes and not mesh.are_all_axes_manual:  # jax has no callbacks there
+            raise ValueError(
+                f"Rows of a source cannot be read inside of a step on a mesh with the axis 'model' "
+                f"beside {' and '.join(map(repr, mesh.manual_axes))}, as FullBatch, ControlVariate "
+                f"and accept steps need: give arrays, a mesh of one of these axes, or Minibatch, "
+                f"whose rows the host reads ahead."
+            )
         return jax.pure_callback(on_host, like, self.number, argument, vmap_method="sequential")
 
 

@@ -6,6 +6,7 @@ error of σ√((κ − 1)/4n), κ the kurtosis and n the effective number of squ
 
 import dataclasses
 import functools
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +14,12 @@ from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sghmc.checkpoint.checkpoint import Checkpoint, DamagedError
 from sghmc.checkpoint.folder import open_folder
-from sghmc.core import tree
+from sghmc.core import runtime, tree
 from sghmc.gradients import Gradient
 from sghmc.results import convergence, patterns, summaries
 from sghmc.results.health import Health
@@ -300,6 +302,25 @@ def recall(
             found = folder.read_tuning(decode, max_numbers)
         assert found is not None
         return found
+
+
+def tune_on_leader(init: PyTree, tuning: Callable[[], Tuned]) -> Tuned:
+    """Tune in process 0 alone, and return what it chose in every process of the run."""
+    if not runtime.is_multiprocess():
+        return tuning()
+
+    def encoded() -> str:
+        codec = _Codec(init, {})
+        content = codec.encode(tuning())
+        arrays = {n: (str(a.dtype), a.shape, a.tobytes().hex()) for n, a in codec.arrays.items()}
+        return json.dumps([content, arrays])
+
+    content, texts = json.loads(runtime.text_of_leader(encoded))
+    arrays = {
+        name: np.frombuffer(bytes.fromhex(text), jnp.dtype(dtype)).reshape(shape)
+        for name, (dtype, shape, text) in texts.items()
+    }
+    return _Codec(init, arrays).decode(content)
 
 
 class _Codec:
