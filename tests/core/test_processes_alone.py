@@ -53,44 +53,39 @@ def test_others_hear_the_leaders_numbers_in_their_own_types(many):
 
 
 def test_a_function_runs_on_the_leader_alone(many):
-    many(0)
+    many(0, process_allgather=others("", ""))
     assert runtime.on_leader(lambda: 7) == 7
     assert runtime.on_leader(runtime.is_multiprocess) is False, "it would wait for the others"
     assert runtime.is_multiprocess()
-    many(2)
+    many(2, process_allgather=others("", ""))
     assert runtime.on_leader(lambda: 7) is None
-    broadcast = {"broadcast_one_to_all": lambda numbers: numbers}
-    many(0, process_allgather=others("", ""), **broadcast)
+    many(0, process_allgather=others("", ""))
     assert runtime.text_of_leader(lambda: "mine") == "mine"
 
 
-def test_where_the_leader_fails_all_do_and_say_what_it_said(many):
-    sent = []
-
-    def broadcast(numbers):
-        sent.append(numbers)
-        return numbers
-
-    many(0, broadcast_one_to_all=broadcast)
-    with pytest.raises(ValueError, match="too ö much"):
-        runtime.on_leader(lambda: int("too ö much"))
-    assert sent[0].shape == (2000,)
-    many(1, broadcast_one_to_all=lambda _: sent[0])
-    with pytest.raises(runtime.ProcessError, match=r"Process 0 .* says: ValueError: .*too ö much"):
-        runtime.on_leader(lambda: None)
-
-
-def others(*texts):
-    """Answers of jax's gathering: what this process sent, and these texts of the others."""
-    said = [text.encode() for text in texts]
+def others(*texts, first=None):
+    """Answers of jax's gathering: what this process sent, or `first`, and texts of the others."""
+    said = [text.encode() for text in ((*texts,) if first is None else (first, *texts[:-1], ""))]
 
     def gather(sent):
+        mine = [sent] if first is None else []
         if sent.ndim == 0:
-            return np.array([sent, *map(len, said)])
+            return np.array([*mine, *map(len, said)])
         rows = [np.frombuffer(text.ljust(len(sent), b"\0"), np.uint8) for text in said]
-        return np.array([sent, *rows])
+        return np.array([*mine, *rows])
 
     return gather
+
+
+def test_where_the_leader_fails_all_do_and_say_what_it_said(many):
+    many(0, process_allgather=others("", ""))
+    with pytest.raises(ValueError, match="too ö much"):
+        runtime.on_leader(lambda: int("too ö much"))
+    many(1, process_allgather=others("", "", first="ValueError: too ö much"))
+    with pytest.raises(
+        runtime.ProcessError, match=r"in process 0 of 3. It says: ValueError: too ö much"
+    ):
+        runtime.on_leader(lambda: None)
 
 
 def test_processes_hear_each_others_texts(many):

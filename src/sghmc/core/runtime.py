@@ -233,8 +233,8 @@ def folder_bytes(path: os.PathLike | str) -> int:
 
 # Several processes.
 
-# Bytes of the leader's error message that the other processes get.
-_MAX_MESSAGE_BYTES = 2000
+# Letters of a process's error message that the others get.
+_MAX_MESSAGE_LETTERS = 2000
 # Words in the error of a collective operation whose other side is gone.
 _LOST_PEER = (
     "gloo",
@@ -254,22 +254,13 @@ class ProcessError(RuntimeError):
     """Another process of the run failed, or has other arguments; the message says which and why."""
 
 
+# Whether this process computes as if there were no others, which wait for it.
 _works_alone = contextvars.ContextVar("works_alone", default=False)
 
 
 def is_multiprocess() -> bool:
     """Tell whether several processes share this run."""
     return jax.process_count() > 1 and not _works_alone.get()
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Let this process run as if there were no others, which wait for it meanwhile."""
-    token = _works_alone.set(True)
-    try:
-        yield
-    finally:
-        _works_alone.reset(token)
 
 
 def is_leader() -> bool:
@@ -315,21 +306,14 @@ def on_leader(function: Callable[[], Any]) -> Any:
     """
     outcome, error = None, None
     if is_leader():
+        token = _works_alone.set(True)
         try:
-            with _alone():
-                outcome = function()
+            outcome = function()
         except Exception as raised:
             error = raised
-    if is_multiprocess():
-        text = "" if error is None else f"{type(error).__name__}: {error}"
-        # Padded, since processes exchange arrays of a shape known to all.
-        padded = text.encode()[:_MAX_MESSAGE_BYTES].ljust(_MAX_MESSAGE_BYTES, b"\0")
-        received = broadcast(np.frombuffer(padded, np.uint8))
-        message = received.tobytes().rstrip(b"\0").decode(errors="replace")
-        if message and error is None:
-            raise ProcessError(f"Process 0 of the run failed. It says: {message}")
-    if error is not None:
-        raise error
+        finally:
+            _works_alone.reset(token)
+    fail_together(error, "The run")
     return outcome
 
 
@@ -361,7 +345,7 @@ def fail_together(error: Exception | None, what: str) -> None:
     """Raise this process's error; in the others, say which process has one, and what it says."""
     if is_multiprocess():
         said = "" if error is None else f"{type(error).__name__}: {error}"
-        texts = gather_texts(said[:_MAX_MESSAGE_BYTES])
+        texts = gather_texts(said[:_MAX_MESSAGE_LETTERS])
         failed = [i for i, text in enumerate(texts) if text]
         if error is None and failed:
             raise ProcessError(
