@@ -1,5 +1,6 @@
 """Ratings and features among the arrays of a model file."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,6 +45,23 @@ def test_ratings_of_unknown_users_or_of_unequal_numbers_are_refused():
         arrays = packed(fitted()) | {f"ratings.{name}": np.array(values, np.int32)}
         with pytest.raises(ModelFileError, match="not written by sghmc"):
             unpack(SimpleNamespace(draws_=arrays), "file")
+
+
+def test_a_file_has_the_names_that_earlier_versions_wrote():
+    """So that a saved model opens: format 3 of a model file has these arrays."""
+    arrays = packed(fitted())
+    draws = set(handmade_draws())
+    assert draws == {"noise", "noise_rate"} | {
+        f"{side}{part}" for side in ("user", "item") for part in ("", ".mean", ".precision")
+    }
+    columns = ("user", "item", "rating", "users", "items", "scale", "num_fits")
+    entries = ("encoding", "row", "column", "value")
+    others = {f"ratings.{name}" for name in columns}
+    assert set(arrays) == draws | others | {f"features.user.{name}" for name in entries}
+    encoding = json.loads(arrays["features.user.encoding"].tobytes())
+    assert encoding == [["sex", "category", ["F"], True]]
+    kinds = {name: part.dtype.kind for name, part in arrays.items() if "." in name}
+    assert all(kinds[f"features.user.{name}"] in "iu" for name in ("row", "column"))
 
 
 @pytest.mark.parametrize("missing", ["ratings.scale", "features.user.row"])
