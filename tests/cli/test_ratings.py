@@ -135,7 +135,7 @@ def test_all_users_get_a_table(model, tmp_path):
     assert (tmp_path / "b").read_text().startswith("user,rank,item")
     for wrong in ((), ("--all", "--user", "user3"), ("--user", "user3", "--by", "upper")):
         assert call("recommend", model, *wrong).exit_code == 1
-    assert "must be one of" in call("recommend", model, "--all", "--by", "luck").stderr
+    assert 'by must be "mean"' in call("recommend", model, "--all", "--by", "luck").stderr
 
 
 def test_what_cannot_be_is_refused(table, tmp_path):

@@ -24,14 +24,11 @@ PARTS = {
     name: re.findall(r'"([\w-]+)": "\w+"', (ROOT / "benchmarks" / name).read_text("utf-8"))
     for name in ("pytorch.py", "samplers.py", "scaling.py")
 }
+PARTS["recommender.py"] = ["myfm", "folds", "implicit", "fold-in", "top", "scale", "lazy"]
 NOT_SMALL = {
     "mutants.py": "test_faults.py reads its lists",
     "same_bits.py": "test_recorded_runs.py calls it",
     "random_faults.py": "it runs tests itself",
-    "recommender.py": "it needs MovieLens",
-    "recommender_folds.py": "it needs MovieLens",
-    "recommender_implicit.py": "it needs MovieLens",
-    "recommender_scale.py": "it needs minutes",
     "transformer.py": "it needs a GPU or minutes",
     "pytorch.py": "it needs PyTorch: test_torch_laws.py runs a part",
 }
@@ -47,6 +44,14 @@ SMALL = {
     "samplers.py palindromes": "--batch 50000",
     "samplers.py austerity": "--draws 5",
     "samplers.py equal-cost": "--quick --only gaussian",
+    "recommender.py myfm": "--synthetic 30 20 --rank 2 --iterations 0 --draws 3 5",
+    "recommender.py folds": "--synthetic 30 20 --rank 2 --draws 3 --only 2 4",
+    "recommender.py implicit": "--synthetic 30 20 --rank 2 --draws 3 --peers",
+    "recommender.py fold-in": "--synthetic 30 20 --rank 2 --draws 3 --new 5 --refit",
+    "recommender.py top": "--users 40 --items 20 --rank 2 --draws 3 --seen 2 -k 4",
+    "recommender.py scale": "--users 40 --items 20 --rank 2 --draws 3 --ratings 400",
+    "recommender.py scale --estimate": "--users 40 --items 20 --rank 2 --draws 3 --ratings 400",
+    "recommender.py lazy": "--tables 100 --batch 10 --steps 5 --items 20 --rank 2",
     "llc.py": "--sizes 1e3 --seeds 1",
     "answer.py": "--only eight --repeat 1 --peers --no-errors",
     "estimators.py": "--data wine --folds 2",

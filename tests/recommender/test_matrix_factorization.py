@@ -455,8 +455,8 @@ def test_partial_fit_compiles_once(caplog):
         ({"batch_size": True}, "batch_size must be None, for the usual, or a whole"),
         ({"step_size": -1.0}, "step_size must be between 0 and 2"),
         ({"momentum_decay": 2.0}, "momentum_decay must be between 0 and 2"),
-        ({"duplicates": "first"}, "duplicates must be one of"),
-        ({"likelihood": "student"}, "likelihood must be one of"),
+        ({"duplicates": "first"}, 'duplicates must be "error", "last"'),
+        ({"likelihood": "student"}, 'likelihood must be "gaussian"'),
         ({"random_state": -1}, "random_state must be a whole number from 0"),
     ],
 )

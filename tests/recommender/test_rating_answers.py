@@ -70,7 +70,7 @@ def test_the_seed_fixes_the_draws_and_wrong_questions_are_refused(model):
     assert same[0] == same[1]
     assert len({tuple(model.recommend_all(by="draw").item) for _ in range(5)}) > 1
     for wrong, message in (
-        ({"by": "luck"}, "by must be one of"),
+        ({"by": "luck"}, 'by must be "mean"'),
         ({"width": -1.0}, "width must be zero or more"),
         ({"k": 0}, "k must be"),
     ):

@@ -41,7 +41,7 @@ def test_at_random_the_seed_decides_which():
 
 def test_what_cannot_be_split_is_refused():
     for how, share, message in (
-        ("luck", 0.5, "split must be one of"),
+        ("luck", 0.5, 'split must be "random"'),
         ("random", 0.01, "some to hold out and some to learn"),
         ("time", 0.99, "some to hold out and some to learn"),
     ):

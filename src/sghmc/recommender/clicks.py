@@ -26,7 +26,7 @@ from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import Posterior
 from sghmc.recommender import factor_gibbs
 from sghmc.recommender.factor_chain import ChainProblem, Likelihood, Outcome, StepSchedule, counted
-from sghmc.recommender.factor_gibbs import SIDES, ColumnPrior, Features
+from sghmc.recommender.factor_gibbs import SIDES, Features
 from sghmc.recommender.factor_model import AbstractFactorization
 from sghmc.recommender.fold_in import Newcomers, with_rows
 from sghmc.samplers.sghmc import SGHMC
@@ -200,10 +200,6 @@ class ClickModel(AbstractFactorization):
     def precisions(self, hyper: PyTree, counts: PyTree) -> dict[str, jax.Array]:
         # The variances of y, summed over all pairs of a row, are about its number of positive ones.
         return {side: jnp.ones(()) for side in SIDES}
-
-    @property
-    def columns(self) -> ColumnPrior:
-        return ColumnPrior.by_dimension(self.rank)
 
 
 class RowsGivenOthers(eqx.Module):

@@ -162,10 +162,6 @@ class ChainSettings:
     momentum_decay: float
     progress: bool
 
-    @property
-    def num_burnin_draws(self) -> int:
-        return -(-self.num_burnin // self.thinning)
-
 
 def run_factor_chain(
     key: jax.Array,
@@ -292,7 +288,7 @@ def _sample(
     """Sample with the longest step size at which the run does not diverge."""
     model, batch_size = problem.model, _batch_size(settings, problem)
     gradient = FullBatch() if batch_size is None else Minibatch(batch_size, replacement="epochs")
-    num_burnin = settings.num_burnin_draws
+    num_burnin = -(-settings.num_burnin // settings.thinning)
     adapt = model.adapt(_counts_of, _ADAPT_EVERY_STEPS, num_burnin * settings.thinning)
     mass = _safe_mass(posterior, model, position)
     failure: DivergenceError | None = None

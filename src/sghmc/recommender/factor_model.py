@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.adapt import Adapt
-from sghmc.core.checks import checked_codes, take_rows
+from sghmc.core.checks import check_choice, check_count, checked_codes, take_rows
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import Posterior
 from sghmc.recommender import factor_gibbs
@@ -43,9 +43,7 @@ class AbstractFactorization(eqx.Module):
 
     def __check_init__(self):
         for name in ("num_users", "num_items", "rank"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1, but is {value!r}.")
+            check_count(getattr(self, name), name)
         if unknown := set(self.features) - set(SIDES):
             raise ValueError(f"features must be of {SIDES}, but some are of {sorted(unknown)}.")
 
@@ -65,9 +63,9 @@ class AbstractFactorization(eqx.Module):
         """
 
     @property
-    @abc.abstractmethod
     def columns(self) -> ColumnPrior:
-        """Prior of the columns of either side."""
+        """Prior of the columns of either side: unless overridden, one for each dimension."""
+        return ColumnPrior.by_dimension(self.rank)
 
     def init(self, key: jax.Array, scale: float = 0.03) -> jax.Array:
         """Draw factors from N(0, scale²); biases are 0."""
@@ -221,10 +219,8 @@ class FactorizationModel(AbstractFactorization):
         self.features = features or {}
 
     def __check_init__(self):
-        if self.prior not in ("shared", "dimension"):
-            raise ValueError(f'prior must be "shared" or "dimension", but is {self.prior!r}.')
-        if self.noise not in ("shared", "user"):
-            raise ValueError(f'noise must be "shared" or "user", but is {self.noise!r}.')
+        check_choice(self.prior, "prior", ("shared", "dimension"))
+        check_choice(self.noise, "noise", ("shared", "user"))
         if not 0 <= self.resolution < np.inf:
             raise ValueError(f"resolution must be 0 or more, but is {self.resolution!r}.")
 

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from sghmc.core.checks import check_count, checked_codes
+from sghmc.core.checks import check_choice, check_count, checked_codes
 from sghmc.estimators import storage
 from sghmc.recommender.factor_chain import ChainSettings, Likelihood, run_factor_chain
 from sghmc.recommender.factor_gibbs import SIDES
@@ -244,12 +244,8 @@ def _check_settings(model: MatrixFactorization) -> None:
         value = getattr(model, name)
         if value is not None and not 0 < value < 2:
             raise ValueError(f"{name} must be between 0 and 2, but is {value!r}.")
-    if model.duplicates not in DUPLICATES:
-        raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {model.duplicates!r}.")
-    if model.likelihood not in (*LIKELIHOODS, AUTO):
-        raise ValueError(
-            f"likelihood must be one of {(*LIKELIHOODS, AUTO)}, but is {model.likelihood!r}."
-        )
+    check_choice(model.duplicates, "duplicates", DUPLICATES)
+    check_choice(model.likelihood, "likelihood", (*LIKELIHOODS, AUTO))
 
 
 def likeliest(

@@ -16,7 +16,7 @@ from sghmc.core.checks import checked_codes, take_rows
 from sghmc.core.random import gammas
 from sghmc.posterior.posterior import Posterior
 from sghmc.recommender import factor_gibbs
-from sghmc.recommender.factor_gibbs import NOISE_SHAPE, ColumnPrior, Features, UserNoise
+from sghmc.recommender.factor_gibbs import NOISE_SHAPE, Features, UserNoise
 from sghmc.recommender.factor_model import AbstractFactorization
 from sghmc.recommender.fold_in import Blocks, moments, rows_given_noise
 from sghmc.types import PyTree
@@ -104,10 +104,6 @@ class OrdinalModel(AbstractFactorization):
 
     def precisions(self, hyper: PyTree, counts: PyTree) -> dict[str, jax.Array]:
         return {"user": hyper["noise"], "item": self._noise.average(hyper, counts["user"])}
-
-    @property
-    def columns(self) -> ColumnPrior:
-        return ColumnPrior.by_dimension(self.rank)
 
     @property
     def _noise(self) -> UserNoise:

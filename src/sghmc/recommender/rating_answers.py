@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from sghmc.core.checks import check_count
+from sghmc.core.checks import check_choice, check_count
 from sghmc.recommender import factor_draws
 from sghmc.recommender.clicks import Counts, Implicit
 from sghmc.recommender.factor_chain import Likelihood, Outcome
@@ -211,8 +211,7 @@ class RatingAnswers(BaseEstimator):
         """
         check_is_fitted(self, "draws_")
         check_count(k, "k")
-        if by not in get_args(By):
-            raise ValueError(f"by must be one of {get_args(By)}, but is {by!r}.")
+        check_choice(by, "by", get_args(By))
         if not np.isfinite(width) or width < 0:
             raise ValueError(f"width must be zero or more, but is {width!r}.")
         generator = np.random.default_rng(random_state)
@@ -260,16 +259,9 @@ class RatingAnswers(BaseEstimator):
             scores |= self._rating_scores(predictor, table)
             mean = self.ratings_.rating.mean(dtype=np.float64)
             is_wanted = table.rating >= (mean if relevant is None else relevant)
-        pairs = np.stack(
-            [
-                codes_of(ids, known)[codes]
-                for ids, known, codes in (
-                    (table.users, self.ratings_.users, table.user),
-                    (table.items, self.ratings_.items, table.item),
-                )
-            ],
-            axis=1,
-        )
+        users = codes_of(table.users, self.ratings_.users)[table.user]
+        items = codes_of(table.items, self.ratings_.items)[table.item]
+        pairs = np.stack([users, items], axis=1)
         pairs = pairs[is_wanted & np.all(pairs >= 0, axis=1)]
         best = best_items(
             self.draws_, self.ratings_, max(ks), True, "mean", 0.0, np.random.default_rng(0)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sghmc.core.checks import check_choice
 from sghmc.recommender.ratings import Ratings
 from sghmc.results.scores import inside_intervals
 
@@ -28,8 +29,7 @@ def split(ratings: Ratings, how: str, share: float, seed: int = 0) -> tuple[np.n
     >>> split(from_table(table | {"timestamp": [4, 1, 2, 3]}), "last", 0.0)[1]
     array([0, 3])
     """
-    if how not in SPLITS:
-        raise ValueError(f"split must be one of {SPLITS}, but is {how!r}.")
+    check_choice(how, "split", SPLITS)
     count = round(share * len(ratings))
     if how != "last" and not 0 < count < len(ratings):
         raise ValueError(

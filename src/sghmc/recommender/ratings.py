@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sghmc.core.checks import check_count
+from sghmc.core.checks import check_choice, check_count
 from sghmc.data import columns
 from sghmc.data.columns import ROLES, columns_of, find, plain
 from sghmc.data.table_files import Style, read_columns
@@ -248,8 +248,7 @@ def _from_columns(
     is_rated: bool,
     source: str,
 ) -> Ratings:
-    if duplicates not in DUPLICATES:
-        raise ValueError(f"duplicates must be one of {DUPLICATES}, but is {duplicates!r}.")
+    check_choice(duplicates, "duplicates", DUPLICATES)
     has_ratings = names[2] is not None or any(plain(name) in ROLES["rating"] for name in table)
     if not is_rated and not has_ratings:
         length = len(table[find(table, "user", names[0], source)])
