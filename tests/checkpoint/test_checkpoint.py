@@ -28,7 +28,7 @@ from sghmc.checkpoint import manifest, zarr
 from sghmc.checkpoint.checkpoint import DamagedError
 from sghmc.checkpoint.folder import open_folder
 from sghmc.engine import blocking, driver, run
-from sghmc.engine.progress import Bar
+from sghmc.engine.driver import Bar
 from sghmc.tuning.result import TuneReport
 
 KEY = jax.random.key(7)

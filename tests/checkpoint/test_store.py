@@ -17,7 +17,7 @@ from sghmc.checkpoint import zarr
 from sghmc.checkpoint.store import DiskStore
 from sghmc.checkpoint.zarr import DrawFile
 from sghmc.engine import blocking, driver
-from sghmc.engine.progress import Bar
+from sghmc.engine.driver import Bar
 from sghmc.results import summaries
 
 LocalStore = pytest.importorskip("zarr.storage").LocalStore

@@ -15,7 +15,7 @@ import sghmc
 from sghmc.core import runtime
 from sghmc.core.signals import Interruption, whole_or_nothing
 from sghmc.engine import driver
-from sghmc.engine.progress import Bar
+from sghmc.engine.driver import Bar
 from sghmc.estimators import (
     BayesianLinearRegression,
     BayesianLogisticRegression,

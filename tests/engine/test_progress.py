@@ -8,7 +8,7 @@ import pytest
 import rich.console
 
 from sghmc.engine.chain import NEVER
-from sghmc.engine.progress import Bar
+from sghmc.engine.driver import Bar
 
 FAILED = np.array([NEVER, 7])
 

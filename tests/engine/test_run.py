@@ -16,7 +16,7 @@ from rich.console import Console
 import sghmc
 from cases import halving, params, posterior
 from sghmc.engine import blocking, driver
-from sghmc.engine.progress import Bar
+from sghmc.engine.driver import Bar
 
 KEY = jax.random.key(7)
 SAMPLER = sghmc.SGHMC(0.1, 2.0)

@@ -23,8 +23,8 @@ from sghmc import theory
 from sghmc.core import runtime, tree
 from sghmc.engine import blocking, driver, loop
 from sghmc.engine.chain import RunSpec
+from sghmc.engine.driver import Bar
 from sghmc.engine.layout import InitialPositions, Layout
-from sghmc.engine.progress import Bar
 
 USER, ITEM = np.array([0, 2, 0]), np.array([[0, 1], [1, 1], [0, 2]])
 RATING = np.array([0.4, -1.2, 0.7], np.float32)

@@ -20,7 +20,7 @@ import sghmc
 from cases import SAMPLERS
 from sghmc.engine import driver
 from sghmc.engine import mesh as meshes
-from sghmc.engine.progress import Bar
+from sghmc.engine.driver import Bar
 from sghmc.posterior.posterior import pad_rows
 from sghmc.posterior.sharded import ManuallyShardedPosterior
 

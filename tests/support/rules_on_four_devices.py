@@ -19,7 +19,7 @@ from on_four_devices import ROUNDING, Killed, Network, mesh, same, sample
 from sghmc.engine import driver
 from sghmc.engine import mesh as meshes
 from sghmc.engine.devices import placed
-from sghmc.engine.progress import Bar
+from sghmc.engine.driver import Bar
 
 NETWORK = Network()
 GIVEN = {

@@ -15,7 +15,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,17 +27,6 @@ from sghmc.checkpoint.zarr import DrawFile, GrowingArray
 from sghmc.core import files, runtime
 from sghmc.results.summaries import path_name
 from sghmc.types import PyTree
-
-
-@runtime_checkable
-class DrawStore(Protocol):
-    """A place for draws; all arrays have axes (chain, draw, …)."""
-
-    num_kept: int
-
-    def append(self, rows: PyTree) -> None: ...
-
-    def draws(self) -> PyTree: ...
 
 
 class RamStore:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sghmc.checkpoint.folder import RunFolder, Save
-from sghmc.checkpoint.store import DrawStore, RamStore
+from sghmc.checkpoint.store import DiskStore, RamStore
 from sghmc.core import runtime, tree
 from sghmc.core.signals import Interruption
 from sghmc.engine import loop
@@ -22,7 +22,7 @@ from sghmc.engine.devices import Placement
 from sghmc.engine.layout import InitialPositions, Layout
 from sghmc.engine.messages import divergence, too_much_noise
 from sghmc.engine.prefetch import Reader
-from sghmc.engine.progress import Bar
+from sghmc.engine.progress import NotebookBar, TerminalBar
 from sghmc.posterior.sources import DataError
 from sghmc.results.prediction import Origin
 from sghmc.results.samples import DivergenceError, GradientNoiseError, Samples, lasting
@@ -50,6 +50,33 @@ class StoredDraws(NamedTuple):
     clock: Float[np.ndarray, "1 draw"]
 
 
+class Bar:
+    """Steps a second, time left, and how many chains are finite; shown where it `is_shown`."""
+
+    def __init__(self, is_shown: bool, num_steps: int, num_done: int = 0):
+        self.is_shown, self.num_steps, self.num_done = is_shown, num_steps, num_done
+        self.shown: TerminalBar | NotebookBar | None = None
+
+    def __enter__(self) -> "Bar":
+        if self.is_shown:
+            from rich import get_console
+
+            console = get_console()
+            if console.is_jupyter:
+                self.shown = NotebookBar(self.num_steps)
+            elif console.is_terminal:
+                self.shown = TerminalBar(console, self.num_steps, self.num_done)
+        return self
+
+    def update(self, num_done: int, failed_at: Int[np.ndarray, " chain"]) -> None:
+        if self.shown is not None:
+            self.shown.update(num_done, int((failed_at < NEVER).sum()), len(failed_at))
+
+    def __exit__(self, *exception) -> None:
+        if self.shown is not None:
+            self.shown.stop()
+
+
 class OneDevice(Placement):
     """Runs the loop on one device; a state is saved as the loop has it."""
 
@@ -60,7 +87,7 @@ class OneDevice(Placement):
         layout, is_shared = spec.layout, positions.init_axis is None
         is_large = layout.num_chains * tree.size(layout.like) >= _LARGE_PARAMETERS
         initial_states = loop.compiled_initial_states(is_large=is_large)
-        zero = np.int32(0)  # an argument: a number in the program would be folded into constants
+        zero = np.int32(0)  # the compiler must not know it: see `runtime.never`
         return initial_states(
             spec, positions.arrays, zero, evaluates=evaluates, is_shared=is_shared
         )
@@ -120,7 +147,7 @@ class Driver:
         no_draws: DrawRecord = spec.layout.chains_first(nothing, leading=1)
         num_kept, save = int(self.is_kept.sum()), None
         stored = StoredDraws(*no_draws, np.empty((1, 0)))
-        self.store: DrawStore = RamStore(stored, num_kept)
+        self.store: RamStore | DiskStore = RamStore(stored, num_kept)
         if folder is not None:
             self.store = folder.open_store(stored, num_kept)
             save = folder.resume(like, self.is_kept)

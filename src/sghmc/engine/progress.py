@@ -3,42 +3,11 @@
 import time
 from typing import Any
 
-import numpy as np
-
-from sghmc.engine.chain import NEVER
-
 _INSTANT_SECONDS = 1e-9
 """Least time that is divided by, in place of no time at all."""
 
 
-class Bar:
-    """Steps a second, time left, and how many chains are sound. Costs nothing inside the loop."""
-
-    def __init__(self, is_shown: bool, num_steps: int, num_done: int = 0):
-        self.is_shown, self.num_steps, self.num_done = is_shown, num_steps, num_done
-        self.shown: _Terminal | _Notebook | None = None
-
-    def __enter__(self) -> "Bar":
-        if self.is_shown:
-            from rich import get_console
-
-            console = get_console()
-            if console.is_jupyter:
-                self.shown = _Notebook(self.num_steps)
-            elif console.is_terminal:
-                self.shown = _Terminal(console, self.num_steps, self.num_done)
-        return self
-
-    def update(self, num_done: int, failed_at: np.ndarray) -> None:
-        if self.shown is not None:
-            self.shown.update(num_done, int((failed_at < NEVER).sum()), len(failed_at))
-
-    def __exit__(self, *exception) -> None:
-        if self.shown is not None:
-            self.shown.stop()
-
-
-class _Terminal:
+class TerminalBar:
     """Progress bar in a terminal, by rich."""
 
     def __init__(self, console: Any, num_steps: int, num_done: int):
@@ -73,7 +42,7 @@ class _Terminal:
         self.progress.stop()
 
 
-class _Notebook:
+class NotebookBar:
     """Progress bar of the browser; rich's needs ipywidgets, which not every notebook has."""
 
     def __init__(self, num_steps: int):
