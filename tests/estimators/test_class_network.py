@@ -7,7 +7,7 @@ import pytest
 
 from sghmc.estimators import class_network
 from sghmc.estimators.class_network import Plan, rescaled
-from sghmc.estimators.network_training import activate
+from sghmc.estimators.networks import activate
 from sghmc.estimators.weighted_rows import Rows, Scaling
 from sghmc.results.samples import DivergenceError
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sghmc.estimators.network_training import activate, largest_curvatures
+from sghmc.estimators.networks import activate, largest_curvatures
 from sghmc.estimators.weighted_rows import Rows
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sghmc.estimators.network_training import HeldOut, clearly_likeliest, random_parts
+from sghmc.estimators.networks import HeldOut, clearly_likeliest, random_parts
 
 
 def test_the_likeliest_sharpness_undoes_a_wrong_one():

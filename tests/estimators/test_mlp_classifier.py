@@ -9,7 +9,7 @@ import pytest
 
 from estimator_data import NETWORK, blobs, by_hand
 from sghmc.estimators import BayesianMLPClassifier, class_network, mlp_classifier
-from sghmc.estimators.network_training import HeldOut
+from sghmc.estimators.networks import HeldOut
 from sghmc.estimators.weighted_rows import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -8,7 +8,7 @@ from sklearn.exceptions import NotFittedError
 
 from estimator_data import NETWORK, by_hand, line
 from sghmc.estimators import BayesianMLPRegressor, regression_chains
-from sghmc.estimators.regression_chains import RegressionChains, Run
+from sghmc.estimators.regression_chains import Choice, RegressionChains, Run
 from sghmc.estimators.regression_network import RegressionNetwork
 from sghmc.estimators.weighted_rows import Rows, Scaling
 
@@ -137,7 +137,7 @@ def test_the_noise_is_chosen_anew_when_the_rows_have_doubled(monkeypatch):
 
     def choose(key, network, rows, num_chains, plan):
         seen.append(len(rows.x))
-        return "constant" if len(rows.x) < 40 else "student"
+        return Choice("constant" if len(rows.x) < 40 else "student", 0.5)
 
     def run(key, rows, num_steps):
         seen.append((model.noise_, model._chains is None))

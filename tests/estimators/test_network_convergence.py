@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from sghmc.estimators.network_convergence import (
+from sghmc.estimators.networks import (
     Diagnostics,
     diagnose,
     judged_rows,
@@ -74,6 +74,22 @@ def test_troubles_are_told_with_their_remedy():
     assert sound.troubles == []
     assert "accept rate 0.75" in str(sound)
     assert Diagnostics.of_plain(sound.plain()) == sound
+
+
+def test_a_mean_that_chains_disagree_about_is_told_where_it_is_watched():
+    """R-hat of means 8 with noise that hides it: chains are 10 apart, and the noise is 30."""
+    apart, noise = SOUND + 10 * np.arange(4)[:, None, None], np.full_like(SOUND, 900.0)
+    found = diagnose(apart, noise, **OTHERS, watches_means=True)
+    assert found.rhat < 1.2
+    assert re.search(r"disagree about the mean \(R-hat of means 1\d", str(found))
+    assert diagnose(apart, noise, **OTHERS).troubles == []
+    assert diagnose(SOUND, noise, **OTHERS, watches_means=True).troubles == []
+
+
+def test_a_fit_that_is_no_better_than_a_constant_says_so():
+    assert diagnose(SOUND, SOUND**2, **OTHERS, error_ratio=0.99).troubles == []
+    found = diagnose(SOUND, SOUND**2, **OTHERS, error_ratio=1.25)
+    assert "1.25 times that of a constant" in str(found)
 
 
 def test_rows_are_judged_evenly():

@@ -1,11 +1,13 @@
 """Which noise: by rows that were not seen."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 
 from sghmc.estimators import regression_chains
-from sghmc.estimators.regression_chains import Plan
+from sghmc.estimators.regression_chains import HeldOutScores, Plan
 from sghmc.estimators.regression_network import RegressionNetwork
 from sghmc.estimators.weighted_rows import Rows
 
@@ -25,29 +27,61 @@ def rows(count: int, kind: str) -> Rows:
     return Rows(x, y / y.std(), np.ones(count))
 
 
-def test_held_out_rows_are_not_seen(monkeypatch):
-    seen = {}
+@pytest.fixture
+def told(monkeypatch):
+    """Scores by kind of noise, which a test sets, and the rows that they are asked for."""
+    told: dict[str, Any] = {"crps": {"constant": 1.0, "student": 1.0}}
 
-    def logs(key, network, train, held, num_chains, plan):
-        seen.update(train=train, held=held)
-        return {name: np.full(50, value) for name, value in likely.items()}
+    def scores(key, network, train, held, num_chains, plan):
+        told.update(train=train, held=held)
+        return {
+            name: HeldOutScores(
+                np.full(50, log), np.full(50, told["crps"][name]), np.full(50, 0.25)
+            )
+            for name, log in told["likely"].items()
+        }
 
-    monkeypatch.setattr(regression_chains, "held_out_logs", logs)
-    data, key = rows(200, "constant"), jax.random.key(0)
-    likely = {"constant": -1.0, "student": -1.0}
-    assert regression_chains.choose(key, NETWORK, data, 8, PLAN) == "student"
-    train, held = (set(seen[part].x[:, 0]) for part in ("train", "held"))
+    monkeypatch.setattr(regression_chains, "held_out_scores", scores)
+    return told
+
+
+def chosen(data: Rows) -> str:
+    return regression_chains.choose(jax.random.key(0), NETWORK, data, 8, PLAN).noise
+
+
+def test_held_out_rows_are_not_seen(told):
+    data = rows(200, "constant")
+    told["likely"] = {"constant": -1.0, "student": -1.0}
+    assert chosen(data) == "student"
+    train, held = (set(told[part].x[:, 0]) for part in ("train", "held"))
     assert train | held == set(data.x[:, 0])
     assert not train & held
     assert len(held) == 30
-    likely = {"constant": -0.9, "student": -1.0}
-    assert regression_chains.choose(key, NETWORK, data, 8, PLAN) == "constant"
-    likely = {"constant": -0.999, "student": -1.0}
-    assert regression_chains.choose(key, NETWORK, data, 8, PLAN) == "student"
-    assert regression_chains.choose(key, NETWORK, rows(39, "constant"), 8, PLAN) == "constant"
-    many = rows(3000, "constant")
-    regression_chains.choose(key, NETWORK, many, 8, PLAN)
-    assert len(seen["train"].x) + len(seen["held"].x) == 2048
+    told["likely"] = {"constant": -0.9, "student": -1.0}
+    assert chosen(data) == "constant"
+    told["likely"] = {"constant": -0.999, "student": -1.0}
+    assert chosen(data) == "student"
+    assert chosen(rows(39, "constant")) == "constant"
+    chosen(rows(3000, "constant"))
+    assert len(told["train"].x) + len(told["held"].x) == 2048
+
+
+def test_a_mean_that_is_far_off_outweighs_a_good_likelihood(told):
+    """By CRPS, and by a quarter: less is no reason."""
+    told["likely"] = {"constant": -2.0, "student": -1.0}
+    for ratio, wanted in ((0.7, "constant"), (0.8, "student")):
+        told["crps"] = {"constant": ratio, "student": 1.0}
+        assert chosen(rows(200, "constant")) == wanted
+
+
+def test_a_trial_is_compared_with_a_constant(told):
+    told["likely"] = {"constant": -1.0, "student": -1.0}
+    data = rows(200, "constant")
+    found = regression_chains.choose(jax.random.key(0), NETWORK, data, 8, PLAN)
+    errors = told["held"].y - told["train"].y.mean()
+    assert found.error_ratio == pytest.approx(50 * 0.25 / np.sum(errors**2))
+    few = regression_chains.choose(jax.random.key(0), NETWORK, rows(39, "constant"), 8, PLAN)
+    assert few.error_ratio is None
 
 
 @pytest.mark.slow
@@ -57,8 +91,8 @@ def test_the_noise_that_is_there_is_likeliest(num_chains):
     for kind in ("input", "student"):
         data = rows(1000, kind)
         train, held = (Rows(*(c[part] for c in data)) for part in (slice(300, None), slice(300)))
-        logs = regression_chains.held_out_logs(
+        scores = regression_chains.held_out_scores(
             jax.random.key(0), NETWORK, train, held, num_chains, Plan.of(1500, 1)
         )
-        assert set(logs) == {"constant", "student"}
-        assert logs["student"].mean() > logs["constant"].mean() + 0.02
+        assert set(scores) == {"constant", "student"}
+        assert scores["student"].log.mean() > scores["constant"].log.mean() + 0.02

@@ -13,6 +13,13 @@ def points(expected, observed, count):
     return {"expected": [expected], "observed": [observed], "count": [count]}
 
 
+def test_a_doubtful_fit_is_no_good_verdict_however_calibrated_it_is():
+    result = fit_result(reliability=points(0.5, 0.5, 100), troubles=["no better than a constant"])
+    page = tables.table_page(result)
+    assert "Verdict: no better than a constant" in page
+    assert "Nothing needs mending" not in page
+
+
 @pytest.mark.parametrize(
     ("observed", "words"),
     [

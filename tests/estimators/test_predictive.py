@@ -65,6 +65,19 @@ def test_quantiles_lie_between_modes_however_far_they_are(noise):
         np.testing.assert_allclose(law.cdf(law.quantile(level)), level, atol=1e-5)
 
 
+def test_crps_is_the_integral_of_squared_differences_of_cdfs(law):
+    """Estimated from 20,000 observations: within 2 %."""
+    y = np.array([0.3, -2.0])
+    found = law.crps(y, np.random.default_rng(0), 20_000)
+    grid = np.linspace(-400, 400, 400_001)
+    for row in range(2):
+        cdf = stats.t.cdf(
+            grid[:, None], law.degrees[:, 0], law.location[:, row], law.scale[:, row]
+        ).mean(1)
+        wanted = np.sum((cdf - (grid >= y[row])) ** 2) * (grid[1] - grid[0])
+        assert found[row] == pytest.approx(wanted, rel=0.02)
+
+
 def test_samples_follow_the_law(law):
     """20,000 of each row: Kolmogorov's statistic fails once in 10⁵ seeds at 2.5 / √n."""
     drawn = law.sample(np.random.default_rng(0), 20_000)

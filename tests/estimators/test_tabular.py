@@ -333,7 +333,7 @@ def test_settings_reach_the_model_and_the_seed_its_split(monkeypatch):
             super().__init__(None, None)
 
         def diagnostics(self):
-            return "chains agree"
+            return Diagnostics(1.0, 1.0, 99.0, (0.1,), ())
 
     monkeypatch.setitem(tables.KINDS, ("regression", "mlp"), Network)
     table = {"row": np.arange(10.0), "id": np.arange(10.0), "y": np.arange(10.0)}
@@ -341,7 +341,8 @@ def test_settings_reach_the_model_and_the_seed_its_split(monkeypatch):
     found = tables.fit_table(table, "y", seed=5, progress=True, **options)
     wanted = {"random_state": 5, "progress": True, "num_steps": 77, "num_chains": 3}
     assert made == [wanted]
-    assert found.result["convergence"] == "chains agree"
+    assert found.result["convergence"].startswith("R-hat of observations 1.000")
+    assert "a chain accepts 10%" in found.result["troubles"][-1]
     assert found.result["inputs"] == ["row"]
     assert (found.result["task"], found.result["model"]) == ("regression", "Network")
     # A fifth is held out unless another share is asked for.
@@ -366,6 +367,21 @@ def test_the_picture_names_what_it_shows():
         assert (axis.get_xlabel(), axis.get_ylabel()) == (across, up)
         assert (axis.get_xlim(), axis.get_ylim()) == ((0, 1), (0, 1))
         assert axis.get_title() == "7 held-out rows, calibration error 0.250"
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_a_constant_has_the_likelihood_of_the_rows_that_were_seen(task):
+    seen, y = np.array([0.0, 1, 1, 2]), np.array([1.0, 1, 2])
+    found = tables._constant_log_likelihood(task, seen, y)
+    if task == "classification":
+        assert found == pytest.approx(np.log([0.5, 0.5, 0.25]).mean())
+    else:
+        assert found == pytest.approx(stats.norm.logpdf(y, 1, np.sqrt(0.5)).mean())
+
+
+def test_doubts_come_last_in_the_terminal():
+    result = {"model": "M", "num_train": 8, "num_test": 2, "inputs": [], "troubles": ["so"]}
+    assert tables.summary(result)[-1] == "Doubtful: so."
 
 
 def test_chains_are_told_where_there_are_some():

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sghmc.estimators.network_training import train
-from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table
+from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table, train
 
 NETWORK = RegressionNetwork(1, (), "silu")
 RNG = np.random.default_rng(0)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.estimators.network_training import largest_curvatures
+from sghmc.estimators.networks import largest_curvatures
 from sghmc.estimators.weighted_rows import Rows, Scaling, padded, padded_size
 from sghmc.gradients.exact import FullBatch
 from sghmc.gradients.minibatch import Minibatch

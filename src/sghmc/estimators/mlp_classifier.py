@@ -7,12 +7,14 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from sghmc.estimators.class_network import Network, Plan, rescaled
-from sghmc.estimators.network_convergence import Diagnostics, diagnose, judged_rows
-from sghmc.estimators.network_training import (
+from sghmc.estimators.networks import (
     BayesianNetwork,
+    Diagnostics,
     HeldOut,
     activate,
     clearly_likeliest,
+    diagnose,
+    judged_rows,
     random_parts,
 )
 from sghmc.estimators.predictive import BayesianClassifier, softmax

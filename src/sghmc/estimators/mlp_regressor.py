@@ -8,8 +8,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from sghmc.estimators import regression_chains
-from sghmc.estimators.network_convergence import Diagnostics, diagnose, judged_rows
-from sghmc.estimators.network_training import BayesianNetwork
+from sghmc.estimators.networks import BayesianNetwork, Diagnostics, diagnose, judged_rows
 from sghmc.estimators.predictive import BayesianRegressor
 from sghmc.estimators.regression_batches import RegressionBatches
 from sghmc.estimators.regression_chains import Plan, RegressionChains, Run
@@ -64,6 +63,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
     hidden_layer_sizes_: tuple[int, ...]
     target_rounding_: float
     diagnostics_: dict[str, Any]
+    _error_ratio: float | None = None
 
     def __init__(
         self,
@@ -108,6 +108,8 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
     def _sample(self, key):
         assert self._rows is not None
         rows, is_new = self._rows, self._chains is None
+        if is_new:
+            self._error_ratio = None
         self.target_scaling_ = Scaling.of(rows.y, rows.weight)
         self.target_rounding_ = rounding(rows.y)
         if is_new:
@@ -134,9 +136,9 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         network = dataclasses.replace(self._network(), hidden=sizes)
         plan = Plan.of(num_steps, self._draws_per_chain)
         chosen = regression_chains.choose(key, network, rows, self.num_chains, plan)
-        if self._chains is not None and chosen != self.noise_:
+        if self._chains is not None and chosen.noise != self.noise_:
             self._chains = None
-        self.noise_ = chosen
+        self.noise_, self._error_ratio = chosen
 
     def _num_steps(self, num_rows: int) -> int:
         if self.num_steps != "auto":
@@ -187,6 +189,8 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
             temperature=run.temperature,
             num_replaced=run.num_replaced,
             num_steps=self._num_steps(len(rows.x)),
+            error_ratio=self._error_ratio,
+            watches_means=True,
         )
         _refuse_what_is_lost(run, law.mean(), rows.y[places], rows.weight[places])
         self.diagnostics_ = found.plain()

@@ -66,6 +66,12 @@ class Predictive(NamedTuple):
             logs = logs + special.gammaln((v + 1) / 2) - special.gammaln(v / 2)
         return special.logsumexp(logs - np.log(self.scale), axis=0) - np.log(len(errors))
 
+    def crps(self, y: np.ndarray, generator: np.random.Generator, count: int = 400) -> np.ndarray:
+        """Return E|Y − y| − ½ E|Y − Y'| at each row, estimated from `count` observations Y."""
+        drawn = np.sort(self.sample(generator, count), axis=0)
+        ranks = 2 * np.arange(1, count + 1) - count - 1
+        return np.abs(drawn - y[None]).mean(0) - ranks @ drawn / (count * (count - 1))
+
     def cdf(self, y: np.ndarray) -> np.ndarray:
         """Return P(observation ≤ y) at each row."""
         errors = (y[None] - self.location) / self.scale

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.estimators.network_training import train
 from sghmc.estimators.regression_chains import Run
-from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table
+from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table, train
 from sghmc.gradients.minibatch import Minibatch
 from sghmc.posterior.posterior import Posterior
 from sghmc.results.samples import DivergenceError

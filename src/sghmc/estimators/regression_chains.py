@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.core import random
-from sghmc.estimators.network_training import clearly_likeliest, train
-from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table, columns
+from sghmc.estimators.networks import clearly_likeliest
+from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table, columns, train
 from sghmc.estimators.weighted_rows import Rows, rounding
 from sghmc.gradients import Oracle
 from sghmc.posterior.target import Potential
@@ -313,40 +313,72 @@ _MIN_ROWS, _MAX_ROWS = 40, 2048
 """Numbers of rows from which on some can be held out, and that are enough to choose by."""
 _JUDGED_SHARE = 0.5
 """Share of a trial's trajectories that is judged: the last ones."""
+_MAX_CRPS_RATIO = 0.75
+"""Ratio of CRPS from which on one noise for all rows is better by far than Student's t."""
 _PLAIN, _USUAL = "constant", "student"
 _TRIED = (_PLAIN, _USUAL)
 """Kinds of noise that are tried; not "input": Student's t has it as its limit, and where it seems
 likelier on the rows held out, a single row far off undoes that."""
 
 
+class HeldOutScores(NamedTuple):
+    """Weighted scores of held-out rows: log-likelihoods, CRPS and squared errors of the mean."""
+
+    log: np.ndarray
+    crps: np.ndarray
+    square: np.ndarray
+
+
+class Choice(NamedTuple):
+    """A kind of noise and, if it was tried, its squared error on held-out rows.
+
+    `error_ratio` is relative to that of the mean of the rows that were seen.
+    """
+
+    noise: str
+    error_ratio: float | None = None
+
+
 def choose(
     key: jax.Array, network: RegressionNetwork, rows: Rows, num_chains: int, plan: Plan
-) -> str:
-    """Return the kind of noise under which held-out rows are likeliest, after some exploration.
+) -> Choice:
+    """Choose the kind of noise on held-out rows, after some exploration.
 
-    Student's t is taken unless one noise for all rows is clearly better.
+    Student's t is taken unless one noise for all rows is clearly better, by log-likelihood or by
+    far by CRPS: t may buy a good likelihood of most rows with a mean that gives up the others.
     """
     if len(rows.x) < _MIN_ROWS:
-        return _PLAIN
+        return Choice(_PLAIN)
     order = np.random.default_rng(0).permutation(len(rows.x))[:_MAX_ROWS]
     parts = np.split(order, [round(_HELD_SHARE * len(order))])
     held, seen = (Rows(*(column[np.sort(part)] for column in rows)) for part in parts)
-    return clearly_likeliest(held_out_logs(key, network, seen, held, num_chains, plan), _USUAL)
+    scores = held_out_scores(key, network, seen, held, num_chains, plan)
+    chosen = clearly_likeliest({name: each.log for name, each in scores.items()}, _USUAL)
+    plain, usual = scores[_PLAIN].crps, scores[_USUAL].crps
+    gains, share = usual - plain, plain.sum() / max(usual.sum(), np.finfo(float).tiny)
+    if share < _MAX_CRPS_RATIO and gains.sum() > 2 * gains.std() * len(gains) ** 0.5:
+        chosen = _PLAIN
+    constant = held.weight @ (held.y - np.average(seen.y, weights=seen.weight)) ** 2
+    if constant == 0:
+        return Choice(chosen)
+    return Choice(chosen, float(scores[chosen].square.sum() / constant))
 
 
-def held_out_logs(
+def held_out_scores(
     key: jax.Array, network: RegressionNetwork, seen: Rows, held: Rows, num_chains: int, plan: Plan
-) -> dict[str, np.ndarray]:
-    """Return weighted log-likelihoods of held-out rows under each kind of noise tried."""
+) -> dict[str, HeldOutScores]:
+    """Return the scores of held-out rows under each kind of noise tried."""
     # Of the length that the fit of all rows has: its program serves the trial, too.
     table, least_scale = columns(seen, room=len(seen.x) + len(held.x)), rounding(seen.y)
     chains = [RegressionChains(network, table, Kind.of(name, least_scale)) for name in _TRIED]
     size, plan = num_chains // num_groups(num_chains), plan.going_on()._replace(settle=0, keep=0)
     keys = list(jax.random.split(key, len(chains)))
     runs = in_threads(chains, keys, len(chains) * [None], size, plan)
-    logs = {}
+    scores, generator = {}, np.random.default_rng(0)
     for name, run in zip(_TRIED, runs, strict=True):
         draws = run.draws[:, -int(np.ceil(_JUDGED_SHARE * plan.explore)) :]
         law = network.predictive(draws.reshape(-1, draws.shape[-1]), held.x.T, name, least_scale)
-        logs[name] = held.weight * law.log_density(held.y)
-    return logs
+        log, crps = law.log_density(held.y), law.crps(held.y, generator)
+        square, weight = (law.mean() - held.y) ** 2, held.weight
+        scores[name] = HeldOutScores(weight * log, weight * crps, weight * square)
+    return scores

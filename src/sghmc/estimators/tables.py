@@ -95,8 +95,17 @@ def fit_table(
         "inputs": encoding.names,
         **judge(model, x[held], y[held]),
     }
+    constant, troubles = _constant_log_likelihood(task, y[train], y[held]), []
+    if result["log_likelihood"] < constant or (result.get("r2") or 0) < 0:
+        troubles.append(
+            f"no better than a constant: mean log-likelihood {result['log_likelihood']:.4g} of the "
+            f"held-out rows, {constant:.4g} without any input"
+        )
     if hasattr(model, "diagnostics"):
-        result["convergence"] = str(model.diagnostics())
+        found = model.diagnostics()
+        result["convergence"] = str(found)
+        troubles += found.troubles
+    result["troubles"] = troubles
     predictions = as_csv(predicted(model, x[held], rows=held, truth=y[held]))
     model.partial_fit(x[held], y[held])
     model.table_ = encoding.plain()
@@ -182,6 +191,16 @@ def _split(y: np.ndarray, task: str, fraction: float, seed: int) -> tuple[np.nda
     return np.setdiff1d(np.arange(len(y)), held), held
 
 
+def _constant_log_likelihood(task: str, seen: np.ndarray, y: np.ndarray) -> float:
+    """Return the mean log-likelihood under the seen rows' Gaussian or frequencies of classes."""
+    if task == "classification":
+        labels, counts = np.unique(seen, return_counts=True)
+        return float(np.log(counts / len(seen))[np.searchsorted(labels, y)].mean())
+    scale = max(float(np.std(seen)), np.finfo(float).tiny)
+    errors = (y - np.mean(seen)) / scale
+    return float(np.mean(-0.5 * errors**2) - np.log(scale) - 0.5 * np.log(2 * np.pi))
+
+
 def _judge_classes(model: Any, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     import jax.numpy as jnp
 
@@ -265,7 +284,8 @@ def summary(result: dict[str, Any]) -> list[str]:
     lines.append(f"On {result['num_test']} held-out rows:")
     shown = [(label, result[name]) for name, label in names.items() if result.get(name) is not None]
     lines += [f"  {label:<26}{value:10.4f}" for label, value in shown]
-    return lines + ([f"Chains: {result['convergence']}."] if "convergence" in result else [])
+    lines += [f"Chains: {result['convergence']}."] if "convergence" in result else []
+    return lines + [f"Doubtful: {trouble}." for trouble in result.get("troubles", [])]
 
 
 # The page.
@@ -287,6 +307,9 @@ def table_page(result: dict[str, Any]) -> str:
     reliability = result["reliability"]
     points = list(zip(*(reliability[k] for k in ("expected", "observed", "count")), strict=True))
     words, is_calibrated, remedy = calibration(points, result["num_test"])
+    if result.get("troubles"):
+        # Calibration is no comfort where the fit itself is doubtful.
+        words, is_calibrated, remedy = result["troubles"][0], False, "; ".join(result["troubles"])
     scores = {label: result[name] for name, label in _SCORES.items() if name in result}
     is_classifier = result["task"] == "classification"
     heads = ("confidence", "accuracy") if is_classifier else ("level", "share inside")
