@@ -216,6 +216,6 @@ def test_chains_are_cut_in_halves_on_a_processor():
 
 def test_ctrl_c_ends_the_fit(monkeypatch):
     short = types.SimpleNamespace(positions=np.zeros((2, 3, SIZE)))
-    monkeypatch.setattr(regression_chains, "sample", lambda *arguments, **options: short)
+    monkeypatch.setattr(regression_chains, "run", lambda *arguments: short)
     with pytest.raises(KeyboardInterrupt):
         CHAINS.draw(jax.random.key(0), np.zeros((2, SIZE)), Plan(10, 5, 5, 2))

@@ -10,6 +10,7 @@ from scipy import stats
 
 from estimator_data import by_hand
 from sghmc.estimators import BayesianLinearRegression, BayesianLogisticRegression, tables
+from sghmc.estimators.networks import Diagnostics
 from sghmc.estimators.predictive import ClassUncertainty, Uncertainty
 from sghmc.estimators.weighted_rows import Scaling
 

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.core import random
+from sghmc.engine.options import RunOptions
+from sghmc.engine.run import run
 from sghmc.estimators.networks import clearly_likeliest
 from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table, columns, train
 from sghmc.estimators.weighted_rows import Rows, rounding
@@ -24,7 +26,6 @@ from sghmc.gradients import Oracle
 from sghmc.posterior.target import Potential
 from sghmc.samplers import Sampler, Traits
 from sghmc.samplers.microcanonical import MCHMC, MCHMCKernel, MCHMCNoise, MCHMCState
-from sghmc.sampling import sample
 from sghmc.types import Evaluation, Normals, PyTree, Step, StepInfo
 
 _TRAJECTORY_STEPS = 20
@@ -228,17 +229,16 @@ class RegressionChains:
     def draw(self, key: jax.Array, position, plan: Plan, progress: bool = False) -> Run:
         """Return the draws of a plan; those of the exploration if it keeps no others."""
         warmup, count = (plan.explore + plan.settle, plan.keep) if plan.keep else (0, plan.explore)
-        samples = sample(
-            key,
-            Potential(_TablePotential(self.network, self.table, self.kind)),
-            Explorer(_FIRST_STEP, plan.length, plan.explore, plan.settle),
-            jnp.asarray(position),
+        target = Potential(_TablePotential(self.network, self.table, self.kind))
+        sampler = Explorer(_FIRST_STEP, plan.length, plan.explore, plan.settle)
+        options = RunOptions(
             init_axis=0,
             num_burnin=warmup,
             num_samples=count,
             num_chains=len(position),
             progress=progress,
         )
+        samples = run(key, target, sampler, jnp.asarray(position), options)
         # Ctrl-C ends a run with what was drawn so far: a part of a run is no model.
         if samples.positions.shape[1] < count:
             raise KeyboardInterrupt
@@ -270,9 +270,9 @@ class RegressionChains:
             short = plan._replace(explore=_up(_RERUN_SHARE * plan.explore))
             some = [keys[i] for i in bad], [start[i] for i in bad]
             again = in_threads(len(bad) * [self], *some, size, short)
-            for i, run in zip(bad, again, strict=True):
+            for i, own in zip(bad, again, strict=True):
                 # Chains that did well keep what they have: another run could go worse.
-                for old, new in zip((draws, potentials, acceptance), run[:3], strict=True):
+                for old, new in zip((draws, potentials, acceptance), own[:3], strict=True):
                     rows = np.flatnonzero(is_bad[i * size : (i + 1) * size])
                     old[i * size + rows] = new[rows]
         return Run(draws, potentials, acceptance, num_replaced)
@@ -375,8 +375,8 @@ def held_out_scores(
     keys = list(jax.random.split(key, len(chains)))
     runs = in_threads(chains, keys, len(chains) * [None], size, plan)
     scores, generator = {}, np.random.default_rng(0)
-    for name, run in zip(_TRIED, runs, strict=True):
-        draws = run.draws[:, -int(np.ceil(_JUDGED_SHARE * plan.explore)) :]
+    for name, own in zip(_TRIED, runs, strict=True):
+        draws = own.draws[:, -int(np.ceil(_JUDGED_SHARE * plan.explore)) :]
         law = network.predictive(draws.reshape(-1, draws.shape[-1]), held.x.T, name, least_scale)
         log, crps = law.log_density(held.y), law.crps(held.y, generator)
         square, weight = (law.mean() - held.y) ** 2, held.weight
