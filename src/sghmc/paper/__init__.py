@@ -79,13 +79,7 @@ def reproduce(
 
 def page(name: str, config: dict[str, Any], result: dict[str, Any]) -> str:
     """Return the report of an experiment as HTML."""
-    it = load(name)
-    claims, figure, table = it.claims(config, result), it.plot(result), it.table(result)
-    return pages.experiment_page(name, _title(name), claims, figure, table, config)
-
-
-def _title(name: str) -> str:
-    return (load(name).__doc__ or name).partition("\n")[0].rstrip(".")
+    return pages.experiment_page(name, load(name), config, result)
 
 
 def table(name: str, result: dict[str, Any]) -> "Table":

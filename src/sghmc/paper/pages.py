@@ -4,6 +4,7 @@ rich and matplotlib are imported where a table or a picture is made.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sghmc import display
@@ -68,13 +69,11 @@ _ANSWERS = {True: "yes", False: "NO", None: "cannot tell"}
 
 
 def experiment_page(
-    name: str,
-    title: str,
-    claims: Sequence[Claim],
-    figure: "Figure",
-    table: "Table",
-    config: Mapping[str, Any],
+    name: str, experiment: ModuleType, config: Mapping[str, Any], result: dict[str, Any]
 ) -> str:
+    """Return the report of an experiment, whose title is the first line of its module."""
+    title = (experiment.__doc__ or name).partition("\n")[0].rstrip(".")
+    claims = experiment.claims(config, result)
     run = {key: config[key] for key in _RUN_FIELDS if key in config}
     settings = {k: v for k, v in config.items() if k not in run and k != "experiment"}
     compared = [(claim.paper, claim.here, _ANSWERS[claim.agrees]) for claim in claims]
@@ -86,8 +85,8 @@ def experiment_page(
             display.verdict(*judged(claims)),
             *([display.paragraph(_QUICK)] if config.get("quick") else []),
             display.section("The paper and this run", display.grid(_HEADINGS, compared)),
-            display.section("The figure, as made here", drawing(figure, title)),
-            display.section("Measured", rich_table(table)),
+            display.section("The figure, as made here", drawing(experiment.plot(result), title)),
+            display.section("Measured", rich_table(experiment.table(result))),
             display.section("The run", display.facts({"command": command, **run})),
             display.section("Settings", display.facts(settings)),
         ],
