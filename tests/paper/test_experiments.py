@@ -66,7 +66,7 @@ def test_every_experiment_has_what_one_must_have(name):
     json.dumps(dataclasses.asdict(quick))
     for part in ("run", "plot", "table", "claims"):
         assert callable(getattr(experiment, part))
-    assert experiment.__doc__.partition("\n")[0].endswith(".")  # the title of its page
+    assert (experiment.__doc__ or "").partition("\n")[0].endswith(".")  # its page's title
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):

@@ -61,7 +61,7 @@ _EVERYTHING = "all"
 
 def _known_names(names: list[str]) -> list[str]:
     """Return each experiment asked for once; anything else is a usage error."""
-    known = list(paper.EXPERIMENTS)
+    known: list[str] = list(paper.EXPERIMENTS)
     for name in names:
         if name not in known and name != _EVERYTHING:
             raise typer.BadParameter(
