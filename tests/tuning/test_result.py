@@ -190,6 +190,10 @@ def test_how_many_draws_would_do_by_hand():
     )
     assert found.monte_carlo_error == 0.1
     assert not found.is_met
+    heavy = result.with_precision(report, Precision(0.6, 0.081), run)  # a Cauchy's
+    assert "± 60 %: tails are so heavy that they may not exist" in heavy.notes[0]
+    assert "num_samples" not in heavy.notes[0]
+    assert "num_samples" in result.with_precision(report, Precision(0.6, 0.079), run).notes[0]
     unmet = dataclasses.replace(report, complaints=("x",))
     unmet = result.with_precision(unmet, known, run)
     assert (unmet.notes, unmet.monte_carlo_error) == (("a note",), 0.1)

@@ -30,6 +30,9 @@ from sghmc.types import PyTree
 
 # Probability that no standard deviation is farther off than reported: one run in twenty may be.
 _CONFIDENCE = 0.95
+# If as many independent draws had an error of so many times the one allowed, tails are heavy, and
+# no number of draws is promised to be enough.
+_HEAVY_TAILED_SHARE = 2.0
 # Factor on the length of an extended run, because its length is an estimate.
 _EXTENSION_MARGIN = 1.2
 # A run is not extended beyond this counted cost, in seconds of a nominal machine; a larger error is
@@ -263,10 +266,12 @@ def with_precision(report: TuneReport, found: Precision | None, samples: Samples
     if not report.complaints and found.error > allowed:
         needed = math.ceil(samples.num_draws * (found.error / allowed) ** 2)
         unit = 10 ** max(0, math.floor(math.log10(needed)) - 1)  # rounded up to two digits
+        remedy = f"num_samples={math.ceil(needed / unit) * unit} would be enough"
+        if found.independent_error > _HEAVY_TAILED_SHARE * allowed:
+            remedy = "tails are so heavy that they may not exist; read quantiles"
         note = (
             f"{samples.num_chains * samples.num_draws:,} draws determine standard deviations only "
-            f"to ± {100 * found.error:.2g} %: num_samples={math.ceil(needed / unit) * unit} would "
-            f"be enough"
+            f"to ± {100 * found.error:.2g} %: {remedy}"
         )
         return dataclasses.replace(
             report, monte_carlo_error=found.error, notes=(note, *notes), cares=(note,)
