@@ -38,7 +38,7 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,7 +164,7 @@ def in_process(python: str, *words: object, **variables: str) -> Any:
     return json.loads(answer.stdout.splitlines()[-1])
 
 
-def markdown(names: list[str], rows: list[tuple[str, ...]]) -> str:
+def markdown(names: Sequence[str], rows: list[tuple[str, ...]]) -> str:
     lines = [names, ["---"] * len(names), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -288,7 +288,7 @@ def test_what_process_0_chose_comes_to_all_bit_for_bit(monkeypatch):
     tuned = Tuned(sampler, sghmc.FullBatch(), {"a": half}, 3, made_report())
     monkeypatch.setattr(runtime, "is_multiprocess", lambda: True)
     monkeypatch.setattr(runtime, "text_of_leader", lambda function: function())
-    found = result.tune_on_leader({"a": half}, lambda: tuned)
+    found: Any = result.tune_on_leader({"a": half}, lambda: tuned)
     assert (found.thinning, repr(found.report)) == (3, repr(made_report()))
     assert found.sampler.step_size == 0.1
     np.testing.assert_array_equal(found.sampler.friction, [1.0, 2.0])

@@ -176,7 +176,7 @@ class Kernel(eqx.Module, Generic[State, Noise]):
 
     @property
     def gradient_use(self) -> Literal["start", "slope", "inside"]:
-        """Where a step's first gradient is evaluated, and how.
+        """Place at which a step evaluates its first gradient, and how.
 
         At the "start", where the step begins; there, with the "slope" of the gradient; or "inside",
         at a place to which the step moves first.
