@@ -5,6 +5,8 @@ Public is what `sghmc.__all__` names, and what the `__all__` of a module names, 
 """
 
 import importlib
+import importlib.metadata
+import warnings
 from types import ModuleType
 
 from sghmc import data, models, theory, transforms
@@ -125,6 +127,22 @@ __all__ = [
     "tune",
     "tune_network",
 ]
+
+
+def _warn_of_namesake() -> None:
+    """Warn if the package index's `sghmc` is installed: its files mix with those of `sghmc-jax`."""
+    try:
+        version = importlib.metadata.version("sghmc")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    warnings.warn(
+        f"Another project called sghmc, version {version}, is installed beside sghmc-jax, and both "
+        "write into the folder sghmc: run `pip uninstall sghmc`, then install sghmc-jax again.",
+        stacklevel=3,
+    )
+
+
+_warn_of_namesake()
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -7,9 +7,4 @@ require("typer", extra="cli")
 from sghmc.cli import commands, ratings, report
 from sghmc.cli.session import app
 
-__all__ = ["app", "commands", "main", "ratings", "report"]
-
-
-def main() -> None:
-    """Run the `sghmc` command."""
-    app()
+__all__ = ["app", "commands", "ratings", "report"]
