@@ -537,6 +537,15 @@ def test_settings_that_make_no_sense():
         sghmc.Checkpoint("x", every=1, seconds=1)
     with pytest.raises(TypeError, match="path must name a folder"):
         sghmc.Checkpoint(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="path must name a folder"):
+        sghmc.Checkpoint("x\0y")
+
+
+@pytest.mark.parametrize("place", ["name/" + 300 * "x", "loop/run"])
+def test_a_folder_that_cannot_be_made_is_not_asked_to_make_room(place, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(sghmc.CheckpointError, match=r"cannot be written to.*Give a folder"):
+        sample(tmp_path / place)
 
 
 @pytest.mark.slow

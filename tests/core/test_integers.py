@@ -2,7 +2,15 @@ import jax
 import numpy as np
 import pytest
 
-from sghmc.core.checks import check_fit, held, held_type
+from sghmc.core.checks import as_array, check_fit, held, held_type
+
+
+def test_masked_entries_are_no_numbers():
+    """What stands below a mask would be taken for data."""
+    masked = np.ma.masked_array([1.0, -999.0], [False, True])
+    with pytest.raises(ValueError, match="The data have masked entries: fill them"):
+        as_array(masked, "The data")
+    assert as_array(masked[:1], "The data").tolist() == [1.0]
 
 
 @pytest.mark.parametrize(

@@ -96,23 +96,46 @@ def wait_for_a_save(folder: pathlib.Path, processes) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [3, 0])
-def test_a_lost_process_ends_the_others_and_two_go_on(lost, tmp_path):
-    """Process 0 is the one that writes, and that jax's own processes speak to."""
-    processes = launch(tmp_path, 4, "chain=2,data=2", processes_run.MANY)
-    wait_for_a_save(tmp_path, processes)
+def kill(lost: int, processes) -> None:
+    """Kill a process; the others end soon, and say why."""
     processes[lost].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     for i, (code, said, errors) in enumerate(outputs(processes)):
         assert code != 0
         assert "finished" not in said
         if i != lost:
-            assert f"sghmc: Process {i} of 4 has lost another process" in errors
+            name = f"sghmc: Process {i} of {len(processes)}"
+            assert f"{name} has lost another process" in errors
             assert "goes on from its last save" in errors
     assert time.monotonic() - killed < 30  # jax alone would wait 100 seconds for a heartbeat
+
+
+@pytest.mark.slow
+def test_a_lost_process_ends_the_others_and_two_go_on(tmp_path):
+    processes = launch(tmp_path, 4, "chain=2,data=2", processes_run.MANY)
+    wait_for_a_save(tmp_path, processes)
+    kill(3, processes)
     finish(launch(tmp_path, 2, "data=2", processes_run.MANY))
     check(tmp_path, 2, processes_run.go(num_samples=processes_run.MANY))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_started_again_two_processes_have_the_bits_of_an_unbroken_run(lost, tmp_path):
+    """Process 0 is the one that writes, and that jax's own processes speak to."""
+    (tmp_path / "unbroken").mkdir()
+    finish(launch(tmp_path / "unbroken", 2, "data=2", processes_run.MANY))
+    processes = launch(tmp_path, 2, "data=2", processes_run.MANY)
+    wait_for_a_save(tmp_path, processes)
+    kill(lost, processes)
+    finish(launch(tmp_path, 2, "data=2", processes_run.MANY))
+    for name in ("positions", "square"):
+        whole, *again = (
+            np.load(folder / f"{i}.npz")[name]
+            for folder, i in [(tmp_path / "unbroken", 0), (tmp_path, 0), (tmp_path, 1)]
+        )
+        for each in again:
+            np.testing.assert_array_equal(each, whole)
 
 
 @pytest.mark.slow

@@ -64,6 +64,13 @@ def test_members_that_escape(name):
         opened(packed({"fine": "", name: ""}))
 
 
+def test_members_of_one_name():
+    """Of which another reader might see the other one."""
+    content = packed({"a": "first", "b": "second"}).replace(b"b", b"a")
+    with pytest.raises(ValueError, match=r"a\.zip has two members of one name"):
+        opened(content)
+
+
 def test_encrypted_members():
     content = bytearray(packed({"a": "secret"}))
     content[content.index(b"PK\x01\x02") + 8] |= 1

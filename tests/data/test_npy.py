@@ -66,6 +66,10 @@ WRONG = {
         npy_with(b"{'descr': '|S0', 'fortran_order': False, 'shape': (1099511627776,), }"),
         "announces an array of 1 axes and entries of 0 bytes",
     ),
+    "nothing in many rows": (
+        npy_with(b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776, 0), }"),
+        "announces an array of 2 axes and entries of 8 bytes",
+    ),
     "axes": (
         npy_with(b"{'descr': '<f8', 'fortran_order': False, 'shape': (" + b"0," * 65 + b"), }"),
         "announces an array of 65 axes",

@@ -420,5 +420,6 @@ def test_a_number_of_python_is_kept_as_an_array():
 
 def test_a_function_that_is_none_and_parameters_without_entries_are_refused():
     refuses(TypeError, "averages must be a dict .name: function.", sample, averages={"a": 3})
+    refuses(TypeError, "averages must be a dict .name: function.", sample, averages={3: jnp.sum})
     refuses(ValueError, "init holds no parameters", sample, init=jnp.zeros((0, 3)))
     refuses(TypeError, "init has dtype float128", sample, init=np.zeros(2, np.longdouble))

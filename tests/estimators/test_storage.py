@@ -217,7 +217,8 @@ def linear(**changed) -> Any:
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [
-        ({"coef": np.full((5, 1, 2), np.nan)}, "'draw/coef' holds NaN"),
+        ({"coef": np.full((5, 1, 2), np.nan)}, "'draw/coef' holds what is not a finite number"),
+        ({"coef": np.ones((5, 1, 2), complex)}, "'draw/coef' holds what is not a finite number"),
         ({"coef": None}, "cannot predict .KeyError: 'coef'"),
         ({"noise": None}, "cannot predict .KeyError: 'noise'"),
         ({"coef": np.ones((5, 1, 3))}, "cannot predict .ValueError"),

@@ -12,6 +12,7 @@ from scipy import stats
 import exact_factorization
 from exact_factorization import ExactGibbs, ExactOrdinal, ExactWithFeatures
 from handmade_factors import SIZES, handmade_draws
+from sghmc import estimators
 from sghmc.estimators import MatrixFactorization
 from sghmc.recommender import matrix_factorization
 from sghmc.recommender.factor_draws import FactorDraws
@@ -222,7 +223,7 @@ def test_features_come_to_the_chain_and_stay_with_the_model(monkeypatch, tmp_pat
     assert sides["user"].encoding.names == ["kind=a", "kind=b"]
     assert model.predict([50], [2]) != model.predict([51], [2])
     model.save(tmp_path / "m")
-    loaded = MatrixFactorization.load(tmp_path / "m")
+    loaded = estimators.load(tmp_path / "m")
     loaded.partial_fit(([60], [2], [3.0]), users={"user": [3, 60], "kind": ["a", "b"]})
     (ratings, start, sides) = seen[1]
     assert ratings.users.tolist() == [*range(7), 50, 60]

@@ -12,7 +12,10 @@ from sghmc.core.checks import check_count
 # A crash costs at most this much work, unless the user asks for another interval.
 _DEFAULT_SECONDS = 60.0
 # Errors of folders that no room would make writable.
-_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NOT_WRITABLE = (
+    *(errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENOENT, errno.ENOTDIR),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Checkpoint:
     num_saves: int = 3
 
     def __post_init__(self):
-        if not isinstance(self.path, str | os.PathLike):
+        if not isinstance(self.path, str | os.PathLike) or "\0" in os.fspath(self.path):
             raise TypeError(f"path must name a folder, but is {self.path!r}.")
         check_count(self.every, "every", or_none="")
         check_count(self.num_saves, "num_saves")

@@ -97,7 +97,7 @@ class RunFolder:
 
     def enter(self) -> None:
         """Create the folder where there is none, refuse any other kind of folder, and lock it."""
-        if self.path.exists() and not self.path.is_dir():
+        if os.path.exists(self.path) and not self.path.is_dir():
             raise CheckpointError(f"{self.path} is a file: a checkpoint needs a folder.")
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)

@@ -94,6 +94,8 @@ def held(values: np.ndarray, name: str, error: type[ValueError] = ValueError) ->
 
 def as_array(values: Any, name: str) -> jax.Array:
     """Convert numbers to an array of jax; raise if jax cannot hold them."""
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name} have masked entries: fill them, or leave out their rows.")
     array = values if isinstance(values, jax.Array) else np.asarray(values)
     check_numbers(array.dtype, name)
     if isinstance(array, np.ndarray):

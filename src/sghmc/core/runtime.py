@@ -222,7 +222,7 @@ def memory_bytes() -> int | None:
 def free_bytes(path: os.PathLike | str) -> int | None:
     """Return the free space on the disk of a folder that need not exist yet."""
     folder = pathlib.Path(path).absolute()
-    above = next((each for each in (folder, *folder.parents) if each.exists()), None)
+    above = next((each for each in (folder, *folder.parents) if os.path.exists(each)), None)
     return None if above is None else shutil.disk_usage(above).free
 
 

@@ -114,6 +114,8 @@ class Archive:
             self._size = self._zip.fp.seek(0, os.SEEK_END) if self._zip.fp else 0
             for member in self._zip.infolist():
                 self._check(member)
+            if len(set(self._zip.namelist())) < len(self._zip.namelist()):
+                raise ValueError(f"{self.name} has two members of one name: it is not read.")
         except ValueError:
             self._zip.close()
             raise
@@ -209,7 +211,8 @@ def read_header(file: IO[bytes] | mmap.mmap, size: int, name: str) -> Header:
 def check_shape(shape: tuple[int, ...], dtype: np.dtype, name: str) -> None:
     """Check that numpy can make an array of the shape and dtype that a header announces."""
     size = math.prod(max(1, length) for length in shape) * dtype.itemsize
-    if len(shape) > _MAX_AXES or not 0 < size < 1 << 63:
+    # What is empty needs no bytes in the file, but may be broadcast to as many as it says.
+    if len(shape) > _MAX_AXES or not 0 < size < (_MIN_CHECKED_BYTES if 0 in shape else 1 << 63):
         raise ValueError(
             f"{name} announces an array of {len(shape)} axes and entries of {dtype.itemsize} "
             f"bytes, {size:,} bytes in all: there is no such array, and the file is damaged."

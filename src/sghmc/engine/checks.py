@@ -39,7 +39,9 @@ def check_options(options: RunOptions, target: Any) -> None:
     if keep is not None and not callable(keep):
         raise TypeError(f"keep must be a function of the position, not {keep!r}.")
     if averages is not None and not (
-        isinstance(averages, dict) and all(map(callable, averages.values()))
+        isinstance(averages, dict)
+        and all(map(callable, averages.values()))
+        and all(isinstance(name, str) for name in averages)
     ):
         raise TypeError(f"averages must be a dict {{name: function}}, not {averages!r}.")
     if options.checkpoint is not None and not isinstance(options.checkpoint, Checkpoint):

@@ -11,6 +11,7 @@ from sghmc.core.checks import require
 
 require("sklearn", extra="sklearn")
 
+from sghmc.estimators import storage
 from sghmc.estimators.base import BayesianEstimator
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression
 from sghmc.estimators.mlp_classifier import BayesianMLPClassifier
@@ -30,8 +31,8 @@ __all__ = [
 
 def load(path: str | pathlib.Path) -> Any:
     """Load the model in a file that `save` wrote, whatever its class."""
-    importlib.import_module("sghmc.recommender.matrix_factorization")  # one of those in files
-    return BayesianEstimator.load(path)
+    is_recommender = storage.class_in(pathlib.Path(path)) == "MatrixFactorization"
+    return (__getattr__("MatrixFactorization") if is_recommender else BayesianEstimator).load(path)
 
 
 def __getattr__(name: str) -> Any:

@@ -47,6 +47,11 @@ def write(model: Any, path: pathlib.Path) -> None:
     files.write(path, whole)
 
 
+def class_in(path: pathlib.Path) -> str:
+    """Return the name of the class of the model in a file."""
+    return _unpacked(path)[0]["class"]
+
+
 def read(path: pathlib.Path, wanted: type) -> Any:
     """Read a model of the class `wanted` from a file."""
     header, arrays = _unpacked(path)
@@ -70,9 +75,9 @@ def read(path: pathlib.Path, wanted: type) -> Any:
         setattr(model, name, value)
     model.draws_ = _part(arrays, "draw")
     for name, values in arrays.items():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
+        if values.dtype.kind in "fc" and not (np.isrealobj(values) and np.isfinite(values).all()):
             raise ModelFileError(
-                f"{path} is none that sghmc wrote: {name!r} holds NaN or infinity."
+                f"{path} is none that sghmc wrote: {name!r} holds what is not a finite number."
             )
     return model
 
