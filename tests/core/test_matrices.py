@@ -1,9 +1,11 @@
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sghmc.core import matrices, pencils, tree
+from sghmc.core import checks, matrices, tree
 
 LIKE = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(()), "c": (jnp.zeros(3),)}
 SIZES = tree.sizes(LIKE)
@@ -21,7 +23,7 @@ def diagonal(seed):
 
 
 def parse(value, like=LIKE, definite=True):
-    return matrices.parse(value, like, "mass", definite=definite)
+    return checks.parse_matrix(value, like, "mass", definite=definite)
 
 
 def dense_array(matrix):
@@ -71,7 +73,7 @@ def test_a_pencil_takes_roots_of_combinations(pair, outer):
     first, second = map(parse, pair)
     a, b = dense_array(first), dense_array(second)
     outer = None if outer is None else parse(spd(3) if outer == "dense" else outer)
-    pencil = pencils.pencil(first, second, SIZES, "mass", outer)
+    pencil = matrices.pencil(first, second, SIZES, "mass", outer)
     limit = 1 / pencil.largest
     assert np.isclose(pencil.largest, np.linalg.eigvals(np.linalg.solve(a, b)).real.max())
     left = np.eye(TOTAL) if outer is None else dense_array(outer)
@@ -85,7 +87,7 @@ def test_a_pencil_takes_roots_of_combinations(pair, outer):
 
 def test_a_pencil_knows_inverse_roots_and_quadratic_forms(pair):
     first, second = map(parse, pair)
-    pencil = pencils.pencil(first, second, SIZES, "mass")
+    pencil = matrices.pencil(first, second, SIZES, "mass")
     x, y = 1.3, 0.4 / pencil.largest
     combined = x * dense_array(first) - y * dense_array(second)
     finished = matrices.finish(pencil, jnp.float32)
@@ -99,15 +101,17 @@ def test_a_pencil_knows_inverse_roots_and_quadratic_forms(pair):
 def test_a_semi_definite_first_matrix_has_a_root_if_the_second_is_zero():
     vector = np.arange(1.0, TOTAL + 1)
     singular = parse(np.outer(vector, vector), definite=False)
-    pencil = pencils.pencil(singular, matrices.scaled(singular, 0.0), SIZES, "variance")
+    pencil = matrices.pencil(singular, matrices.scaled(singular, 0.0), SIZES, "variance")
     root = jacobian(lambda v: matrices.finish(pencil, jnp.float32).sqrt(1, 0, v))
     np.testing.assert_allclose(root @ root.T, np.outer(vector, vector), rtol=1e-4)
     with pytest.raises(ValueError, match="variance must be positive definite here"):
-        pencils.pencil(singular, parse(1.0), SIZES, "variance")
+        matrices.pencil(singular, parse(1.0), SIZES, "variance")
 
 
 def test_at_the_edge_rounding_does_not_make_nan():
-    pencil = matrices.finish(pencils.pencil(parse(spd(1)), parse(spd(1)), SIZES, "mass"), "float32")
+    pencil = matrices.finish(
+        matrices.pencil(parse(spd(1)), parse(spd(1)), SIZES, "mass"), "float32"
+    )
     assert tree.all_finite(pencil.sqrt(1, 1, jax.tree.map(jnp.ones_like, LIKE)))
 
 
@@ -165,7 +169,7 @@ def test_a_matrix_that_cannot_be_is_refused(value, message):
 )
 def test_what_is_no_matrix_is_refused_on_construction(value, error, message):
     with pytest.raises(error, match=message):
-        matrices.check(value, "mass")
+        checks.check_matrix(value, "mass")
 
 
 def test_semi_definite_is_enough_where_asked():
@@ -198,11 +202,11 @@ def test_every_leaf_keeps_its_dtype(kind):
             "diagonal": jax.tree.map(lambda leaf: 2 * leaf, like),
             "dense": 2 * np.eye(7),
         }[kind]
-        matrices.check(value, "mass")
+        checks.check_matrix(value, "mass")
         dtype = tree.float_type(like)
         assert dtype == jnp.float64
         matrix = parse(value, like)
-        pencil = pencils.pencil(matrix, matrices.scaled(matrix, 0.5), tree.sizes(like), "mass")
+        pencil = matrices.pencil(matrix, matrices.scaled(matrix, 0.5), tree.sizes(like), "mass")
         matrix, pencil = (matrices.finish(part, dtype) for part in (matrix, pencil))
         for result, expected in (
             (matrix @ like, 2.0),
@@ -216,9 +220,9 @@ def test_every_leaf_keeps_its_dtype(kind):
 
 
 def test_a_dense_matrix_that_would_take_minutes_is_refused_at_once():
-    size = matrices._MAX_DENSE_PARAMETERS + 1
+    size = checks._MAX_DENSE_PARAMETERS + 1
     matrix = np.broadcast_to(np.float64(1.0), (size, size))
-    for parsed in (parse, lambda value, like: matrices.parse_factor(value, like, "factor")):
+    for parsed in (parse, lambda value, like: checks.parse_factor(value, like, "factor")):
         with pytest.raises(ValueError, match=r"dense matrix over 2,001 parameters.*diagonal"):
             parsed(matrix, np.zeros(size))
 
@@ -234,16 +238,16 @@ def array_of(matrix):
 
 
 def test_a_factor_need_not_be_symmetric_but_invertible():
-    found = matrices.parse_factor(SKEW, SMALL, "factor")
+    found = checks.parse_factor(SKEW, SMALL, "factor")
     assert isinstance(found, matrices.Dense)
     np.testing.assert_array_equal(found.array, SKEW)
     np.testing.assert_allclose(found.inverse().array @ SKEW, np.eye(3), atol=1e-12)
     singular = np.stack([SKEW[0], SKEW[1], SKEW[0] + SKEW[1]])
     with pytest.raises(ValueError, match=r"factor must be invertible, but its singular values"):
-        matrices.parse_factor(singular, SMALL, "factor")
-    assert isinstance(matrices.parse_factor(2.0, SMALL, "factor"), matrices.Diagonal)
+        checks.parse_factor(singular, SMALL, "factor")
+    assert isinstance(checks.parse_factor(2.0, SMALL, "factor"), matrices.Diagonal)
     with pytest.raises(ValueError, match="must be positive"):
-        matrices.parse_factor(-np.eye(1), {"a": jnp.zeros(1)}, "factor")
+        checks.parse_factor(-np.eye(1), {"a": jnp.zeros(1)}, "factor")
 
 
 def test_the_inverse_of_a_symmetric_matrix_is_exactly_symmetric():
@@ -292,13 +296,14 @@ def test_entries_of_a_diagonal_in_the_shapes_of_parameters_and_back():
 
 def test_a_number_that_many_leaves_have_is_held_once():
     many = [jnp.zeros(2)] * 17
-    number = matrices.number_for_all(np.asarray(3.0), many)
+    number = matrices.Diagonal([np.asarray(3.0)], len(many))
     assert (len(number.given), len(number.values), number.num_leaves) == (1, 17, 17)
-    assert len(matrices.number_for_all(np.asarray(3.0), many[:3]).given) == 3
-    product = matrices.times(number, number)
+    assert len(matrices.Diagonal([np.asarray(3.0)], 3).given) == 3
+    product = matrices.by_entries(operator.mul, number, number)
     assert (len(product.given), product.num_leaves, product.given[0]) == (1, 17, 9.0)
     others = matrices.Diagonal([np.asarray(float(i)) for i in range(17)])
-    assert matrices.times(number, others).values == tuple(3.0 * i for i in range(17))
+    product = matrices.by_entries(operator.mul, number, others)
+    assert product.values == tuple(3.0 * i for i in range(17))
     assert number.inverse().given[0] == pytest.approx(1 / 3)
 
 
@@ -337,6 +342,6 @@ def test_a_matrix_may_be_off_by_single_precision_and_no_more():
 
 
 def test_the_largest_dense_matrix_is_of_two_thousand_parameters():
-    matrices._check_size(2000, "mass")
+    checks._check_size(2000, "mass")
     with pytest.raises(ValueError, match="one of more than 2,000 takes minutes"):
-        matrices._check_size(2001, "mass")
+        checks._check_size(2001, "mass")

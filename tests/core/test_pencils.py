@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from sghmc.core import matrices, pencils, tree
+from sghmc.core import matrices, tree
 from sghmc.core.matrices import Dense, Diagonal
 
 LIKE = {"a": jnp.zeros(2), "b": jnp.zeros(())}
@@ -27,7 +27,7 @@ def made(kind, outer=True) -> tuple[Any, ...]:
         given = [Diagonal([np.diag(each)[:2], np.diag(each)[2]]) for each in arrays]
     else:
         given = [Dense(each) for each in arrays]
-    found = pencils.pencil(given[0], given[1], SIZES, "mass", outer=given[2])
+    found = matrices.pencil(given[0], given[1], SIZES, "mass", outer=given[2])
     return matrices.finish(found, jnp.float32), *arrays
 
 
@@ -85,7 +85,7 @@ def test_the_largest_rate_before_and_inside_of_a_program(kind):
 
 def test_a_leaf_without_entries_is_no_rate():
     first, second = Diagonal([np.ones((0, 3)), 2.0]), Diagonal([np.ones((0, 3)), 3.0])
-    pencil = pencils.DiagonalPencil(first, second, Diagonal([1.0, 1.0]))
+    pencil = matrices.DiagonalPencil(first, second, Diagonal([1.0, 1.0]))
     assert pencil.largest == pencil.largest_now() == 1.5
 
 
@@ -93,7 +93,7 @@ def test_where_nothing_is_needed_nothing_is_divided():
     """0/0 of a friction of 0 without noise is 0, and noise without friction infinite."""
     first = Diagonal([np.array([2.0, 0.0]), np.asarray(4.0)])
     second = Diagonal([np.array([1.0, 0.0]), np.asarray(3.0)])
-    pencil = pencils.DiagonalPencil(first, second, Diagonal([1.0, 1.0]))
+    pencil = matrices.DiagonalPencil(first, second, Diagonal([1.0, 1.0]))
     assert pencil.largest == 0.75
     brought = Diagonal([np.array([1.0, 0.5]), np.asarray(3.0)])
     assert pencil.with_second(brought).largest == np.inf
@@ -125,10 +125,10 @@ def test_another_second_matrix_and_a_raised_first_one(kind):
 
 
 def test_without_an_outer_matrix_it_is_the_identity():
-    diagonal = pencils.pencil(Diagonal([2.0, 3.0]), Diagonal([1.0, 0.5]), SIZES, "mass")
-    assert isinstance(diagonal, pencils.DiagonalPencil)
+    diagonal = matrices.pencil(Diagonal([2.0, 3.0]), Diagonal([1.0, 0.5]), SIZES, "mass")
+    assert isinstance(diagonal, matrices.DiagonalPencil)
     assert diagonal.outer.values == (1.0, 1.0)
-    dense = matrices.finish(pencils.pencil(Dense(A), Dense(B), SIZES, "mass"), jnp.float32)
+    dense = matrices.finish(matrices.pencil(Dense(A), Dense(B), SIZES, "mass"), jnp.float32)
     root = jacobian(lambda vector: dense.sqrt(1.0, 0.0, vector))
     np.testing.assert_allclose(root @ root.T, A, rtol=1e-4, atol=1e-5)
 
@@ -136,17 +136,17 @@ def test_without_an_outer_matrix_it_is_the_identity():
 def test_a_singular_first_matrix_has_no_inverse_root():
     singular = Dense(np.outer([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]))
     nothing = matrices.scaled(singular, 0.0)
-    found = pencils.pencil(singular, nothing, SIZES, "mass")
-    assert isinstance(found, pencils.DensePencil)
+    found = matrices.pencil(singular, nothing, SIZES, "mass")
+    assert isinstance(found, matrices.DensePencil)
     assert np.isnan(found.inverse_root).all()
-    regular = pencils.pencil(Dense(A), matrices.scaled(Dense(A), 0.0), SIZES, "mass")
-    assert isinstance(regular, pencils.DensePencil)
+    regular = matrices.pencil(Dense(A), matrices.scaled(Dense(A), 0.0), SIZES, "mass")
+    assert isinstance(regular, matrices.DensePencil)
     np.testing.assert_allclose(regular.inverse_root @ regular.root, np.eye(3), atol=1e-12)
     assert not regular.eigenvalues.any()
 
 
 def test_a_negative_number_under_a_root_is_rounding():
     edge = Diagonal([np.array([1.0, 4.0]), np.asarray(9.0)])
-    pencil = pencils.DiagonalPencil(edge, edge, Diagonal([1.0, 1.0]))
+    pencil = matrices.DiagonalPencil(edge, edge, Diagonal([1.0, 1.0]))
     normals = jax.tree.map(jnp.ones_like, LIKE)
     np.testing.assert_array_equal(tree.ravel(pencil.sqrt(1.0, 1.5, normals)), np.zeros(3))

@@ -1,6 +1,7 @@
 """Checks of single arguments: each error names the argument, what came, and what may come.
 
-Also checks of integers that jax would wrap around, of optional libraries, and of integer codes.
+Also checks of integers that jax would wrap around, of matrices over the parameters, of optional
+libraries, and of integer codes.
 """
 
 import importlib
@@ -11,6 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
+
+from sghmc.core import matrices, tree
+from sghmc.types import PyTree
 
 
 def check_count(
@@ -107,6 +112,116 @@ def as_array(values: Any, name: str) -> jax.Array:
 def held_type(dtype: np.dtype) -> np.dtype:
     """Return the dtype that jax gives to arrays of this one."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+
+
+# Matrices: a number, a pytree like the parameters (a diagonal), or a dense (d, d) array.
+
+_MAX_DENSE_PARAMETERS = 2_000
+"""Largest number of parameters of a dense matrix, whose eigenvalues then take seconds."""
+_ASYMMETRY_TOLERANCE, _NEGATIVE_TOLERANCE = 1e-5, 1e-6
+"""Relative asymmetry and negative eigenvalue that a user's matrix may have: those of rounding to
+single precision."""
+
+
+def check_matrix(value: PyTree, name: str) -> PyTree:
+    """Check, on construction, that `value` may be a positive matrix."""
+    if value is None or callable(value):
+        raise TypeError(
+            f"{name} must be a number, a pytree like the parameters or a dense (d, d) matrix, "
+            f"not {value!r}."
+        )
+    for leaf in jax.tree.leaves(value):
+        numbers = np.asarray(leaf)
+        if not any(jnp.issubdtype(numbers.dtype, kind) for kind in (jnp.floating, jnp.integer)):
+            raise TypeError(f"{name} must hold real numbers, but holds {numbers.dtype}.")
+        if not np.all(np.isfinite(numbers)):
+            raise ValueError(f"{name} must be finite, but holds {numbers[~np.isfinite(numbers)]}.")
+        if numbers.ndim == 0 and numbers < 0:
+            raise ValueError(f"{name} must not be negative, but is {numbers}.")
+    return value
+
+
+def parse_matrix(value: PyTree, like: PyTree, name: str, *, definite: bool) -> matrices.Matrix:
+    """Convert a user's `value` to a checked matrix over the parameters, in double precision."""
+    leaves, treedef = jax.tree.flatten(like)
+    total = tree.size(like)
+    given = jax.tree.leaves(value)
+    is_array = len(given) == 1 and jax.tree.structure(value) == jax.tree.structure(0.0)
+    array = np.asarray(given[0] if is_array else 0.0, np.float64)
+    if array.ndim and not (len(leaves) == 1 and array.shape == leaves[0].shape):
+        if array.shape != (total, total):
+            raise ValueError(
+                f"{name} has shape {array.shape}, but the parameters have {total} entries: give a "
+                f"number, a pytree like the parameters, or a dense ({total}, {total}) matrix over "
+                f"the raveled parameters."
+            )
+        _check_size(total, name)
+        return _checked_dense(array, name, definite)
+    if is_array and array.ndim == 0:
+        diagonal = matrices.Diagonal([array], len(leaves))
+    elif jax.tree.structure(value) != treedef:
+        raise ValueError(
+            f"{name} is a pytree {jax.tree.structure(value)}, but the parameters are {treedef}: "
+            f"a diagonal needs one entry, a number or an array, for each leaf of the parameters."
+        )
+    else:
+        values = []
+        for entry, leaf in zip(given, leaves, strict=True):
+            array = np.asarray(entry, np.float64)
+            if array.ndim and array.shape != leaf.shape:
+                raise ValueError(
+                    f"{name} has a leaf of shape {array.shape} where the parameters have "
+                    f"{leaf.shape}: give a number or an array of the same shape."
+                )
+            values.append(array.reshape(-1) if array.ndim else array)
+        diagonal = matrices.Diagonal(values)
+    lowest = min((float(np.min(value)) for value in diagonal.given if value.size), default=1.0)
+    if lowest < 0 or (definite and lowest == 0):
+        wanted = "positive" if definite else "not negative"
+        raise ValueError(f"Every entry of {name} must be {wanted}, but the smallest is {lowest:g}.")
+    return diagonal
+
+
+def parse_factor(value: PyTree, like: PyTree, name: str) -> matrices.Matrix:
+    """Convert a user's `value` to an invertible matrix, which need not be symmetric."""
+    total = tree.size(like)
+    is_array = jax.tree.structure(value) == jax.tree.structure(0.0)
+    if not is_array or np.shape(value) != (total, total) or total == 1:
+        return parse_matrix(value, like, name, definite=True)
+    _check_size(total, name)
+    array = np.asarray(value, np.float64)
+    singular = np.linalg.svd(array, compute_uv=False)
+    if singular[-1] < singular[0] * np.finfo(float).eps:
+        raise ValueError(
+            f"{name} must be invertible, but its singular values reach from {singular[-1]:g} to "
+            f"{singular[0]:g}."
+        )
+    return matrices.Dense(array)
+
+
+def _check_size(total: int, name: str) -> None:
+    if total > _MAX_DENSE_PARAMETERS:
+        raise ValueError(
+            f"{name} is a dense matrix over {total:,} parameters: to factor one of more than "
+            f"{_MAX_DENSE_PARAMETERS:,} takes minutes, and every step as many products as it has "
+            f"entries. Give a number, or a diagonal as a pytree like the parameters."
+        )
+
+
+def _checked_dense(array: Float[np.ndarray, "d d"], name: str, definite: bool) -> matrices.Dense:
+    scale = float(np.max(np.abs(array))) or 1.0
+    asymmetry = float(np.max(np.abs(array - array.T)))
+    if asymmetry > _ASYMMETRY_TOLERANCE * scale:
+        raise ValueError(
+            f"{name} must be symmetric, but its entries differ from their mirror images by up to "
+            f"{asymmetry:g}: use (A + A.T) / 2 if that is what you mean."
+        )
+    array = (array + array.T) / 2
+    lowest = float(np.linalg.eigvalsh(array)[0])
+    if lowest < -_NEGATIVE_TOLERANCE * scale or (definite and lowest <= 0):
+        wanted = "positive definite" if definite else "positive semi-definite"
+        raise ValueError(f"{name} must be {wanted}, but its smallest eigenvalue is {lowest:g}.")
+    return matrices.Dense(array)
 
 
 # Optional libraries, each of which belongs to an extra.

@@ -1,10 +1,13 @@
-"""Positive matrices over the parameters: mass, friction, preconditioner, gradient noise.
+"""Positive matrices over the parameters, and pencils, which are two of them in one basis.
 
-A user gives a number, a pytree like the parameters (a diagonal), or a dense (d, d) array over the
-raveled parameters. `parse` turns any of them into a `Diagonal` or a `Dense`; what a sampler needs
-of them is computed once, in double precision, before the loop: products, inverses, and `pencils`.
+They are mass, friction, preconditioner and gradient noise. `checks.parse_matrix` turns what a user
+gives into a `Diagonal` or a `Dense`; what a sampler needs of them is computed once, in double
+precision, before the loop. Injected noise has covariance aA − bB, where a and b follow schedules:
+the pencil of A and B has a square root of it at every step, without factoring anything anew.
 """
 
+import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +19,6 @@ from jaxtyping import Array, Float
 
 from sghmc.core import tree
 from sghmc.types import PyTree
-
-_MAX_DENSE_PARAMETERS = 2_000
-"""Largest number of parameters of a dense matrix, whose eigenvalues then take seconds."""
-_ASYMMETRY_TOLERANCE, _NEGATIVE_TOLERANCE = 1e-5, 1e-6
-"""Relative asymmetry and negative eigenvalue that a user's matrix may have: those of rounding to
-single precision."""
 
 
 class Diagonal(eqx.Module):
@@ -36,8 +33,9 @@ class Diagonal(eqx.Module):
 
     def __init__(self, values: Sequence[Any], num_leaves: int | None = None):
         """Store one value for each leaf, or one number for all `num_leaves`."""
-        self.given = tuple(values)
         self.num_leaves = len(values) if num_leaves is None else num_leaves
+        is_shared = num_leaves is not None and tree.are_many(range(num_leaves))
+        self.given = tuple(values) * (1 if num_leaves is None or is_shared else num_leaves)
 
     @property
     def values(self) -> tuple[Float[Any, " n"] | Float[Any, ""], ...]:
@@ -97,121 +95,8 @@ def fit(value: jax.Array, leaf: jax.Array) -> jax.Array:
     return value if jnp.ndim(value) == 0 else value.reshape(leaf.shape)
 
 
-def check(value: PyTree, name: str) -> PyTree:
-    """Check, on construction, that `value` may be a positive matrix."""
-    if value is None or callable(value):
-        raise TypeError(
-            f"{name} must be a number, a pytree like the parameters or a dense (d, d) matrix, "
-            f"not {value!r}."
-        )
-    for leaf in jax.tree.leaves(value):
-        numbers = np.asarray(leaf)
-        if not any(jnp.issubdtype(numbers.dtype, kind) for kind in (jnp.floating, jnp.integer)):
-            raise TypeError(f"{name} must hold real numbers, but holds {numbers.dtype}.")
-        if not np.all(np.isfinite(numbers)):
-            raise ValueError(f"{name} must be finite, but holds {numbers[~np.isfinite(numbers)]}.")
-        if numbers.ndim == 0 and numbers < 0:
-            raise ValueError(f"{name} must not be negative, but is {numbers}.")
-    return value
-
-
-def parse(value: PyTree, like: PyTree, name: str, *, definite: bool) -> Matrix:
-    """Convert a user's `value` to a checked matrix over the parameters, in double precision."""
-    leaves, treedef = jax.tree.flatten(like)
-    total = tree.size(like)
-    given = jax.tree.leaves(value)
-    if len(given) == 1 and jax.tree.structure(value) == jax.tree.structure(0.0):
-        array = np.asarray(given[0], np.float64)
-        if array.ndim == 0:
-            return _checked(number_for_all(array, leaves), name, definite)
-        fits_leaf = len(leaves) == 1 and array.shape == leaves[0].shape
-        if array.shape == (total, total) and not fits_leaf:
-            _check_size(total, name)
-            return _checked_dense(array, name, definite)
-        if len(leaves) != 1 or not fits_leaf:
-            raise ValueError(
-                f"{name} has shape {array.shape}, but the parameters have {total} entries: give a "
-                f"number, a pytree like the parameters, or a dense ({total}, {total}) matrix over "
-                f"the raveled parameters."
-            )
-    if jax.tree.structure(value) != treedef:
-        raise ValueError(
-            f"{name} is a pytree {jax.tree.structure(value)}, but the parameters are {treedef}: "
-            f"a diagonal needs one entry, a number or an array, for each leaf of the parameters."
-        )
-    values = []
-    for entry, leaf in zip(given, leaves, strict=True):
-        array = np.asarray(entry, np.float64)
-        if array.ndim and array.shape != leaf.shape:
-            raise ValueError(
-                f"{name} has a leaf of shape {array.shape} where the parameters have {leaf.shape}: "
-                f"give a number or an array of the same shape."
-            )
-        values.append(array.reshape(-1) if array.ndim else array)
-    return _checked(Diagonal(values), name, definite)
-
-
-def parse_factor(value: PyTree, like: PyTree, name: str) -> Matrix:
-    """Convert a user's `value` to an invertible matrix, which need not be symmetric."""
-    total = tree.size(like)
-    is_array = jax.tree.structure(value) == jax.tree.structure(0.0)
-    if not is_array or np.shape(value) != (total, total) or total == 1:
-        return parse(value, like, name, definite=True)
-    _check_size(total, name)
-    array = np.asarray(value, np.float64)
-    singular = np.linalg.svd(array, compute_uv=False)
-    if singular[-1] < singular[0] * np.finfo(float).eps:
-        raise ValueError(
-            f"{name} must be invertible, but its singular values reach from {singular[-1]:g} to "
-            f"{singular[0]:g}."
-        )
-    return Dense(array)
-
-
-def are_diagonal(*given: Matrix) -> bool:
-    return all(isinstance(matrix, Diagonal) for matrix in given)
-
-
 def transpose(matrix: Matrix) -> Matrix:
     return Dense(matrix.array.T) if isinstance(matrix, Dense) else matrix
-
-
-def _check_size(total: int, name: str) -> None:
-    if total > _MAX_DENSE_PARAMETERS:
-        raise ValueError(
-            f"{name} is a dense matrix over {total:,} parameters: to factor one of more than "
-            f"{_MAX_DENSE_PARAMETERS:,} takes minutes, and every step as many products as it has "
-            f"entries. Give a number, or a diagonal as a pytree like the parameters."
-        )
-
-
-def number_for_all(number: np.ndarray, leaves: Sequence) -> Diagonal:
-    """Return a diagonal with the same number for each leaf."""
-    return Diagonal([number] if tree.are_many(leaves) else [number] * len(leaves), len(leaves))
-
-
-def _checked(diagonal: Diagonal, name: str, definite: bool) -> Diagonal:
-    lowest = min((float(np.min(value)) for value in diagonal.given if value.size), default=1.0)
-    if lowest < 0 or (definite and lowest == 0):
-        wanted = "positive" if definite else "not negative"
-        raise ValueError(f"Every entry of {name} must be {wanted}, but the smallest is {lowest:g}.")
-    return diagonal
-
-
-def _checked_dense(array: Float[np.ndarray, "d d"], name: str, definite: bool) -> Dense:
-    scale = float(np.max(np.abs(array))) or 1.0
-    asymmetry = float(np.max(np.abs(array - array.T)))
-    if asymmetry > _ASYMMETRY_TOLERANCE * scale:
-        raise ValueError(
-            f"{name} must be symmetric, but its entries differ from their mirror images by up to "
-            f"{asymmetry:g}: use (A + A.T) / 2 if that is what you mean."
-        )
-    array = (array + array.T) / 2
-    lowest = float(np.linalg.eigvalsh(array)[0])
-    if lowest < -_NEGATIVE_TOLERANCE * scale or (definite and lowest <= 0):
-        wanted = "positive definite" if definite else "positive semi-definite"
-        raise ValueError(f"{name} must be {wanted}, but its smallest eigenvalue is {lowest:g}.")
-    return Dense(array)
 
 
 def as_array(matrix: Matrix) -> Float[Array, "d d"]:
@@ -242,10 +127,6 @@ def raveled(entries: PyTree) -> Diagonal:
     return Diagonal([jnp.ravel(leaf) for leaf in jax.tree.leaves(entries)])
 
 
-def times(left: Diagonal, right: Diagonal) -> Diagonal:
-    return by_entries(lambda a, b: a * b, left, right)
-
-
 def by_entries(function: Callable, *diagonals: Diagonal) -> Diagonal:
     """Apply a function to the entries of diagonals; numbers for all leaves give such a number."""
     if all(len(each.given) == 1 for each in diagonals):
@@ -258,13 +139,13 @@ def by_entries(function: Callable, *diagonals: Diagonal) -> Diagonal:
 def between(outer: Matrix, inner: Matrix) -> Matrix:
     """Return outer · inner · outer in a compiled program; a dense `inner` needs a dense `outer`."""
     if isinstance(outer, Diagonal) and isinstance(inner, Diagonal):
-        return times(times(outer, inner), outer)
+        return by_entries(operator.mul, by_entries(operator.mul, outer, inner), outer)
     return Dense(as_array(outer) @ as_array(inner) @ as_array(outer))
 
 
 def product(left: Matrix, right: Matrix, sizes: list[int]) -> Matrix:
     if isinstance(left, Diagonal) and isinstance(right, Diagonal):
-        return times(left, right)
+        return by_entries(operator.mul, left, right)
     return Dense(left.dense(sizes).array @ right.dense(sizes).array)
 
 
@@ -293,3 +174,178 @@ def combine(arrays: PyTree, module: PyTree) -> PyTree:
         module,
         is_leaf=lambda node: node is None or isinstance(node, Diagonal),
     )
+
+
+# Pencils
+
+
+def _root(value: jax.Array) -> jax.Array:
+    # Samplers check before the loop that aA − bB is positive semi-definite. Negative values here
+    # are rounding errors, in the limit where all noise comes from the gradient.
+    return jnp.sqrt(jnp.maximum(value, 0))
+
+
+class DiagonalPencil(eqx.Module):
+    """Two diagonal matrices A and B, with the members of `DensePencil`."""
+
+    first: Diagonal
+    second: Diagonal
+    outer: Diagonal
+
+    def _combined(self, a, b) -> Diagonal:
+        """Return aA − bB."""
+        return by_entries(lambda x, y: a * x - b * y, self.first, self.second)
+
+    def sqrt(self, a, b, normals: PyTree) -> PyTree:
+        roots = by_entries(_root, self._combined(a, b))
+        return by_entries(operator.mul, self.outer, roots) @ normals
+
+    def inverse_sqrt(self, a, b, normals: PyTree) -> PyTree:
+        leaves, treedef = jax.tree.flatten(normals)
+        roots = by_entries(jnp.sqrt, self._combined(a, b)).values
+        divided = [
+            (leaf / fit(root, leaf)).astype(leaf.dtype)
+            for root, leaf in zip(roots, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, divided)
+
+    def apply(self, function: Callable, vector: PyTree) -> PyTree:
+        return by_entries(function, self._rates()) @ vector
+
+    def spread(self, function: Callable, normals: PyTree) -> PyTree:
+        scales = by_entries(
+            lambda rate, first: function(rate) / jnp.sqrt(first), self._rates(), self.first
+        )
+        return scales @ normals
+
+    def _rates(self) -> Diagonal:
+        """Return A⁻¹B, the rates."""
+        return by_entries(lambda x, y: y / x, self.first, self.second)
+
+    def quadratic(self, a, b, vector: PyTree) -> Float[Array, ""]:
+        leaves = jax.tree.leaves(vector)
+        pairs = zip(self._combined(a, b).values, leaves, strict=True)
+        return tree.total([fit(c, leaf) * leaf**2 for c, leaf in pairs])
+
+    def with_second(self, second: Matrix) -> "DiagonalPencil":
+        """Return the pencil of A and another B."""
+        assert isinstance(second, Diagonal)
+        return dataclasses.replace(self, second=second)
+
+    def raised(self, limit: jax.Array) -> "DiagonalPencil":
+        """The pencil of A′ and B: A raised, along directions that need it, until B ⪯ limit·A′."""
+        first = by_entries(lambda a, b: jnp.maximum(a, b / limit), self.first, self.second)
+        return dataclasses.replace(self, first=first)
+
+    def outer_first(self) -> Diagonal:
+        """Return `outer` times A."""
+        return by_entries(operator.mul, self.outer, self.first)
+
+    def largest_now(self) -> Float[Array, ""]:
+        """`largest`, inside a compiled program."""
+        pairs = zip(self.first.values, self.second.values, strict=True)
+        return jnp.max(jnp.stack([jnp.max(b / a, initial=0) for a, b in pairs]))
+
+    @property
+    def largest(self) -> float:
+        """The largest eigenvalue λ of Bx = λAx."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = [
+                np.where(b == 0, 0.0, b / a)
+                for a, b in zip(self.first.values, self.second.values, strict=True)
+            ]
+        return max(float(np.max(ratio, initial=0)) for ratio in ratios)  # a leaf may be empty
+
+
+class DensePencil(eqx.Module):
+    """Two matrices brought to one basis: A = EEᵀ, B = E diag(λ) Eᵀ.
+
+    So a square root of aA − bB for any numbers a and b is E diag(√(a − bλ)): factored once, used
+    at every step of a schedule. `outer` is a matrix applied to the left of that root.
+    """
+
+    root: Float[Any, "d d"]
+    inverse_root: Float[Any, "d d"]
+    eigenvalues: Float[Any, " d"]
+
+    def sqrt(self, a, b, normals: PyTree) -> PyTree:
+        scaled = _root(a - b * self.eigenvalues) * tree.ravel(normals)
+        return tree.unravel(self.root @ scaled, normals)
+
+    def inverse_sqrt(self, a, b, normals: PyTree) -> PyTree:
+        scaled = tree.ravel(normals) / jnp.sqrt(a - b * self.eigenvalues)
+        return tree.unravel(self.inverse_root.T @ scaled, normals)
+
+    def apply(self, function: Callable, vector: PyTree) -> PyTree:
+        """Return f(A⁻¹B) times a vector, A positive definite."""
+        scaled = function(self.eigenvalues) * (self.root.T @ tree.ravel(vector))
+        return tree.unravel(self.inverse_root.T @ scaled, vector)
+
+    def spread(self, function: Callable, normals: PyTree) -> PyTree:
+        """Draw from N(0, f(A⁻¹B)² A⁻¹), A positive definite."""
+        scaled = function(self.eigenvalues) * tree.ravel(normals)
+        return tree.unravel(self.inverse_root.T @ scaled, normals)
+
+    def quadratic(self, a, b, vector: PyTree) -> Float[Array, ""]:
+        return jnp.sum((a - b * self.eigenvalues) * (self.root.T @ tree.ravel(vector)) ** 2)
+
+    @property
+    def first(self) -> Dense:
+        """The matrix A, which must be positive definite."""
+        root = jnp.linalg.inv(self.inverse_root)
+        return Dense(root @ root.T)
+
+    def outer_first(self) -> Dense:
+        """Return `outer` times A, which must be positive definite."""
+        return Dense(self.root @ jnp.linalg.inv(self.inverse_root).T)
+
+    def with_second(self, second: Matrix) -> "DensePencil":
+        """Return the pencil of A, which must be positive definite, and another B."""
+        scaled = self.inverse_root @ as_array(second) @ self.inverse_root.T
+        eigenvalues, rotation = jnp.linalg.eigh((scaled + scaled.T) / 2)
+        return DensePencil(self.root @ rotation, rotation.T @ self.inverse_root, eigenvalues)
+
+    def raised(self, limit: jax.Array) -> "DensePencil":
+        """The pencil of A′ and B: A raised, along directions that need it, until B ⪯ limit·A′."""
+        factor = jnp.maximum(1, self.eigenvalues / limit)
+        root, inverse = jnp.sqrt(factor), 1 / jnp.sqrt(factor)
+        return DensePencil(
+            self.root * root[None, :],
+            inverse[:, None] * self.inverse_root,
+            self.eigenvalues / factor,
+        )
+
+    def largest_now(self) -> Float[Array, ""]:
+        """`largest`, inside a compiled program."""
+        return jnp.max(self.eigenvalues)
+
+    @property
+    def largest(self) -> float:
+        return float(np.max(self.eigenvalues))
+
+
+Pencil = DiagonalPencil | DensePencil
+
+
+def pencil(
+    first: Matrix, second: Matrix, sizes: list[int], name: str, outer: Matrix | None = None
+) -> Pencil:
+    """Return the pencil of A (`first`) and B (`second`); its `sqrt` has `outer` to the left."""
+    outer = Diagonal([np.ones(())], len(sizes)) if outer is None else outer
+    if isinstance(first, Diagonal) and isinstance(second, Diagonal) and isinstance(outer, Diagonal):
+        return DiagonalPencil(first, second, outer)
+    a, b = first.dense(sizes).array, second.dense(sizes).array
+    values, vectors = np.linalg.eigh(a)
+    if second.is_zero:
+        root, eigenvalues = vectors * np.sqrt(np.maximum(values, 0)), np.zeros(len(values))
+    elif values[0] <= 0:
+        raise ValueError(
+            f"{name} must be positive definite here, but its smallest eigenvalue is {values[0]:g}."
+        )
+    else:
+        half = vectors * np.sqrt(values)
+        inverse_half = (vectors / np.sqrt(values)).T
+        eigenvalues, rotation = np.linalg.eigh(inverse_half @ b @ inverse_half.T)
+        root = half @ rotation
+    inverse_root = np.linalg.inv(root) if values[0] > 0 else np.full_like(root, np.nan)
+    return DensePencil(outer.dense(sizes).array @ root, inverse_root, eigenvalues)

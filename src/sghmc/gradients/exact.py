@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from sghmc.core import matrices, pencils, random, tree
+from sghmc.core import checks, matrices, random, tree
 from sghmc.gradients import Gradient, GradientEstimator, Oracle
 from sghmc.posterior.target import Potential
 from sghmc.types import Evaluation, PyTree
@@ -41,17 +41,17 @@ class NoisyGradient(Gradient):
     variance: PyTree
 
     def __check_init__(self):
-        matrices.check(self.variance, "variance")
+        checks.check_matrix(self.variance, "variance")
 
     def prepare(self, target, position):
-        variance = matrices.parse(self.variance, position, "variance", definite=False)
+        variance = checks.parse_matrix(self.variance, position, "variance", definite=False)
         nothing = matrices.scaled(variance, 0.0)
-        root = pencils.pencil(variance, nothing, tree.sizes(position), "variance")
+        root = matrices.pencil(variance, nothing, tree.sizes(position), "variance")
         return _NoisyEstimator(matrices.finish(root, tree.float_type(position)))
 
 
 class _NoisyEstimator(GradientEstimator):
-    root: pencils.Pencil
+    root: matrices.Pencil
 
     def draw(self, key, first_step, num_steps, num_gradients, like):
         return random.normals_like(key, first_step, num_steps, like, copies=num_gradients)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import theory
-from sghmc.core import matrices, tree
+from sghmc.core import checks, matrices, tree
 from sghmc.core.runtime import double_precision, widened
 from sghmc.gradients import Gradient, GradientEstimator
 from sghmc.gradients.exact import FullBatch, NoisyGradient
@@ -155,7 +155,7 @@ def _gradient_noise(
     gradient, estimator = origin.gradient, origin.estimator
     like = jax.tree.map(lambda leaf: leaf[0], points)
     if isinstance(gradient, NoisyGradient):
-        variance = matrices.parse(gradient.variance, like, "variance", definite=False)
+        variance = checks.parse_matrix(gradient.variance, like, "variance", definite=False)
         sizes = tree.sizes(like)
         if isinstance(variance, matrices.Diagonal):
             return variance.vector(sizes)
@@ -245,7 +245,7 @@ def _damping(dynamics: Dynamics, like: PyTree) -> matrices.Matrix | None:
     """Return C or P⁻¹, to which gradient noise is relative; None if that is not a constant."""
     if dynamics.preconditioner is not None:
         given = dynamics.preconditioner
-        return matrices.parse(given, like, "preconditioner", definite=True).inverse()
+        return checks.parse_matrix(given, like, "preconditioner", definite=True).inverse()
     if dynamics.friction is None or callable(dynamics.friction):
         return None
-    return matrices.parse(dynamics.friction, like, "friction", definite=False)
+    return checks.parse_matrix(dynamics.friction, like, "friction", definite=False)

@@ -106,7 +106,10 @@ class Sampler(eqx.Module):
     @property
     def subtracts_gradient_noise(self) -> bool:
         """Whether the step injects less noise because the gradient brings some (V̂ ≠ 0)."""
-        return False
+        noise = self.dynamics.gradient_noise
+        if isinstance(noise, EmpiricalFisher):
+            return True
+        return any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(noise))
 
     @property
     def is_affine(self) -> bool:

@@ -2,22 +2,20 @@
 
 import dataclasses
 import math
+import operator
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.core import matrices, pencils, random, tree
+from sghmc.core import checks, matrices, random, tree
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers import AdaptsMass, EstimatesNoise, NoiseRoom, RescalesMomenta, Sampler
 from sghmc.samplers.settings import (
     NoiseEstimate,
     array_setting,
-    check_gradient_noise,
     check_setting,
-    given_fisher,
-    is_subtracted,
     parse_gradient_noise,
     scaled,
     value_at,
@@ -41,15 +39,12 @@ class FrictionSampler(Sampler):
 
     def __check_init__(self):
         if not callable(self.friction):
-            matrices.check(self.friction, "friction")
-        matrices.check(self.mass, "mass")
-        check_gradient_noise(self.gradient_noise)
+            checks.check_matrix(self.friction, "friction")
+        checks.check_matrix(self.mass, "mass")
+        if not isinstance(self.gradient_noise, EmpiricalFisher):
+            checks.check_matrix(self.gradient_noise, "gradient_noise")
         check_setting(self.step_size, "step_size", positive=True)
         check_setting(self.temperature, "temperature")
-
-    @property
-    def subtracts_gradient_noise(self) -> bool:
-        return is_subtracted(self.gradient_noise)
 
     def for_growth(self, factor: float) -> Self:
         """Scale mass and friction with N, so that η = ε²M⁻¹ ∝ 1/N at the same decay εCM⁻¹.
@@ -57,25 +52,23 @@ class FrictionSampler(Sampler):
         V̂ of a batch grows with N².
         """
         noise = self.gradient_noise
+        is_estimated = isinstance(noise, EmpiricalFisher)
         return dataclasses.replace(
             self,
             mass=scaled(self.mass, factor),
             friction=scaled(self.friction, factor),
-            gradient_noise=noise if given_fisher(noise) else scaled(noise, factor**2),
+            gradient_noise=noise if is_estimated else scaled(noise, factor**2),
         )
-
-    def _largest_step(self, num_steps: int) -> float:
-        return float(values_over(self.step_size, num_steps, "step_size").max())
 
     def _matrices(self, like: PyTree) -> tuple[matrices.Matrix, matrices.Matrix, matrices.Matrix]:
         """Return C (1 where it follows a schedule), M and V̂."""
-        is_scheduled, fisher = callable(self.friction), given_fisher(self.gradient_noise)
-        friction = matrices.parse(
-            1.0 if is_scheduled else self.friction, like, "friction", definite=fisher is not None
-        )
-        mass = matrices.parse(self.mass, like, "mass", definite=True)
+        is_estimated = isinstance(self.gradient_noise, EmpiricalFisher)
+        given = 1.0 if callable(self.friction) else self.friction
+        friction = checks.parse_matrix(given, like, "friction", definite=is_estimated)
+        mass = checks.parse_matrix(self.mass, like, "mass", definite=True)
         gradient_noise = parse_gradient_noise(self.gradient_noise, like)
-        if fisher and not matrices.are_diagonal(friction, mass, gradient_noise):
+        has_dense = any(isinstance(m, matrices.Dense) for m in (friction, mass, gradient_noise))
+        if is_estimated and has_dense:
             # A dense V̂ may raise the friction to a dense matrix; shapes cannot change in a run.
             friction = friction.dense(tree.sizes(like))
         return friction, mass, gradient_noise
@@ -84,21 +77,27 @@ class FrictionSampler(Sampler):
         """Check the settings and return the fields of a `FrictionKernel`."""
         sizes, dtype = tree.sizes(like), tree.float_type(like)
         friction, mass, gradient_noise = self._matrices(like)
-        is_scheduled, fisher = callable(self.friction), given_fisher(self.gradient_noise)
+        is_scheduled, given = callable(self.friction), self.gradient_noise
         step_sizes = values_over(self.step_size, num_steps, "step_size")
         decays = step_sizes * (
             values_over(self.friction, num_steps, "friction") if is_scheduled else 1.0
         )
-        unit = self._largest_step(num_steps)
-        drag = pencils.pencil(mass, friction, sizes, "mass")
-        noise = pencils.pencil(
+        unit = float(step_sizes.max())
+        drag = matrices.pencil(mass, friction, sizes, "mass")
+        noise = matrices.pencil(
             friction,
             gradient_noise,
             sizes,
             "friction",
             outer=matrices.scaled(mass.inverse(), unit),
         )
-        _check_decay(drag.largest * decays.max(), self.largest_decay)
+        decay, limit = drag.largest * decays.max(), self.largest_decay
+        if decay >= limit:
+            raise ValueError(
+                f"The momentum decay εC/M reaches {decay:g}, but every chain diverges from "
+                f"{limit:g} on, whatever the target: take a smaller step_size or friction (1 is "
+                f"SGLD), or BAOAB."
+            )
         _check_noise(
             noise.largest * step_sizes**2,
             2 * decays * values_over(self.temperature, num_steps, "temperature"),
@@ -113,16 +112,10 @@ class FrictionSampler(Sampler):
             "learning_rate": matrices.finish(matrices.scaled(mass.inverse(), unit**2), dtype),
             "noise": noise,
             "drag": drag,
-            "estimate": None if fisher is None else NoiseEstimate(fisher, noise, drag),
+            "estimate": (
+                NoiseEstimate(given, noise, drag) if isinstance(given, EmpiricalFisher) else None
+            ),
         }
-
-
-def _check_decay(decay: float, limit: float) -> None:
-    if decay >= limit:
-        raise ValueError(
-            f"The momentum decay εC/M reaches {decay:g}, but every chain diverges from {limit:g} "
-            f"on, whatever the target: take a smaller step_size or friction (1 is SGLD), or BAOAB."
-        )
 
 
 def _check_noise(needed: np.ndarray, allowed: np.ndarray) -> None:
@@ -171,8 +164,8 @@ class FrictionKernel(
     unit: jax.Array
     one: jax.Array
     learning_rate: matrices.Matrix
-    noise: pencils.Pencil
-    drag: pencils.Pencil
+    noise: matrices.Pencil
+    drag: matrices.Pencil
     estimate: NoiseEstimate | None
 
     def init(self, normals: Normals, position: PyTree) -> SGHMCState:
@@ -217,23 +210,23 @@ class FrictionKernel(
         """
         drag, noise, learning_rate = self._diagonals()
         new = matrices.raveled(mass)
-        ratio = matrices.times(new, drag.first.inverse())
+        ratio = matrices.by_entries(operator.mul, new, drag.first.inverse())
 
         def heavier(noise, drag):
             return {
                 "noise": dataclasses.replace(
                     noise,
-                    first=matrices.times(noise.first, ratio),
-                    outer=matrices.times(noise.outer, ratio.inverse()),
+                    first=matrices.by_entries(operator.mul, noise.first, ratio),
+                    outer=matrices.by_entries(operator.mul, noise.outer, ratio.inverse()),
                 ),
                 "drag": dataclasses.replace(
-                    drag, first=new, second=matrices.times(drag.second, ratio)
+                    drag, first=new, second=matrices.by_entries(operator.mul, drag.second, ratio)
                 ),
             }
 
         kernel = dataclasses.replace(
             self,
-            learning_rate=matrices.times(learning_rate, ratio.inverse()),
+            learning_rate=matrices.by_entries(operator.mul, learning_rate, ratio.inverse()),
             estimate=self.estimate
             and dataclasses.replace(
                 self.estimate, **heavier(self.estimate.noise, self.estimate.drag)
@@ -246,8 +239,8 @@ class FrictionKernel(
     def _diagonals(self):
         drag, noise, learning_rate = self.drag, self.noise, self.learning_rate
         if (
-            isinstance(drag, pencils.DiagonalPencil)
-            and isinstance(noise, pencils.DiagonalPencil)
+            isinstance(drag, matrices.DiagonalPencil)
+            and isinstance(noise, matrices.DiagonalPencil)
             and isinstance(learning_rate, matrices.Diagonal)
         ):
             return drag, noise, learning_rate
@@ -273,7 +266,7 @@ class FrictionKernel(
         limit = jnp.full_like(decay, self.largest_decay)
         return self._raised(noise, drag), NoiseRoom(drag.largest_now() * decay, limit)
 
-    def _raised(self, noise: pencils.Pencil, drag: pencils.Pencil) -> Self:
+    def _raised(self, noise: matrices.Pencil, drag: matrices.Pencil) -> Self:
         """Return this kernel with another friction."""
         return dataclasses.replace(self, noise=noise, drag=drag)
 

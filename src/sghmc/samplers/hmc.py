@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sghmc.core import matrices, pencils, random, tree
-from sghmc.core.checks import check_count
+from sghmc.core import matrices, random, tree
+from sghmc.core.checks import check_count, check_matrix, parse_matrix
 from sghmc.gradients import Oracle
 from sghmc.samplers import AdaptsMass, AdaptsStepSize, CachesEvaluation, Sampler, Traits
 from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
@@ -210,7 +210,7 @@ class HMC(Sampler):
         if not 0 <= self.jitter < 1:
             raise ValueError(f"jitter must be from 0 and below 1, but is {self.jitter!r}.")
         check_setting(self.step_size, "step_size", positive=True)
-        matrices.check(self.mass, "mass")
+        check_matrix(self.mass, "mass")
         check_count(self.num_steps, "num_steps")
         if self.most_steps is not None and self.most_steps < self.num_steps:
             raise ValueError(
@@ -223,7 +223,7 @@ class HMC(Sampler):
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "HMCKernel":
         sizes, dtype = tree.sizes(like), tree.float_type(like)
-        mass = matrices.parse(self.mass, like, "mass", definite=True)
+        mass = parse_matrix(self.mass, like, "mass", definite=True)
         values_over(self.step_size, num_steps, "step_size")
         nothing = matrices.scaled(mass, 0.0)
         return HMCKernel(
@@ -231,7 +231,7 @@ class HMC(Sampler):
             int(self.num_steps) if self.most_steps is None else jnp.int32(self.num_steps),
             int(self.most_steps or self.num_steps),
             matrices.finish(mass.inverse(), dtype),
-            matrices.finish(pencils.pencil(mass, nothing, sizes, "mass"), dtype),
+            matrices.finish(matrices.pencil(mass, nothing, sizes, "mass"), dtype),
             self.metropolis,
             float(self.jitter),
         )
@@ -266,7 +266,7 @@ class HMCKernel(
     num_steps: int | jax.Array
     most_steps: int
     inverse_mass: matrices.Matrix
-    mass: pencils.Pencil
+    mass: matrices.Pencil
     metropolis: bool | Austerity
     jitter: float
 
@@ -370,7 +370,7 @@ class HMCKernel(
         return matrices.entries(self.inverse_mass.inverse(), position)
 
     def with_mass(self, state: HMCState, mass: PyTree) -> tuple[Self, HMCState]:
-        assert isinstance(self.mass, pencils.DiagonalPencil)
+        assert isinstance(self.mass, matrices.DiagonalPencil)
         new = matrices.raveled(mass)
         kernel = dataclasses.replace(
             self, inverse_mass=new.inverse(), mass=dataclasses.replace(self.mass, first=new)

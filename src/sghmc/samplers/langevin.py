@@ -1,12 +1,13 @@
 """Stochastic gradient Langevin dynamics, plain (`SGLD`) and preconditioned as RMSprop (`PSGLD`)."""
 
 import dataclasses
+import operator
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 
-from sghmc.core import matrices, pencils, random, tree
+from sghmc.core import checks, matrices, random, tree
 from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers import (
@@ -21,10 +22,7 @@ from sghmc.samplers import (
 from sghmc.samplers.settings import (
     NoiseEstimate,
     array_setting,
-    check_gradient_noise,
     check_setting,
-    given_fisher,
-    is_subtracted,
     parse_gradient_noise,
     scaled,
     value_at,
@@ -67,30 +65,28 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
     def __check_init__(self):
         check_setting(self.step_size, "step_size", positive=True)
         check_setting(self.temperature, "temperature")
-        matrices.check(self.preconditioner, "preconditioner")
-        check_gradient_noise(self.gradient_noise)
-        fisher = given_fisher(self.gradient_noise)
-        if fisher and fisher.raise_friction:
+        checks.check_matrix(self.preconditioner, "preconditioner")
+        if not isinstance(self.gradient_noise, EmpiricalFisher):
+            checks.check_matrix(self.gradient_noise, "gradient_noise")
+        elif self.gradient_noise.raise_friction:
             raise ValueError(
                 "SGLD has no friction to raise: take raise_friction=False and a smaller step_size "
                 "where the gradient noise is too large, or SGHMC."
             )
 
-    @property
-    def subtracts_gradient_noise(self) -> bool:
-        return is_subtracted(self.gradient_noise)
-
     def prepare(self, like: PyTree, num_steps: int = 1) -> "SGLDKernel":
         sizes, dtype = tree.sizes(like), tree.float_type(like)
-        preconditioner = matrices.parse(self.preconditioner, like, "preconditioner", definite=True)
+        preconditioner = checks.parse_matrix(
+            self.preconditioner, like, "preconditioner", definite=True
+        )
         noise = parse_gradient_noise(self.gradient_noise, like)
-        fisher = given_fisher(self.gradient_noise)
-        if fisher and not matrices.are_diagonal(preconditioner, noise):
+        is_estimated = isinstance(self.gradient_noise, EmpiricalFisher)
+        if is_estimated and isinstance(noise, matrices.Dense):
             preconditioner = preconditioner.dense(sizes)
         noise = matrices.product(
             matrices.product(preconditioner, noise, sizes), preconditioner, sizes
         )
-        pencil = pencils.pencil(preconditioner, noise, sizes, "preconditioner")
+        pencil = matrices.pencil(preconditioner, noise, sizes, "preconditioner")
         # In the pencil's basis 2τP ⪰ εPV̂P reads 2τ ≥ ελ.
         needed = pencil.largest * values_over(self.step_size, num_steps, "step_size")
         allowed = 2 * values_over(self.temperature, num_steps, "temperature")
@@ -108,7 +104,7 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
             matrices.finish(preconditioner, dtype),
             pencil,
             array_setting(self.temperature, dtype),
-            None if fisher is None else NoiseEstimate(fisher, pencil),
+            NoiseEstimate(self.gradient_noise, pencil) if is_estimated else None,
         )
 
     def for_growth(self, factor: float) -> "SGLD":
@@ -116,7 +112,9 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
         noise = self.gradient_noise
         return dataclasses.replace(
             self.rescaled(1 / factor),
-            gradient_noise=noise if given_fisher(noise) else scaled(noise, factor**2),
+            gradient_noise=(
+                noise if isinstance(noise, EmpiricalFisher) else scaled(noise, factor**2)
+            ),
         )
 
 
@@ -131,7 +129,7 @@ class SGLDKernel(
 ):
     step_size: jax.Array | Schedule
     preconditioner: matrices.Matrix
-    noise: pencils.Pencil
+    noise: matrices.Pencil
     temperature: jax.Array | Schedule
     estimate: NoiseEstimate | None = None
 
@@ -162,7 +160,7 @@ class SGLDKernel(
     def with_mass(self, state: SGLDState, mass: PyTree) -> tuple[Self, SGLDState]:
         new = matrices.raveled(mass).inverse()
         assert isinstance(self.preconditioner, matrices.Diagonal)
-        ratio = matrices.times(new, self.preconditioner.inverse())
+        ratio = matrices.by_entries(operator.mul, new, self.preconditioner.inverse())
 
         def rescaled(noise):
             return dataclasses.replace(

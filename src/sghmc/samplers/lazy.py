@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, UInt32
 
-from sghmc.core import matrices, pencils, random, runtime, tree
+from sghmc.core import matrices, random, runtime, tree
 from sghmc.core.runtime import in_pieces
 from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
@@ -103,7 +103,7 @@ class Lazy(SamplerWrapper):
     def prepare(self, like: PyTree, num_steps: int = 1) -> "LazyKernel":
         inner = self.sampler.prepare(like, num_steps)
         assert isinstance(inner, SGHMCKernel)
-        if not matrices.are_diagonal(inner.decay, inner.learning_rate):
+        if not all(isinstance(m, matrices.Diagonal) for m in (inner.decay, inner.learning_rate)):
             raise ValueError(
                 "Lazy moves rows one by one: give mass, friction and gradient_noise as numbers or "
                 "as pytrees like the parameters, not as dense matrices."
@@ -268,7 +268,7 @@ class LazyKernel(KernelWrapper, LazyRows):
         assert isinstance(inner, SGHMCKernel)
         assert isinstance(inner.decay, matrices.Diagonal)
         assert isinstance(inner.learning_rate, matrices.Diagonal)
-        assert isinstance(inner.noise, pencils.DiagonalPencil)
+        assert isinstance(inner.noise, matrices.DiagonalPencil)
         return inner.decay, inner.learning_rate, inner.noise.second
 
     @property

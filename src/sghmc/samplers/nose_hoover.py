@@ -6,8 +6,8 @@ from typing import ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sghmc.core import matrices, pencils, random, tree
-from sghmc.core.checks import check_choice
+from sghmc.core import matrices, random, tree
+from sghmc.core.checks import check_choice, check_matrix, parse_matrix
 from sghmc.gradients import Oracle
 from sghmc.samplers import Kernel, Sampler, Traits
 from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
@@ -67,7 +67,7 @@ in place of rᵀM⁻¹r/d |
         check_setting(self.friction, "friction")
         check_setting(self.temperature, "temperature")
         check_setting(self.thermostat_mass, "thermostat_mass", positive=True)
-        matrices.check(self.mass, "mass")
+        check_matrix(self.mass, "mass")
         check_choice(self.thermostat, "thermostat", ("scalar", "diagonal"))
 
     @property
@@ -76,8 +76,8 @@ in place of rᵀM⁻¹r/d |
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "SGNHTKernel":
         sizes, dtype = tree.sizes(like), tree.float_type(like)
-        mass = matrices.parse(self.mass, like, "mass", definite=True)
-        if self.thermostat == "diagonal" and not matrices.are_diagonal(mass):
+        mass = parse_matrix(self.mass, like, "mass", definite=True)
+        if self.thermostat == "diagonal" and isinstance(mass, matrices.Dense):
             raise ValueError(
                 'A dense mass has no friction for each parameter: take thermostat="scalar", or a '
                 "diagonal mass."
@@ -91,7 +91,7 @@ in place of rᵀM⁻¹r/d |
             temperature=array_setting(self.temperature, dtype),
             mass=matrices.finish(mass, dtype),
             inverse_mass=matrices.finish(mass.inverse(), dtype),
-            spread=matrices.finish(pencils.pencil(mass, nothing, sizes, "mass"), dtype),
+            spread=matrices.finish(matrices.pencil(mass, nothing, sizes, "mass"), dtype),
             thermostat_mass=jnp.asarray(self.thermostat_mass, dtype),
             thermostat=self.thermostat,
         )
@@ -111,7 +111,7 @@ class SGNHTKernel(Kernel[SGNHTState, Normals]):
     temperature: jax.Array | Schedule
     mass: matrices.Matrix
     inverse_mass: matrices.Matrix
-    spread: pencils.Pencil
+    spread: matrices.Pencil
     thermostat_mass: jax.Array
     thermostat: str
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.core import matrices, pencils, tree
+from sghmc.core import checks, matrices, tree
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.types import PyTree, Schedule
 
@@ -88,33 +88,17 @@ class NoiseEstimate(eqx.Module):
     """An estimator of V̂ with the kernel's matrices for V̂ = 0, into which estimates are put."""
 
     fisher: EmpiricalFisher
-    noise: pencils.Pencil
-    drag: pencils.Pencil | None = None
-
-
-def check_gradient_noise(value: PyTree | EmpiricalFisher) -> None:
-    if not isinstance(value, EmpiricalFisher):
-        matrices.check(value, "gradient_noise")
+    noise: matrices.Pencil
+    drag: matrices.Pencil | None = None
 
 
 def parse_gradient_noise(value: PyTree | EmpiricalFisher, like: PyTree) -> matrices.Matrix:
     """Return V̂, or zeros where it will be estimated during the run."""
-    if not isinstance(value, EmpiricalFisher):
-        return matrices.parse(value, like, "gradient_noise", definite=False)
-    if value.diagonal:
-        return matrices.parse(0.0, like, "gradient_noise", definite=False)
-    return matrices.Dense(np.zeros((tree.size(like), tree.size(like))))
-
-
-def given_fisher(value: PyTree | EmpiricalFisher) -> EmpiricalFisher | None:
-    return value if isinstance(value, EmpiricalFisher) else None
-
-
-def is_subtracted(value: PyTree | EmpiricalFisher) -> bool:
-    """Return whether V̂ ≠ 0, or may become so by an estimate."""
-    if isinstance(value, EmpiricalFisher):
-        return True
-    return any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(value))
+    is_estimated = isinstance(value, EmpiricalFisher)
+    if is_estimated and not value.diagonal:
+        return matrices.Dense(np.zeros((tree.size(like), tree.size(like))))
+    given = 0.0 if is_estimated else value
+    return checks.parse_matrix(given, like, "gradient_noise", definite=False)
 
 
 def worst_excess(needed: np.ndarray, allowed: np.ndarray) -> tuple[float, float] | None:

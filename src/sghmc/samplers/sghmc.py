@@ -6,13 +6,13 @@ from typing import ClassVar, Literal, Self
 import jax
 import jax.numpy as jnp
 
-from sghmc.core import matrices, pencils, random, tree
+from sghmc.core import matrices, random, tree
 from sghmc.core.checks import check_choice, check_count
 from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers import Traits
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
-from sghmc.samplers.settings import check_setting, value_at
+from sghmc.samplers.settings import check_setting, value_at, values_over
 from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 
@@ -91,10 +91,10 @@ a number, a diagonal pytree, a dense matrix, or `EmpiricalFisher()`, which estim
     def prepare(self, like: PyTree, num_steps: int = 1) -> "SGHMCKernel":
         friction, mass, _ = self._matrices(like)
         rate = matrices.product(mass.inverse(), friction, tree.sizes(like))
-        decay = matrices.scaled(rate, self._largest_step(num_steps))
+        unit = float(values_over(self.step_size, num_steps, "step_size").max())
         return SGHMCKernel(
             **self._prepared(like, num_steps),
-            decay=matrices.finish(decay, tree.float_type(like)),
+            decay=matrices.finish(matrices.scaled(rate, unit), tree.float_type(like)),
             resample_every=self.resample_every,
             observe=self.observe,
         )
@@ -155,7 +155,7 @@ class SGHMCKernel(FrictionKernel):
         fresh = SGHMCState(self._drift(t, middle, velocity, 0.5), velocity)
         return jax.tree.map(lambda new, old: jnp.where(is_due, new, old), fresh, state)
 
-    def _raised(self, noise: pencils.Pencil, drag: pencils.Pencil) -> Self:
+    def _raised(self, noise: matrices.Pencil, drag: matrices.Pencil) -> Self:
         return dataclasses.replace(super()._raised(noise, drag), decay=noise.outer_first())
 
     def draw_from(self, t: Step, state: SGHMCState) -> PyTree:

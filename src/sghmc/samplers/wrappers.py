@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.core import matrices, random, tree
-from sghmc.core.checks import check_count
+from sghmc.core.checks import check_count, parse_factor
 from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers import (
@@ -329,7 +329,7 @@ class Whitened(SamplerWrapper):
 
     def matrix(self, like: PyTree) -> matrices.Matrix:
         """Return L in double precision."""
-        return matrices.parse_factor(self.factor, like, "factor")
+        return parse_factor(self.factor, like, "factor")
 
     def with_center(self, center: PyTree) -> "Whitened":
         return dataclasses.replace(super().with_center(center), center=center)

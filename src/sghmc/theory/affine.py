@@ -15,7 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike
 
-from sghmc.core import matrices, runtime
+from sghmc.core import checks, runtime
 from sghmc.core.runtime import double_precision
 from sghmc.gradients import GradientEstimator, Oracle
 from sghmc.gradients.exact import NoisyGradient
@@ -165,7 +165,7 @@ def as_matrix(precision: ArrayLike) -> np.ndarray:
     array = np.asarray(precision, np.float64)
     size = 1 if array.ndim == 0 else len(array)
     like = jax.ShapeDtypeStruct((size,), np.float64)
-    return matrices.parse(array, like, "precision", definite=True).dense([size]).array
+    return checks.parse_matrix(array, like, "precision", definite=True).dense([size]).array
 
 
 def _not_affine(sampler: Sampler) -> str:
