@@ -317,7 +317,7 @@ def predefined_folds(options: argparse.Namespace) -> dict[str, Any]:
 
 def against_implicit(options: argparse.Namespace) -> dict[str, Any]:
     from sghmc.estimators import MatrixFactorization
-    from sghmc.recommender.rating_scores import ranking_scores
+    from sghmc.recommender.rating_answers import ranking_scores
 
     ratings = loaded(options)
     liked = ratings.rating >= MIN_LIKED

@@ -116,7 +116,7 @@ def test_events_are_judged_by_their_rankings(tmp_path, monkeypatch):
     assert "NDCG@10" in fitted.stdout
     assert " held-out ratings:\n" in fitted.stdout
     assert "RMSE" not in fitted.stdout
-    assert "rankings by length" in (tmp_path / "m" / "report.html").read_text()
+    assert "k: items recommended to each user" in (tmp_path / "m" / "report.html").read_text()
     wrong = call("fit-ratings", tmp_path / "log.csv", "--out", tmp_path / "n")
     assert "no column of ratings" in wrong.stderr
 

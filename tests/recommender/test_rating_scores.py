@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import ndcg_score
 
-from sghmc.recommender.rating_scores import mean_by_user, ranking_scores, rating_scores
+from sghmc.recommender.rating_answers import mean_by_user, ranking_scores, rating_scores
 
 rng = np.random.default_rng(0)
 

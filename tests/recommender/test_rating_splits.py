@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sghmc.recommender.rating_scores import split
+from sghmc.recommender.rating_answers import split
 from sghmc.recommender.ratings import Ratings, from_table
 
 RATINGS = Ratings(

@@ -26,7 +26,7 @@ from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import Posterior
 from sghmc.recommender import factor_gibbs
 from sghmc.recommender.factor_chain import ChainProblem, Likelihood, Outcome, StepSchedule, counted
-from sghmc.recommender.factor_gibbs import SIDES, Features
+from sghmc.recommender.factor_gibbs import SIDES
 from sghmc.recommender.factor_model import AbstractFactorization
 from sghmc.recommender.fold_in import Newcomers, with_rows
 from sghmc.samplers.sghmc import SGHMC
@@ -133,17 +133,7 @@ class ClickModel(AbstractFactorization):
     1
     """
 
-    num_users: int
-    num_items: int
-    rank: int
-    is_count: bool
-    features: dict[str, Features]
-
-    def __init__(
-        self, num_users: int, num_items: int, rank: int, is_count: bool = False, features=None
-    ):
-        self.num_users, self.num_items, self.rank = num_users, num_items, rank
-        self.is_count, self.features = is_count, features or {}
+    is_count: bool = False
 
     def log_likelihood(self, params: jax.Array, example: PyTree, hyper: PyTree) -> jax.Array:
         def rows_at(k: int, position: jax.Array) -> jax.Array:
@@ -282,7 +272,7 @@ class Interactions(Likelihood):
         return dataclasses.replace(table, rating=np.ones_like(table.rating))
 
     def problem(self, ratings, sizes, rank, features):
-        model = ClickModel(*sizes, rank, self.is_count, features)
+        model = ClickModel(*sizes, rank, self.is_count, features=features)
         pairs = ratings.user, ratings.item, ratings.rating
         num_real = ratings.num_users, ratings.num_items
         posterior = model.posterior(*pairs, offset=self.scale[0], num_real=num_real)

@@ -2,26 +2,21 @@
 
 import pathlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sghmc import display
-from sghmc.core.checks import require
 from sghmc.estimators.tables import calibration
 from sghmc.recommender.matrix_factorization import MatrixFactorization
-from sghmc.recommender.rating_scores import split
+from sghmc.recommender.rating_answers import split
 from sghmc.recommender.ratings import Ratings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 RANKS = (1, 3, 10, 30)
 """Numbers of recommendations that are scored on held-out ratings."""
 
 _PRINTED_RANK = 10
-"""The number of recommendations whose scores are printed; the plot shows all."""
+"""The number of recommendations whose scores are printed; the page shows all."""
 
 _RANKINGS = {"ndcg": "NDCG", "recall": "recall"}
 
@@ -77,60 +72,18 @@ def format_scores(judged: dict[str, Any]) -> dict[str, str]:
     names |= {"log_probability": "mean log-probability of the level"}
     k = _PRINTED_RANK
     names |= {f"{name}@{k}": f"{label}@{k}" for name, label in _RANKINGS.items()}
-    scores = {}
-    for name, label in names.items():
-        value, error = judged.get(name), judged.get(f"{name}_error")
-        if value is not None:
-            scores[label] = f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
-    return scores
+    return {
+        label: _with_error(judged[name], judged.get(f"{name}_error"), ".4f")
+        for name, label in names.items()
+        if judged.get(name) is not None
+    }
 
 
-def plot_rankings(judged: dict[str, Any]) -> "Figure":
-    """Plot NDCG@k and recall@k by k, with two standard errors."""
-    figure, axis = _square_figure()
-    for name, label in _RANKINGS.items():
-        known = [k for k in RANKS if judged.get(f"{name}@{k}") is not None]
-        values = [judged[f"{name}@{k}"] for k in known]
-        bars = [2 * (judged.get(f"{name}@{k}_error") or 0.0) for k in known]
-        axis.errorbar(known, values, bars, fmt="o-", label=f"{label}@k")
-    axis.set(
-        xlabel="k: items recommended to each user",
-        ylabel="mean over users",
-        xscale="log",
-        xticks=RANKS,
-        xticklabels=[str(k) for k in RANKS],
-        title=f"{judged['num_users_ranked']:,} users with a relevant item held out",
-    )
-    axis.set_ylim(bottom=0)
-    axis.minorticks_off()
-    axis.legend(frameon=False)
-    return figure
-
-
-def plot_coverage(judged: dict[str, Any]) -> "Figure":
-    """Plot the shares of ratings inside predictive intervals, with two standard errors."""
-    figure, axis = _square_figure()
-    axis.plot([0, 1], [0, 1], color="gray", linewidth=1)
-    levels = [float(level.rstrip("%")) / 100 for level in judged["coverage"]]
-    errors = judged.get("coverage_errors", {})
-    bars = [2 * (errors.get(level) or 0.0) for level in judged["coverage"]]
-    axis.errorbar(levels, list(judged["coverage"].values()), bars, fmt="o-")
-    axis.set(
-        xlabel="level of the interval",
-        ylabel="share of held-out ratings inside",
-        xlim=(0, 1),
-        ylim=(0, 1),
-        title=f"{judged['num_ratings']:,} held-out ratings",
-    )
-    return figure
-
-
-def _square_figure() -> tuple["Figure", Any]:
-    figures = require("matplotlib.figure", extra="plots")
-    figure = figures.Figure(figsize=(5, 5), layout="constrained")
-    axis = figure.subplots()
-    axis.spines[["top", "right"]].set_visible(False)
-    return figure, axis
+def _with_error(value: float | None, error: float | None, form: str) -> str:
+    """Format a number, with its standard error if it has one."""
+    if value is None:
+        return "–"
+    return f"{value:{form}}" + ("" if error is None else f" ± {error:{form}}")
 
 
 def ratings_page(config: dict[str, Any], result: dict[str, Any]) -> str:
@@ -142,29 +95,45 @@ def ratings_page(config: dict[str, Any], result: dict[str, Any]) -> str:
             display.paragraph("No ratings were held out, so there are no scores of predictions.")
         ]
     else:
-        drawn = [display.card(display.picture_address(plot_rankings(judged)), "rankings by length")]
         sections = []
+        tables = [
+            display.grid(
+                ("k: items recommended to each user", *_RANKINGS.values()),
+                [
+                    (
+                        str(k),
+                        *(
+                            _with_error(
+                                judged.get(f"{name}@{k}"), judged.get(f"{name}@{k}_error"), ".4f"
+                            )
+                            for name in _RANKINGS
+                        ),
+                    )
+                    for k in RANKS
+                ],
+            )
+        ]
         if "coverage" in judged:
             points = [
                 (float(level.rstrip("%")) / 100, share, judged["num_ratings"])
                 for level, share in judged["coverage"].items()
             ]
             words, is_calibrated, remedy = calibration(points, judged["num_ratings"])
-            shares = [(level, f"{share:.1%}") for level, share in judged["coverage"].items()]
+            errors = judged.get("coverage_errors", {})
+            shares = [
+                (level, _with_error(share, errors.get(level), ".1%"))
+                for level, share in judged["coverage"].items()
+            ]
             sections += [
                 display.verdict(words, is_calibrated),
                 display.section("What to do next", display.points([remedy])),
             ]
-            picture = display.picture_address(plot_coverage(judged))
-            drawn += [
-                display.card(picture, "coverage of intervals"),
-                display.grid(("predictive interval", "ratings inside"), shares),
-            ]
+            tables += [display.grid(("predictive interval", "ratings inside"), shares)]
         sections.append(
             display.section(
                 f"On {judged['num_ratings']:,} held-out ratings",
                 display.facts(format_scores(judged)),
-                *drawn,
+                *tables,
             )
         )
     run = sizes | {"likelihood": result["likelihood"], "seconds": f"{result['seconds']:.1f}"}

@@ -3,12 +3,11 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sghmc.core import files
-from sghmc.core.checks import require
 from sghmc.recommender.ratings import Ratings
 
 _PAIRS_AT_ONCE = 8192
@@ -139,8 +138,6 @@ class FactorDraws:
 
 # Means and standard deviations of the factors, in a file for other programs.
 
-FACTOR_SUFFIXES = (".npz", ".arrow")
-
 
 class Factors(NamedTuple):
     """Mean and standard deviation over draws of each row; the bias is the last column."""
@@ -171,46 +168,15 @@ def aligned_factors(draws: dict[str, np.ndarray]) -> dict[str, Factors]:
 def write(
     path: pathlib.Path, draws: dict[str, np.ndarray], ratings: Ratings, scale: np.ndarray
 ) -> None:
-    """Write an .npz file with arrays of both sides, or an .arrow file with a row for each id.
+    """Write an .npz file with arrays of both sides.
 
-    A predicted rating is center + spread · (user's · item's factors + both biases).
+    A predicted rating is scale[0] + scale[1] · (user's · item's factors + both biases).
     """
-    if path.suffix not in FACTOR_SUFFIXES:
-        wanted = ", ".join(FACTOR_SUFFIXES)
-        raise ValueError(f"The file of factors must end in one of {wanted}, but is {path}.")
-    factors = aligned_factors(draws)
-    with files.draft(path) as draft:
-        if path.suffix == ".arrow":
-            _write_arrow(draft, factors, ratings, scale)
-            return
-        arrays = {"users": ratings.users, "items": ratings.items, "scale": scale}
-        for side, (mean, std) in factors.items():
-            arrays |= {f"{side}_factors": mean[:, :-1], f"{side}_factor_stds": std[:, :-1]}
-            arrays |= {f"{side}_bias": mean[:, -1], f"{side}_bias_std": std[:, -1]}
-        with draft.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-
-
-def _write_arrow(
-    path: pathlib.Path, factors: dict[str, Factors], ratings: Ratings, scale: np.ndarray
-) -> None:
-    pa = require("pyarrow", extra="data")
-    ids = {"user": ratings.users, "item": ratings.items}
-    mean, std = (np.concatenate(parts) for parts in zip(*factors.values(), strict=True))
-
-    def lists(values: np.ndarray) -> Any:
-        flat = pa.array(values.astype(np.float32).ravel())
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
-
-    table = pa.table(
-        {
-            "side": [side for side, known in ids.items() for _ in known],
-            "id": [str(each) for known in ids.values() for each in known.tolist()],
-            "bias": mean[:, -1].astype(np.float32),
-            "bias_std": std[:, -1].astype(np.float32),
-            "factors": lists(mean[:, :-1]),
-            "factor_stds": lists(std[:, :-1]),
-        }
-    ).replace_schema_metadata({"center": str(scale[0]), "spread": str(scale[1])})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+    if path.suffix != ".npz":
+        raise ValueError(f"The file of factors must end in .npz, but is {path}.")
+    arrays = {"users": ratings.users, "items": ratings.items, "scale": scale}
+    for side, (mean, std) in aligned_factors(draws).items():
+        arrays |= {f"{side}_factors": mean[:, :-1], f"{side}_factor_stds": std[:, :-1]}
+        arrays |= {f"{side}_bias": mean[:, -1], f"{side}_bias_std": std[:, -1]}
+    with files.draft(path) as draft, draft.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)

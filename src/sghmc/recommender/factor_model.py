@@ -36,10 +36,10 @@ class AbstractFactorization(eqx.Module):
     have `features`, the prior means of their rows are linear in those (`factor_gibbs`).
     """
 
-    num_users: eqx.AbstractVar[int]
-    num_items: eqx.AbstractVar[int]
-    rank: eqx.AbstractVar[int]
-    features: eqx.AbstractVar[dict[str, Features]]
+    num_users: int
+    num_items: int
+    rank: int
+    features: dict[str, Features] = eqx.field(default_factory=dict, kw_only=True)
 
     def __check_init__(self):
         for name in ("num_users", "num_items", "rank"):
@@ -195,28 +195,9 @@ class FactorizationModel(AbstractFactorization):
     (2,)
     """
 
-    num_users: int
-    num_items: int
-    rank: int
-    prior: Literal["shared", "dimension"]
-    noise: Literal["shared", "user"]
-    resolution: float
-    features: dict[str, Features]
-
-    # Written out for type checkers, which would put the fields of the base class first.
-    def __init__(
-        self,
-        num_users: int,
-        num_items: int,
-        rank: int,
-        prior: Literal["shared", "dimension"] = "shared",
-        noise: Literal["shared", "user"] = "shared",
-        resolution: float = 0.0,
-        features: dict[str, Features] | None = None,
-    ):
-        self.num_users, self.num_items, self.rank = num_users, num_items, rank
-        self.prior, self.noise, self.resolution = prior, noise, resolution
-        self.features = features or {}
+    prior: Literal["shared", "dimension"] = "shared"
+    noise: Literal["shared", "user"] = "shared"
+    resolution: float = 0.0
 
     def __check_init__(self):
         check_choice(self.prior, "prior", ("shared", "dimension"))

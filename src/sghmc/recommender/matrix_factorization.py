@@ -16,9 +16,8 @@ from sghmc.estimators import storage
 from sghmc.recommender.factor_chain import ChainSettings, Likelihood, run_factor_chain
 from sghmc.recommender.factor_gibbs import SIDES
 from sghmc.recommender.fold_in import Newcomers
-from sghmc.recommender.rating_answers import LIKELIHOODS, RatingAnswers
+from sghmc.recommender.rating_answers import LIKELIHOODS, RatingAnswers, mean_by_user, split
 from sghmc.recommender.rating_likelihoods import levels_of
-from sghmc.recommender.rating_scores import mean_by_user, split
 from sghmc.recommender.ratings import DUPLICATES, Ratings, Sizes, codes_of
 from sghmc.recommender.side_information import (
     Entries,

@@ -16,7 +16,7 @@ from sghmc.core.checks import checked_codes, take_rows
 from sghmc.core.random import gammas
 from sghmc.posterior.posterior import Posterior
 from sghmc.recommender import factor_gibbs
-from sghmc.recommender.factor_gibbs import NOISE_SHAPE, Features, UserNoise
+from sghmc.recommender.factor_gibbs import NOISE_SHAPE, UserNoise
 from sghmc.recommender.factor_model import AbstractFactorization
 from sghmc.recommender.fold_in import Blocks, moments, rows_given_noise
 from sghmc.types import PyTree
@@ -51,15 +51,6 @@ class OrdinalModel(AbstractFactorization):
     >>> sorted(posterior.hyper)
     ['cuts', 'item', 'level_counts', 'noise', 'noise_rate', 'user']
     """
-
-    num_users: int
-    num_items: int
-    rank: int
-    features: dict[str, Features]
-
-    def __init__(self, num_users: int, num_items: int, rank: int, features=None):
-        self.num_users, self.num_items, self.rank = num_users, num_items, rank
-        self.features = features or {}
 
     def log_likelihood(self, params: jax.Array, example: PyTree, hyper: PyTree) -> jax.Array:
         return log_interval(*self._bounds(params, example, hyper, hyper["cuts"]))

@@ -237,7 +237,7 @@ class OrdinalRatings(NoisyRatings):
         return dataclasses.replace(table, rating=place.astype(np.float32))
 
     def problem(self, ratings, sizes, rank, features):
-        model = OrdinalModel(*sizes, rank, features)
+        model = OrdinalModel(*sizes, rank, features=features)
         user, item, level = padded_columns(ratings)
         posterior = model.posterior(user, item, level.astype(np.int32), self.start_cuts)
         return problem_of(model, posterior, ratings)
