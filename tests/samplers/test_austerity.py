@@ -11,6 +11,7 @@ from scipy import stats
 import sghmc
 from cases import Chain
 from sghmc.core import random
+from sghmc.samplers import hmc as hmc_file
 from sghmc.samplers.hmc import estimate, tail
 from sghmc.types import Change
 
@@ -154,6 +155,45 @@ def test_two_rows_are_looked_at_before_anything_is_judged(batch_size, num_rows):
     assert found.value == pytest.approx(0.3 + 7 * mine.mean(), rel=1e-5)
     variance = 49 * (1 - num_rows / 7) * mine.var(ddof=1) / num_rows
     assert found.variance == pytest.approx(variance, rel=1e-4, abs=1e-5)
+
+
+def test_a_look_is_enough_where_the_tail_beyond_its_distance_is_small(monkeypatch):
+    """P(T > |Δ̂ − c|/sd) < error with n − 1 degrees of freedom; the share is n/N."""
+
+    def told(change, order, batch_size, is_enough):
+        seen = [hmc_file.Estimate(change.known, jnp.float32(4.0), jnp.int32(n)) for n in (12, 10)]
+        assert [bool(is_enough(each)) for each in seen] == [True, False]
+        return seen[1]
+
+    monkeypatch.setattr(hmc_file, "estimate", told)
+    # Between the quantiles of 11 and 9 degrees of freedom, two standard deviations a unit.
+    distance = 2 * (stats.t.isf(0.05, 11) + stats.t.isf(0.05, 9)) / 2
+    for sign in (1, -1):
+        change = Change(jnp.float32(0.3), lambda rows: rows, 40)
+        limit = jnp.float32(0.3 + sign * distance)
+        is_below, share = sghmc.Austerity(0.05).decide(change, limit, jnp.zeros(2, jnp.uint32))
+        assert bool(is_below) == (sign > 0)
+        assert float(share) == 0.25
+
+
+def test_rows_are_added_to_the_moments_of_those_before():
+    """Two of three looks: each takes the next rows of the order, and ends with the last row."""
+    terms = np.array([0.3, -1.0, 2.5, 0.1, 0.4, -0.7, 1.9])
+    change = Change(jnp.float32(0.3), lambda rows: jnp.asarray(terms, jnp.float32)[rows], 7)
+    order = jnp.array([3, 4], jnp.uint32)
+
+    @jax.jit
+    def looked_at(enough):
+        rows = random.permuted(order, jnp.zeros(1), jnp.arange(7)[None], 7)[0]
+        return rows, estimate(change, order, 3, lambda seen: seen.num_rows >= enough)
+
+    for enough, count in [(4, 6), (7, 7)]:
+        rows, found = looked_at(enough)
+        mine = terms[np.asarray(rows)[:count]]
+        assert found.num_rows == count
+        assert found.value == pytest.approx(0.3 + 7 * mine.mean(), rel=1e-5)
+        variance = 49 * (1 - count / 7) * mine.var(ddof=1) / count
+        assert found.variance == pytest.approx(variance, rel=1e-4, abs=1e-5)
 
 
 def test_a_change_without_rows_is_known():

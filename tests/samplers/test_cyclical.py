@@ -24,6 +24,21 @@ def test_the_step_size_falls_as_a_cosine_and_noise_comes_late():
     np.testing.assert_allclose(jax.vmap(cyclical.temperature)(steps), 0.7 * is_late)
 
 
+def test_draws_of_the_sampling_part_alone_are_kept_also_of_a_cycle_inside():
+    inner = sghmc.Cyclical(sghmc.SGLD(lambda t: 0.2 + t, temperature=lambda t: 1.0 + t), 6)
+    outer = sghmc.Cyclical(inner, cycle_length=8, exploration=0.25)
+    steps = np.arange(24)
+    np.testing.assert_array_equal(inner.is_kept(steps), steps % 6 >= 3)
+    np.testing.assert_array_equal(outer.is_kept(steps), (steps % 6 >= 3) & (steps % 8 >= 2))
+    assert float(inner.step_size(9)) == pytest.approx(9.2 / 2)
+    assert float(inner.temperature(9)) == 10.0
+    dynamics = inner.dynamics
+    assert callable(dynamics.step_size)
+    assert callable(dynamics.temperature)
+    np.testing.assert_allclose(dynamics.step_size(jnp.asarray(6)), 6.2, rtol=1e-6)
+    np.testing.assert_allclose(dynamics.temperature(jnp.asarray(6)), 0.0)
+
+
 @pytest.mark.slow
 def test_only_draws_of_the_sampling_part_are_kept():
     """The draws are those of the same sampler with the schedules written out, at these steps.

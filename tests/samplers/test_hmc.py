@@ -10,7 +10,8 @@ import pytest
 
 import sghmc
 from sghmc.gradients import Oracle
-from sghmc.types import Evaluation
+from sghmc.samplers.hmc import HMCNoise, HMCState
+from sghmc.types import Change, Evaluation
 
 SCALES = jnp.array([1.0, 3.0])
 SAMPLERS = {
@@ -93,6 +94,70 @@ def test_noisy_gradients_are_taken_anew():
     state = kernel.init([jnp.ones(2)], jnp.zeros(2))
     oracle = Oracle(lambda i, theta: Evaluation(potential(theta), theta), potential, False)
     assert kernel.with_cached_evaluation(state, oracle).cached is None
+
+
+START, NORMALS, MASS, STEPS = np.array([0.1, -0.4]), np.array([1.3, 0.8]), 1.7, 3
+
+
+def slope(i, theta):
+    """A noisy gradient, another one at every evaluation."""
+    return (1 + 0.1 * i) * theta
+
+
+def trajectory():
+    """The end of three leapfrog steps in NumPy, and its momentum."""
+    r = np.sqrt(MASS) * NORMALS
+    theta, r = START, r - 0.15 * slope(0, START)
+    for i in range(1, STEPS + 1):
+        theta = theta + 0.3 * r / MASS
+        r = r - (0.15 if i == STEPS else 0.3) * slope(i, theta)
+    return theta, r
+
+
+@pytest.mark.parametrize("rule", [True, sghmc.Austerity(error=0.0, batch_size=10)])
+@pytest.mark.parametrize("is_below", [True, False])
+def test_a_noisy_trajectory_is_accepted_by_the_exact_potential(rule, is_below):
+    """A uniform just below the probability min(1, exp(H(old) − H(new))) accepts, one above not.
+
+    With `Austerity` the change of the potential comes from its rows, here all of them.
+    """
+    kernel = sghmc.HMC(0.3, STEPS, mass=MASS, metropolis=rule).prepare(jnp.zeros(2))
+
+    def change(old, new):
+        rows = jnp.arange(1.0, 12.0)
+        whole = potential(new) - potential(old)
+        return Change(0.25 * whole, lambda i: 0.75 * whole * rows[i] / jnp.sum(rows), 11)
+
+    oracle = Oracle(
+        lambda i, theta: Evaluation(7.0 + 0 * jnp.sum(theta), slope(i, theta)),
+        potential,
+        False,
+        change,
+    )
+    theta, r = trajectory()
+    old, new = (
+        float(potential(jnp.asarray(at))) + np.sum(p**2) / MASS / 2
+        for at, p in [(START, np.sqrt(MASS) * NORMALS), (theta, r)]
+    )
+    chance = min(1.0, np.exp(old - new))
+    assert 0.05 < chance < 0.95
+    uniform = chance * (0.999 if is_below else 1.001)
+    noise = HMCNoise([jnp.asarray(NORMALS)], jnp.array([uniform]), jnp.array([3, 4], jnp.uint32))
+    state = HMCState(jnp.asarray(START), jnp.zeros(2))
+    end, info = jax.jit(lambda noise: kernel.step(0, noise, state, oracle))(noise)
+    np.testing.assert_allclose(end.position, theta if is_below else START, rtol=1e-5)
+    np.testing.assert_allclose(
+        end.velocity, r / MASS if is_below else NORMALS / np.sqrt(MASS), rtol=1e-5
+    )
+    momentum = r if is_below else np.sqrt(MASS) * NORMALS
+    heat = np.sum(momentum**2) / MASS / 2
+    np.testing.assert_allclose(kernel.kinetic_temperature(0, end), heat, rtol=1e-5)
+    if rule is True:
+        np.testing.assert_allclose(info.acceptance, chance, rtol=1e-4)
+        at = theta if is_below else START
+        np.testing.assert_allclose(info.potential, potential(jnp.asarray(at)), rtol=1e-5)
+    else:
+        assert (float(info.acceptance), float(info.data_share)) == (float(is_below), 1.0)
 
 
 def test_what_was_seen_does_not_outlive_a_change_of_hyperparameters():

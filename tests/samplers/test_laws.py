@@ -19,7 +19,7 @@ gradient; V̂ forgotten, times τ, times τ²; the noise or the friction without
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -718,6 +718,98 @@ def test_settings_grow_with_the_data(kind):
     """U grows with N, and the variance of a batch's gradient with N²."""
     grown = kind(0.1, 2.0, 3.0, gradient_noise=0.5).for_growth(4.0)
     assert (grown.friction, grown.mass, grown.gradient_noise) == (8.0, 12.0, 8.0)
+
+
+@pytest.mark.parametrize("mass", [DIAGONAL_MASS, DENSE_MASS], ids=["diagonal", "dense"])
+def test_a_chain_begins_with_momenta_of_the_first_temperature(mass):
+    """r = √τ M^½ n up to a rotation, in units of the largest step; r of a velocity is Mv/ε."""
+    sampler = sghmc.SGHMC(lambda t: 0.1 + 0.1 * t, 1.3, mass, temperature=lambda t: 0.49 + t)
+    with jax.enable_x64(True):
+        kernel = sampler.prepare(jnp.zeros(SIZE), 4)
+        momenta = np.stack(
+            [kernel.momentum(kernel.init([n], jnp.zeros(SIZE))) for n in jnp.eye(SIZE)], axis=1
+        )
+        laws.assert_close(momenta @ momenta.T, 0.49 * laws.dense(mass, SIZE))
+        velocity = kernel.init([jnp.ones(SIZE)], jnp.zeros(SIZE)).velocity
+        momentum = kernel.momentum(SGHMCState(velocity, velocity))
+        laws.assert_close(momentum, laws.dense(mass, SIZE) @ np.asarray(velocity) / 0.4)
+
+
+@pytest.mark.parametrize("kind", [sghmc.SGHMC, sghmc.BAOAB, sghmc.OBABO])
+def test_the_temperature_of_momenta_is_that_of_their_form(kind):
+    """rᵀM⁻¹r/d, and for SGHMC rᵀ(M⁻¹ − ½εM⁻¹CM⁻¹)r/d."""
+    with jax.enable_x64(True):
+        kernel = kind(0.25, DENSE_FRICTION, DENSE_MASS, temperature=1.7).prepare(jnp.zeros(SIZE))
+        r, inverse = np.array([0.5, -1.2, 2.0]), np.linalg.inv(DENSE_MASS)
+        velocity = jnp.asarray(0.25 * inverse @ r)
+        found = float(kernel.kinetic_temperature(0, SGHMCState(velocity, velocity)))
+    slowed = 0.125 * inverse @ DENSE_FRICTION @ inverse if kind is sghmc.SGHMC else 0
+    assert found == pytest.approx(r @ (inverse - slowed) @ r / SIZE, rel=1e-10)
+
+
+def test_another_mass_keeps_the_law_of_momenta():
+    """Velocities, v = uM⁻¹r, are multiplied by √(M_old/M_new)."""
+    kernel = sghmc.SGHMC(0.25, 1.3, DIAGONAL_MASS).prepare(jnp.zeros(SIZE))
+    state = SGHMCState(jnp.arange(3.0), jnp.array([0.5, -1.0, 2.0]))
+    heavier = DIAGONAL_MASS * np.array([4.0, 0.25, 9.0])
+    _, moved = kernel.with_mass(state, jnp.asarray(heavier, jnp.float32))
+    np.testing.assert_allclose(moved.velocity, [0.25, -2.0, 2 / 3], rtol=1e-6)
+    np.testing.assert_array_equal(moved.position, state.position)
+
+
+def test_descent_with_and_without_momentum():
+    """v ← v − αv − ηg, θ ← θ + v, by schedules; without momentum θ ← θ − ηg."""
+    theta, v, slope = np.array([1.0, -2.0]), np.array([0.3, 0.5]), np.array([0.7, 1.1])
+    oracle = sghmc.gradients.Oracle(
+        lambda i, at: sghmc.types.Evaluation(jnp.float32(5.0), jnp.asarray(slope)), None, False
+    )
+    moving = sghmc.Momentum(lambda t: 0.1 * (t + 1), lambda t: 0.2 * (t + 1))
+    kernel = moving.prepare(jnp.zeros(2), 3)
+    state = kernel.init([], jnp.asarray(theta))
+    np.testing.assert_array_equal(state.velocity, [0, 0])
+    end, info = kernel.step(1, [], state._replace(velocity=jnp.asarray(v)), oracle)
+    new = 0.6 * v - 0.2 * slope
+    np.testing.assert_allclose(kernel.momentum(end), new, rtol=1e-6)
+    np.testing.assert_allclose(end.position, theta + new, rtol=1e-6)
+    assert info.potential == 5.0
+    kernel = sghmc.SGD(lambda t: 0.1 * (t + 1)).prepare(jnp.zeros(2), 3)
+    end, _ = kernel.step(1, [], kernel.init([], jnp.asarray(theta)), oracle)
+    np.testing.assert_allclose(end.position, theta - 0.2 * slope, rtol=1e-6)
+    slower = sghmc.Momentum(0.1, 0.2).rescaled(0.5)
+    assert (slower.learning_rate, slower.momentum_decay) == (0.025, 0.1)
+    assert sghmc.SGD(0.1).rescaled(0.5).learning_rate == 0.05
+
+
+def test_draws_are_taken_where_the_sampler_observes():
+    state = SGHMCState(jnp.array([1.0]), jnp.array([0.5]))
+    for where, expected in [("end", 1.0), ("middle", 0.75)]:
+        kernel = sghmc.SGHMC(0.1, 1.0, observe=cast(Any, where)).prepare(jnp.zeros(1))
+        assert kernel.draw_from(3, state) == expected
+
+
+def test_schedules_are_judged_at_the_step_that_needs_most():
+    """ε and τ both change: neither the largest ε nor the largest V̂ decides, but the worst step."""
+
+    def at(steps, values):
+        return lambda t: jnp.interp(jnp.asarray(t, float), jnp.array(steps), jnp.array(values))
+
+    like = jnp.zeros(2)
+    worst = sghmc.SGLD(
+        at([0.0, 5.0, 9.0], [0.3, 0.2, 0.1]), 2.0, 4.0, at([0.0, 5.0, 9.0], [9.0, 0.1, 9.0])
+    )
+    with pytest.raises(
+        ValueError, match=r"is 1\.6, but must be at most 2τ = 0\.2\. Take .* 0\.125 "
+    ):
+        worst.prepare(like, 10)
+    worst.prepare(like, 4)  # which ends before it
+    with pytest.raises(ValueError, match=r"decay εC/M reaches 2\.5, .* from 2 on"):
+        sghmc.SGHMC(at([0.0, 9.0], [0.1, 0.5]), 5.0).prepare(like, 10)
+    with pytest.raises(ValueError, match=r"ε²V̂ = 0\.25 .* 2ετC, is only 0\.2\. Take 1\.25 times"):
+        sghmc.SGHMC(at([0.0, 9.0], [0.1, 0.5]), 1.0, gradient_noise=1.0, temperature=0.2).prepare(
+            like, 10
+        )
+    with pytest.raises(ValueError, match="is -1 at step 9"):
+        sghmc.SGLD(at([0.0, 8.0, 9.0], [0.1, 0.1, -1.0])).prepare(like, 10)
 
 
 def test_sgld_has_room_for_gradient_noise_up_to_what_it_injects():

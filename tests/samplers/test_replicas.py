@@ -7,7 +7,11 @@ import pytest
 
 import sghmc
 from sghmc.core import random
+from sghmc.gradients import Oracle
+from sghmc.samplers import replicas
+from sghmc.samplers.hmc import Estimate
 from sghmc.samplers.replicas import ReplicaNoise, swap_probability
+from sghmc.types import Change, Evaluation
 
 SGHMC = sghmc.SGHMC(0.3, 1.2, mass=1.7)
 ORDER = jnp.array([3, 4], jnp.uint32)
@@ -64,6 +68,139 @@ def test_a_swap_is_a_metropolis_step(t):
         there.replicas.position[:, alone], state.replicas.position[:, alone]
     )
     assert np.all(there.replicas.position[:, 1] != state.replicas.position[:, 1])
+
+
+LADDER = [0.7, 1.5, 4.0, 9.0]
+
+
+def bowl(theta):
+    return jnp.sum(theta**4) / 4 + theta[0] * theta[1]
+
+
+def by_batch(i, theta):
+    """A potential and a gradient that tell which batch they come from."""
+    return Evaluation(1.0 + i + 0 * jnp.sum(theta), (1.0 + i) * theta)
+
+
+@pytest.mark.parametrize(("t", "pairs"), [(3, [(0, 1), (2, 3)]), (1, [(1, 2)])])
+def test_neighbours_swap_by_turns_as_the_formulas_say(t, pairs):
+    """Half a drift back, at v·√(τ_new/τ_old); a uniform above the probability leaves a pair."""
+    kernel = sghmc.ReplicaExchange(SGHMC, LADDER, every=2).prepare(jnp.zeros(2))
+    temperatures = np.array(LADDER)
+    rng = np.random.default_rng(0)
+    x, v = rng.normal(size=(4, 2)), 0.4 * rng.normal(size=(4, 2))
+    potentials = [float(bowl(each)) for each in x - v / 2]
+    expected_x, expected_v, chances = x.copy(), v.copy(), np.full(3, -1.0)
+    uniforms = np.full(4, 0.5)
+    for number, (a, b) in enumerate(pairs):
+        gain = (1 / temperatures[a] - 1 / temperatures[b]) * (potentials[a] - potentials[b])
+        chances[a] = min(1.0, np.exp(gain))
+        uniforms[a] = chances[a] * (0.99 if number == 0 else 1.01)
+        if uniforms[a] < chances[a]:
+            for new, old in [(a, b), (b, a)]:
+                factor = np.sqrt(temperatures[new] / temperatures[old])
+                expected_v[new] = factor * v[old]
+                expected_x[new] = x[old] - v[old] / 2 + expected_v[new] / 2
+    start = kernel.init([jnp.zeros(2)], jnp.zeros(2))
+    moved = start.replicas._replace(position=jnp.asarray(x), velocity=jnp.asarray(v))
+    state = start._replace(replicas=moved, acceptance=jnp.full(3, -1.0))
+    noise = ReplicaNoise([], jnp.asarray(uniforms), ORDER)
+    oracle = Oracle(lambda i, theta: Evaluation(bowl(theta), theta), bowl, True)
+    end = jax.jit(lambda state: kernel.swapped(t, noise, state, oracle))(state)
+    np.testing.assert_allclose(end.replicas.position, expected_x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(end.replicas.velocity, expected_v, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(end.acceptance, chances, rtol=1e-5)
+
+
+def test_of_two_replicas_the_one_pair_has_every_turn():
+    """After every second step, 1 and 3 and so on; at a uniform of 0 it always swaps."""
+    kernel = sghmc.ReplicaExchange(sghmc.SGLD(0.1), [1.0, 2.0], every=2).prepare(jnp.zeros(2))
+    start = kernel.init([jnp.zeros(2)], jnp.zeros(2))
+    positions = jnp.array([[1.0, 0.0], [0.0, 2.0]])
+    state = start._replace(replicas=start.replicas._replace(position=positions))
+    noise = ReplicaNoise([jnp.zeros(4)], jnp.zeros(2), ORDER)
+    still = Oracle(lambda i, theta: Evaluation(jnp.zeros(()), 0 * theta), bowl, True)
+    step = jax.jit(lambda t: kernel.step(t, noise, state, still)[0].replicas.position)
+    for t in range(5):
+        wanted = positions[::-1] if t % 2 else positions
+        np.testing.assert_array_equal(step(t), wanted)
+
+
+def test_replicas_step_by_their_own_temperatures_noise_and_batches():
+    """SGLD by hand; the potential told is that of the first, the acceptance the mean over pairs."""
+    kernel = sghmc.ReplicaExchange(sghmc.SGLD(0.1), LADDER, every=5).prepare(jnp.zeros(2))
+    start = kernel.init([jnp.zeros(2)], jnp.zeros(2))
+    positions = np.arange(8.0).reshape(4, 2) / 4
+    state = start._replace(
+        replicas=start.replicas._replace(position=jnp.asarray(positions)),
+        acceptance=jnp.array([0.2, 0.4, 0.9]),
+    )
+    normals = np.random.default_rng(1).normal(size=(4, 2))
+    noise = ReplicaNoise([jnp.asarray(normals).reshape(-1)], jnp.zeros(4), ORDER)
+    oracle = Oracle(by_batch, bowl, False)
+    step = jax.jit(lambda state: kernel.step(0, noise, state, oracle))
+    end, info = step(state)
+    slopes = (1 + np.arange(4))[:, None] * positions
+    spread = np.sqrt(0.2 * np.array(LADDER))[:, None]
+    np.testing.assert_allclose(
+        end.replicas.position, positions - 0.1 * slopes + spread * normals, rtol=1e-5
+    )
+    assert (float(info.potential), float(info.acceptance)) == (1.0, 0.5)
+    np.testing.assert_array_equal(end.acceptance, state.acceptance)
+    lost = state._replace(
+        replicas=state.replicas._replace(position=jnp.asarray(positions).at[2, 0].set(jnp.nan))
+    )
+    assert np.isnan(step(lost)[1].potential)
+
+
+def test_replicas_begin_and_show_themselves_at_their_temperatures():
+    sampler = sghmc.ReplicaExchange(SGHMC, LADDER)
+    assert sampler.dynamics.temperature == 0.7
+    kernel = sampler.prepare(jnp.zeros(2))
+    assert kernel.num_gradients == 4
+    normals = jnp.array([0.3, -1.1])
+    state = kernel.init([normals], jnp.array([1.0, 2.0]))
+    wanted = 0.3 * np.sqrt(np.array(LADDER) / 1.7)[:, None] * np.asarray(normals)
+    np.testing.assert_allclose(state.replicas.velocity, wanted, rtol=1e-6)
+    np.testing.assert_allclose(kernel.momentum(state), 1.7 / 0.3 * wanted[0], rtol=1e-6)
+    np.testing.assert_allclose(kernel.mid_drift(0, state), [1, 2] - wanted[0] / 2, rtol=1e-6)
+    heat = kernel.inner.kinetic_temperature(0, jax.tree.map(lambda leaf: leaf[0], state.replicas))
+    assert kernel.kinetic_temperature(0, state) == heat
+
+
+def test_replicas_draw_by_keys_of_their_own():
+    kernel = sghmc.ReplicaExchange(sghmc.SGLD(0.1), [1.0, 2.0, 3.0]).prepare(jnp.zeros(2))
+    key = random.words(jax.random.key(5))
+    drawn = jax.jit(lambda key: kernel.draw(key, 4, 2, jnp.zeros(2)))(key)
+    own = [random.normals_like(random.fold(key, k), 4, 2, jnp.zeros(2))[0] for k in range(3)]
+    by_step = np.stack(own).reshape(3, 2, 2).swapaxes(0, 1)
+    np.testing.assert_array_equal(drawn.motion[0], by_step.reshape(-1))
+    swaps = random.fold(key, 3)
+    np.testing.assert_array_equal(drawn.uniforms, random.uniforms(swaps, 4, 2, 3))
+    np.testing.assert_array_equal(drawn.order, random.bits(swaps, 4, 2, 2, slot=3))
+
+
+def test_a_swap_on_some_rows_scales_their_estimate_and_its_variance(monkeypatch):
+    """D̃ = (1/τ_a − 1/τ_b)(Ũ_a − Ũ_b), until its variance is at most 8, from rows of the pair."""
+
+    def told(change, order, batch_size, is_enough):
+        assert batch_size == 12
+        few, many = (
+            is_enough(Estimate(change.known, jnp.float32(v), jnp.int32(10))) for v in (31.9, 32.1)
+        )
+        own = jnp.all(order == random.fold(ORDER, 0))
+        seen = jnp.stack([few, ~many, own]).all()
+        return Estimate(change.known, jnp.where(seen, 3.0, jnp.nan), jnp.int32(10))
+
+    monkeypatch.setattr(replicas, "estimate", told)
+    kernel = sghmc.ReplicaExchange(sghmc.SGLD(0.1), [1.0, 2.0], batch_size=12).prepare(jnp.zeros(1))
+    oracle = Oracle(
+        by_batch, None, False, lambda old, new: Change(jnp.sum(new - old), lambda rows: rows, 99)
+    )
+    cold, hot = jnp.array([0]), jnp.array([1])
+    gain, variance = kernel._gains(cold, hot, ORDER, jnp.array([[5.0], [3.0]]), oracle)
+    assert gain == pytest.approx(0.5 * (5 - 3))
+    assert variance == pytest.approx(0.25 * 3)
 
 
 @pytest.mark.parametrize("deviation", [0.0, 0.5, 2.8])

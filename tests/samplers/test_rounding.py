@@ -7,9 +7,11 @@ import pytest
 
 import sghmc
 from sghmc.core import random
+from sghmc.gradients import Oracle
 from sghmc.paper.literal import LiteralSGHMC
 from sghmc.results.health import rounding_excess
 from sghmc.samplers.rounding import last_digit, round_up_or_down, rounding_variance
+from sghmc.types import Evaluation
 
 WORDS = np.arange(1 << 16, dtype=np.uint32) << 16
 """Every number that may be added, once."""
@@ -174,6 +176,52 @@ def test_momenta_are_in_float32_and_other_arrays_as_they_were():
     assert state.position["a"].dtype == jnp.bfloat16
     noise = kernel.draw(random.words(jax.random.key(0)), 0, 1, like)
     assert [word.shape for word in noise[1]] == [(3,)]
+
+
+def test_a_step_is_the_samplers_own_in_float32_then_rounded():
+    """SGLD by hand: its oracle gets bfloat16, its gradient comes back in float32."""
+    like = {"a": jnp.array([1.5, -0.75], jnp.bfloat16), "b": jnp.array([0.3])}
+    kernel = sghmc.StochasticRounding(sghmc.SGLD(0.01)).prepare(like)
+    asked = []
+
+    def evaluate(i, position):
+        asked.append(jax.tree.map(lambda leaf: leaf.dtype, position))
+        return Evaluation(jnp.zeros(()), jax.tree.map(lambda leaf: leaf * 3, position))
+
+    normals = [jnp.array([0.4, -1.3]), jnp.array([0.8])]
+    words = jnp.asarray(np.array([40_000 << 16, 65_535 << 16], np.uint32))
+    state = kernel.init([jnp.zeros(2, jnp.bfloat16), jnp.zeros(1)], like)
+    oracle = Oracle(evaluate, None, False)
+    end, _ = jax.jit(lambda state: kernel.step(0, (normals, [words]), state, oracle))(state)
+    assert asked == [{"a": jnp.bfloat16, "b": jnp.float32}]
+    a, b = (
+        np.asarray(like[name], np.float64) * 0.97 + np.sqrt(0.02) * np.asarray(normal)
+        for name, normal in zip("ab", normals, strict=True)
+    )
+    rounded = round_up_or_down(jnp.asarray(a, jnp.float32), words)
+    assert end.position["a"].dtype == jnp.bfloat16
+    assert not np.array_equal(np.asarray(rounded, np.float64), a)
+    np.testing.assert_array_equal(
+        np.asarray(end.position["a"], np.float64), np.asarray(rounded, np.float64)
+    )
+    np.testing.assert_allclose(end.position["b"], b, rtol=1e-6)
+
+
+def test_a_chain_begins_in_bfloat16_with_momenta_in_float32_and_has_words_of_its_own():
+    like = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(2), "c": jnp.ones(1, jnp.bfloat16)}
+    kernel = sghmc.StochasticRounding(sghmc.SGHMC(0.1, friction=1.0)).prepare(like)
+    normals = [jnp.ones(3, jnp.bfloat16), jnp.ones(2), jnp.ones(1, jnp.bfloat16)]
+    state = kernel.init(normals, like)
+    assert {k: v.dtype for k, v in state.position.items()} == {k: v.dtype for k, v in like.items()}
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state.velocity))
+
+    @jax.jit
+    def words(key):
+        bits = kernel.draw(key, 4, 2, like)[1]
+        return bits, [random.bits(key, 4, 2, n, slot=(1 << 31) + k) for n, k in ((3, 0), (1, 5))]
+
+    found, wanted = words(random.words(jax.random.key(0)))
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import fokker_planck
 import galerkin
 import sghmc
-from sghmc.samplers.riemannian import Metric
+from sghmc.samplers.riemannian import Metric, SGRHMCState
 
 TARGET = sghmc.Potential(lambda x: jnp.sum(x**4) / 4 + 0.3 * x[0] * x[1])
 TEMPERATURE = 0.8
@@ -87,6 +87,78 @@ def test_correction_is_the_divergence_of_the_root(metric):
         found = jax.jit(lambda x: [kernel.metric.correction(x, s) for s in (False, True)])(point)
         np.testing.assert_allclose(found[0], expected, rtol=1e-8)
         assert np.allclose(found[1], expected, rtol=1e-8) == (metric is not mixed)
+
+
+def test_the_root_of_a_dense_metric_and_its_divergence():
+    """LLᵀ = G⁻¹; Γ_i = Σ_j ∂L_ji/∂θ_j of a root whose entries are polynomials."""
+    point = jnp.array([0.7, -0.4])
+    metric = sghmc.SGRHMC(0.1, dense).prepare(jnp.zeros(2)).metric
+    root = np.asarray(metric._entries(point))
+    np.testing.assert_allclose(root @ root.T, np.linalg.inv(dense(point)), rtol=1e-5)
+
+    class Polynomials(Metric):
+        def _entries(self, position):
+            x, y = position
+            return jnp.stack([jnp.stack([x**2, x * y]), jnp.stack([5 * x + 2 * y, x * y**2])])
+
+    made = Polynomials(dense, metric.like, True)
+    x, y = 0.7, -0.4
+    found = jax.jit(lambda point: made.correction(point, False))(point)
+    np.testing.assert_allclose(found, [2 * x + 2, y + 2 * x * y], rtol=1e-5)
+
+
+@pytest.mark.parametrize("metric", [mixed, dense])
+def test_a_step_is_that_of_the_docstring(metric):
+    """By NumPy, for schedules of ε, C and τ, with Γ by differences of the root."""
+
+    class Known(Metric):
+        def correction(self, position, is_separable):
+            return jnp.array([0.4, -0.9])
+
+    sampler = sghmc.SGRHMC(lambda t: 0.5 / t, metric, lambda t: 0.4 * t, lambda t: 2.0 / t)
+    normals, x, r = np.array([0.7, -1.2]), np.array([0.9, -0.4]), np.array([0.5, 1.1])
+    with jax.enable_x64(True):
+        like = jnp.zeros(2)
+        kernel = sghmc.SGRHMC(0.1, metric).prepare(like)
+        kernel = dataclasses.replace(
+            kernel,
+            step_size=sampler.step_size,
+            friction=sampler.friction,
+            temperature=sampler.temperature,
+            metric=Known(metric, kernel.metric.like, kernel.metric.is_dense),
+        )
+        oracle = sghmc.FullBatch().prepare(TARGET, like).oracle(TARGET, [])
+        state = SGRHMCState(jnp.asarray(x), jnp.asarray(r))
+
+        @jax.jit
+        def looked_at(state):
+            end, _ = kernel.step(4, [jnp.asarray(normals)], state, oracle)
+            return end, kernel.mid_drift(4, state), kernel.kinetic_temperature(4, state)
+
+        end, middle, heat = looked_at(state)
+
+        def root(x):
+            entries = np.asarray(kernel.metric._entries(jnp.asarray(x)))
+            return entries if metric is dense else np.diag(entries)
+
+        def drifted(x, r, time):
+            return x + time * root(x + time / 2 * root(x) @ r) @ r
+
+        grad = np.asarray(jax.grad(TARGET.function)(jnp.asarray(x)))
+        assert heat == pytest.approx(np.mean(r**2))
+        np.testing.assert_allclose(middle, drifted(x, r, -0.0625), rtol=1e-10)
+        r = r - 0.125 * root(x).T @ grad + 0.125 * 0.5 * np.array([0.4, -0.9])
+        x = drifted(x, r, 0.0625)
+        kept = np.exp(-0.125 * 1.6)
+        r = kept * r + np.sqrt(0.5 * (1 - kept**2)) * normals
+        np.testing.assert_allclose(end.position, drifted(x, r, 0.0625), rtol=1e-10)
+        np.testing.assert_allclose(end.momentum, r, rtol=1e-10)
+
+
+def test_a_chain_begins_with_momenta_of_the_first_temperature():
+    kernel = sghmc.SGRHMC(0.1, mixed, temperature=lambda t: 0.25 + t).prepare(jnp.zeros(2), 3)
+    state = kernel.init([jnp.array([0.7, -1.2])], jnp.ones(2))
+    np.testing.assert_allclose(state.momentum, [0.35, -0.6], rtol=1e-6)
 
 
 @pytest.mark.slow
