@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -71,11 +73,31 @@ def test_a_place_that_cannot_be_written_to_is_seen_before_the_work(tmp_path):
         pytest.fail("the work began")
 
 
-def test_drafts_of_the_killed_are_known_and_removed(tmp_path):
-    (tmp_path / "deep").mkdir()
-    with files.draft(tmp_path / "deep" / "a") as draft:
-        assert files.is_draft(draft.name)
-        assert not any(map(files.is_draft, ("a", "unfinished", ".hidden")))
-        os.link(draft, tmp_path / "deep" / f".left{draft.name}")
-    files.remove_drafts(tmp_path)
-    assert os.listdir(tmp_path / "deep") == ["a"]
+KILLED = """
+import os, pathlib, signal, sys
+from sghmc.core import files
+folder = pathlib.Path(sys.argv[1])
+with files.draft(folder / "a"), files.drafts(folder) as stage:
+    (stage / "b").write_text("half")
+    files.scratch_folder(folder, "columns-")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="locks are those of POSIX")
+def test_drafts_of_the_killed_are_known_and_removed_and_those_of_others_stay(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, check=False)
+    left = os.listdir(tmp_path)
+    assert sorted(map(files.is_draft, left)) == [False, True, True]
+    (tmp_path / ".mine").write_text("")
+    (tmp_path / ".link.unfinished").symlink_to(tmp_path / ".mine")
+    with files.draft(tmp_path / "a") as draft, files.drafts(tmp_path) as stage:
+        files.write(tmp_path / "c", "")
+        assert draft.exists()
+        assert stage.exists()
+    assert not set(left[:1]) & set(os.listdir(tmp_path))
+    _, remove = files.scratch_folder(tmp_path, "columns-")
+    remove()
+    assert sorted(os.listdir(tmp_path)) == [".link.unfinished", ".mine", "a", "c"]

@@ -170,7 +170,6 @@ class DiskStore:
         try:
             self.publish()  # before draws go that a reader might look for
             with writing(self.folder):
-                files.remove_drafts(self.folder)
                 for _, _, array, file in self._columns:
                     file.reopen(num_kept, array.index, array.file_bytes(num_kept))
         except CheckpointError:

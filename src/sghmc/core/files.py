@@ -2,17 +2,19 @@
 
 A draft is written beside its target, flushed to the disk, and renamed. So a full disk or a killed
 process never leaves half a file under the target's name, and the folder may be a mount point.
-Drafts get the permissions that the umask leaves, and no link is followed.
+Drafts get the permissions that the umask leaves, and no link is followed. A process locks its
+drafts and scratch folders; those of killed processes are unlocked, and the next one removes them.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -24,12 +26,6 @@ _SUFFIX = ".unfinished"
 def is_draft(name: str) -> bool:
     """Return whether a name is that of a draft, which a killed process may have left."""
     return name.startswith(".") and name.endswith(_SUFFIX)
-
-
-def remove_drafts(folder: pathlib.Path) -> None:
-    """Remove what killed processes left below a folder that nobody else writes to."""
-    for path in folder.rglob(f".*{_SUFFIX}"):
-        path.unlink(missing_ok=True)
 
 
 def check_plain(path: pathlib.Path) -> None:
@@ -50,22 +46,21 @@ def draft(path: pathlib.Path) -> Iterator[pathlib.Path]:
     The file is created at once, so an unwritable folder is an error before any work is done.
     """
     with _made(path.parent):
-        unfinished = _draft_in(path.parent)
-        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        create = functools.partial(pathlib.Path.touch, exist_ok=False)
+        unfinished, remove = _own(path.parent, ".", _SUFFIX, create)
         try:
             yield unfinished
             _flush(unfinished)
             os.replace(unfinished, path)
         finally:
-            unfinished.unlink(missing_ok=True)
+            remove()
 
 
 @contextlib.contextmanager
 def drafts(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Open a context with a scratch folder, whose files move to `folder` if the block succeeds."""
     with _made(folder):
-        scratch = _draft_in(folder)
-        scratch.mkdir()
+        scratch, remove = scratch_folder(folder, ".", _SUFFIX)
         try:
             yield scratch
             files = sorted(scratch.iterdir())
@@ -74,7 +69,59 @@ def drafts(folder: pathlib.Path) -> Iterator[pathlib.Path]:
             for file in files:
                 os.replace(file, folder / file.name)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove()
+
+
+def scratch_folder(
+    parent: pathlib.Path, prefix: str, suffix: str = ""
+) -> tuple[pathlib.Path, Callable[[], None]]:
+    """Create a folder for this process alone; return it, and the function that removes it."""
+    return _own(parent, prefix, suffix, functools.partial(pathlib.Path.mkdir, mode=0o700))
+
+
+def _own(
+    parent: pathlib.Path, prefix: str, suffix: str, create: Callable[[pathlib.Path], None]
+) -> tuple[pathlib.Path, Callable[[], None]]:
+    """Create and lock a file or folder, and remove those that killed processes left there."""
+    for other in parent.glob(f"{prefix}*{suffix}"):
+        if (handle := _lock(other, waits=False)) is not None:
+            if os.fstat(handle).st_uid == os.getuid():
+                _remove(other)
+            os.close(handle)
+    while True:
+        path = parent / f"{prefix}{secrets.token_hex(8)}{suffix}"
+        create(path)
+        handle = _lock(path, waits=True)
+        if path.exists():  # else another process removed it before it was locked
+            break
+
+    def remove() -> None:
+        _remove(path)
+        if handle is not None:
+            os.close(handle)
+
+    return path, remove
+
+
+def _remove(path: pathlib.Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _lock(path: pathlib.Path, *, waits: bool) -> int | None:
+    """Lock a file or folder until its handle is closed; None where that cannot be."""
+    with contextlib.suppress(ImportError, OSError):  # Windows, or another process has it
+        import fcntl
+
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except OSError:
+            os.close(handle)
+            raise
+        return handle
 
 
 @contextlib.contextmanager
@@ -90,10 +137,6 @@ def _made(folder: pathlib.Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a folder that is not empty stays
             for each in missing:
                 each.rmdir()
-
-
-def _draft_in(folder: pathlib.Path) -> pathlib.Path:
-    return folder / f".{secrets.token_hex(8)}{_SUFFIX}"
 
 
 def _flush(file: pathlib.Path) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
@@ -13,9 +12,11 @@ import numpy as np
 
 from sghmc.core import runtime
 from sghmc.core.checks import require
+from sghmc.core.files import scratch_folder
 from sghmc.data.mapped import MappedSource, open_columns
 from sghmc.posterior.sources import DataError, check_num_rows
 
+_SCRATCH = "sghmc-columns-"
 _BATCH_ROWS = 65_536
 _MAX_BATCH_ENTRIES = 1 << 24
 """Largest number of entries of a column that are unpacked at a time, with those of its lists."""
@@ -29,7 +30,8 @@ class Parquet(MappedSource):
     | `files` | a path, a directory of `.parquet` files, or a list of paths; with a scheme, such |
     | | as `s3://…`, one that fsspec knows |
     | `columns` | which to read; None: all |
-    | `folder` | where to unpack; None: a temporary folder, removed with the source |
+    | `folder` | where to unpack; None: a temporary folder, removed with the source or, after a
+    | | kill, by the next one |
     | `allow_nan` | as in `MemoryMapped` |
 
     Parquet decodes whole row groups, so a single random row would cost a group, and a shuffle of
@@ -54,10 +56,12 @@ class Parquet(MappedSource):
         folder: str | os.PathLike | None = None,
         allow_nan: bool = False,
     ):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="sghmc-") if folder is None else folder)
         if folder is None:
-            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder, remove = scratch_folder(pathlib.Path(tempfile.gettempdir()), _SCRATCH)
+            weakref.finalize(self, remove)
+        else:
+            self.folder = pathlib.Path(folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
         if any(self.folder.iterdir()):
             raise DataError(f"{self.folder} is not empty: give a folder for the unpacked columns.")
         unpacked = _unpack(_listed(files), columns, self.folder)
