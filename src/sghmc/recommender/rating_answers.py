@@ -210,7 +210,7 @@ class RatingAnswers(BaseEstimator):
         is the probability that a pair comes up, with "counts" how often on average.
         """
         draws, outcome = self._fitted()
-        mean, std = outcome.moments(draws, *self._pairs(users, items))
+        mean, std = outcome.moments(draws, *_coded(users, items, self.ratings_))
         return (mean, std) if return_std else mean
 
     def predict_proba(self, users: Any, items: Any) -> np.ndarray:
@@ -220,7 +220,7 @@ class RatingAnswers(BaseEstimator):
             raise ValueError(
                 "predict_proba needs ratings with a few levels, but here they can be any number."
             )
-        return outcome.probabilities(draws, *self._pairs(users, items))
+        return outcome.probabilities(draws, *_coded(users, items, self.ratings_))
 
     @property
     def levels_(self) -> np.ndarray | None:
@@ -383,14 +383,15 @@ class RatingAnswers(BaseEstimator):
         outcome = self._likelihood.outcome(self.draws_, self.ratings_, self.clip)
         return FactorDraws.of(self.draws_), outcome
 
-    def _pairs(self, users: Any, items: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Convert users and items of pairs to codes, −1 for an unknown id."""
-        user, item = (
-            codes_of(np.ravel(ids).tolist() if np.ndim(ids) == 0 else ids, known)
-            for ids, known in ((users, self.ratings_.users), (items, self.ratings_.items))
+
+def _coded(users: Any, items: Any, known: Ratings) -> tuple[np.ndarray, np.ndarray]:
+    """Convert users and items of pairs to codes, −1 for an unknown id."""
+    user, item = (
+        codes_of(np.ravel(ids).tolist() if np.ndim(ids) == 0 else ids, of_known)
+        for ids, of_known in ((users, known.users), (items, known.items))
+    )
+    if len(user) != len(item):
+        raise ValueError(
+            f"users and items must be pairs, but there are {len(user)} and {len(item)} of them."
         )
-        if len(user) != len(item):
-            raise ValueError(
-                f"users and items must be pairs, but there are {len(user)} and {len(item)} of them."
-            )
-        return user, item
+    return user, item
