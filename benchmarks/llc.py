@@ -26,8 +26,9 @@ import jax
 import numpy as np
 
 import sghmc
+from sghmc.complexity.learning_coefficient import deep_linear_coefficient
 from workloads import peers
-from workloads.deep_linear import deep_linear_coefficient, layers_at, mean_loss
+from workloads.deep_linear import layers_at, mean_loss
 
 EXAMPLES_A_PARAMETER = 1_000
 """As data grow with models: with N fixed, directions that data determine would become few."""

@@ -87,7 +87,11 @@ GROUPS = {
     "complexity": Group(
         "Learning coefficient",
         "How many directions a trained model uses.",
-        _of(sghmc, "llc", "LearningCoefficient"),
+        _of(sghmc, "llc", "LearningCoefficient")
+        | _of(
+            importlib.import_module("sghmc.complexity.learning_coefficient"),
+            "deep_linear_coefficient",
+        ),
     ),
     "adaptation": Group(
         "Adaptation",

@@ -1,15 +1,9 @@
 """The exact coefficient, against integrals and against what is known by other means."""
 
-import pathlib
-import runpy
-
 import numpy as np
 import pytest
 
-WORKLOADS = pathlib.Path(__file__).parents[2] / "benchmarks" / "workloads"
-deep_linear_coefficient = runpy.run_path(str(WORKLOADS / "deep_linear.py"))[
-    "deep_linear_coefficient"
-]
+from sghmc.complexity.learning_coefficient import deep_linear_coefficient
 
 
 @pytest.mark.parametrize(("rows", "columns", "rank"), [(3, 4, 0), (3, 4, 2), (5, 5, 5)])

@@ -1,8 +1,6 @@
 """The local learning coefficient, against exact values at finite N and γ, and against Aoyagi's."""
 
 import itertools
-import pathlib
-import runpy
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +11,13 @@ import sghmc
 from sghmc.complexity.learning_coefficient import (
     LlcSettings,
     agree,
+    deep_linear_coefficient,
     error_of,
     judged,
 )
 from sghmc.posterior.curvature import Spectrum
 
 KEY = jax.random.key(7)
-WORKLOADS = pathlib.Path(__file__).parents[2] / "benchmarks" / "workloads"
-deep_linear_coefficient = runpy.run_path(str(WORKLOADS / "deep_linear.py"))[
-    "deep_linear_coefficient"
-]
 
 
 def within(found, exact, errors=4.0):

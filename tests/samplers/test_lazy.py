@@ -18,7 +18,6 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 import sghmc
-from batch_laws import minibatch_law
 from laws import sghmc_covariance
 from sghmc import theory
 from sghmc.core import runtime, tree
@@ -317,7 +316,7 @@ def test_a_run_with_noise_has_the_law_of_the_eager_sampler():
         progress=False,
     )
     with jax.enable_x64(True):
-        law = minibatch_law(sampler, posterior(is_wide=True), gradient, params())
+        law = theory.minibatch_law(sampler, posterior(is_wide=True), gradient, params())
     draws = np.concatenate(
         [leaf.reshape(64 * 60, -1) for leaf in jax.tree.leaves(samples.positions)], axis=1
     )

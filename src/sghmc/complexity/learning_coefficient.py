@@ -1,7 +1,8 @@
-"""Settings of a run of `llc`, its result, and the verdict on it."""
+"""The exact learning coefficient of deep linear networks, and the verdict on an estimate."""
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,6 +11,45 @@ from sghmc.posterior.curvature import Spectrum
 from sghmc.results import convergence
 from sghmc.results.health import Verdict
 from sghmc.samplers import Sampler
+
+
+def deep_linear_coefficient(widths: Sequence[int], rank: int) -> float:
+    """λ of f(x) = W_L … W_1 x where the best product has this rank: what `llc` may be held against.
+
+    `widths` are those of the input, the hidden layers and the output. It is the coefficient at
+    parameters whose layers have no larger rank than their product; elsewhere it may be larger.
+
+        λ = ½r(H₀ + H_L − r) + ½ Σ_{i<j∈Σ} ΔᵢΔⱼ − ¼(ℓ − 1)S²/ℓ + a(ℓ − a)/(4ℓ)
+
+    with Δᵢ = Hᵢ − r, S = Σ_{i∈Σ} Δᵢ over the ℓ + 1 narrowest layers Σ, for the ℓ with
+    max Δ_Σ ≤ S/ℓ < min of the others, and a = S − ℓ(⌈S/ℓ⌉ − 1).
+
+    Aoyagi, Neural Networks 2024.
+
+    >>> deep_linear_coefficient([3, 4], rank=2)  # one layer: half the number of parameters
+    6.0
+    >>> deep_linear_coefficient([2, 2, 2], rank=0)  # of 8 parameters
+    1.5
+    """
+    if len(widths) < 2 or not 0 <= rank <= min(widths):
+        raise ValueError(f"rank must lie between 0 and the widths {widths}, but is {rank}.")
+    spare = sorted(width - rank for width in widths)
+    for size in range(2, len(spare) + 1):
+        inside, beyond = spare[:size], spare[size:]
+        total, layers = sum(inside), size - 1
+        if max(inside) * layers <= total and (not beyond or total < layers * beyond[0]):
+            break
+    else:
+        raise AssertionError(f"no layers of {widths} fit")
+    remainder = total - layers * (-(-total // layers) - 1)
+    pairs = (total**2 - sum(each**2 for each in inside)) / 2
+    return (
+        rank * (widths[0] + widths[-1] - rank) / 2
+        + pairs / 2
+        - (layers - 1) * total**2 / (4 * layers)
+        + remainder * (layers - remainder) / (4 * layers)
+    )
+
 
 # An effective number of draws is defined from here on.
 _MIN_DRAWS = 4

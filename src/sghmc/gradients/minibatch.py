@@ -33,7 +33,7 @@ class Minibatch(Gradient):
     A palindrome ω₁ … ω_m ω_m … ω₁ of m = ⌊N/n⌋ batches is a symmetric composition of steps: the
     bias of `UBU`, `BAOAB` and `SGHMC` has the orders ε², ε⁴, … (Paulin, Whalley, Chada &
     Leimkuhler, 2024). In shuffled epochs it has ε², ε³, …, with independent batches ε; that of
-    `SGLD`, without momentum, ε in each.
+    `SGLD`, without momentum, ε in each. `sghmc.theory.minibatch_law` has the exact law of all four.
 
     With `shared` all chains use the same batches: rows are fetched once for all chains, which is
     most of the cost if the data do not fit into a cache. Each chain has the same law as before, but

@@ -176,7 +176,7 @@ class UBU(FrictionSampler):
 
     Law: on U = ½θᵀAθ with an exact gradient, covariance τ(A⁻¹ − ε²M⁻¹/6) of θ up to order ε³, where
     `BAOAB` has no bias. With `Minibatch(n, "palindrome")` the bias stays of order ε² with one batch
-    a step. Independent batches heat UBU as they heat the others, by the
+    a step: `theory.minibatch_law`. Independent batches heat UBU as they heat the others, by the
     share ½εVC⁻¹/τ of the variance. Stable for M ≻ ¼ε²A at least, with friction for larger steps.
 
     Sanz-Serna & Zygalakis, Journal of Machine Learning Research 2021; Paulin, Whalley, Chada &

@@ -7,6 +7,7 @@ curvature of a posterior at its mode, this tells the bias and the autocorrelatio
 """
 
 from sghmc.theory.affine import AffineMap, affine_map
+from sghmc.theory.batches import MinibatchLaw, minibatch_law
 from sghmc.theory.stationary import (
     FrictionLaw,
     Law,
@@ -21,10 +22,12 @@ __all__ = [
     "AffineMap",
     "FrictionLaw",
     "Law",
+    "MinibatchLaw",
     "affine_map",
     "chi_squared",
     "entropy_growth",
     "friction_law",
+    "minibatch_law",
     "stability_limit",
     "stationary_law",
 ]

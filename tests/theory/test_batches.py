@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import sghmc
-from batch_laws import minibatch_law
 from cases import Chain
 from sghmc import theory
 
@@ -132,7 +131,7 @@ def test_law_is_that_of_iterated_periods(rule, batch_size, num_rows):
     """Real steps with real batches, an order of rows after the other; a short batch is left out."""
     rows = some_rows(5, num_rows)
     sampler = sghmc.UBU(0.3, 1.3, 0.8, temperature=0.7)
-    law = minibatch_law(sampler, posterior(rows), sghmc.Minibatch(batch_size, rule), INIT)
+    law = theory.minibatch_law(sampler, posterior(rows), sghmc.Minibatch(batch_size, rule), INIT)
     moments, lags = iterated(sampler, rule, batch_size, rows)
     mean, second = moments[:2, 4], moments[:2, :2]
     np.testing.assert_allclose(law.covariance, second - np.outer(mean, mean), rtol=1e-9)
@@ -155,7 +154,7 @@ def test_without_noise_of_batches_it_is_the_stationary_law():
     sampler = sghmc.SGHMC(0.3, FRICTION, MASS, temperature=0.7, observe="middle")
     expected = theory.stationary_law(sampler, np.linalg.inv(exact_covariance()))
     for rule in (False, "epochs", "palindrome"):
-        law = minibatch_law(sampler, posterior(), sghmc.Minibatch(4, rule), INIT)
+        law = theory.minibatch_law(sampler, posterior(), sghmc.Minibatch(4, rule), INIT)
         np.testing.assert_allclose(law.state_covariance, expected.state_covariance, atol=1e-10)
         np.testing.assert_allclose(law.autocorrelation_time, expected.autocorrelation_time)
         np.testing.assert_allclose(law.mean_error, 0, atol=1e-10)
@@ -167,18 +166,18 @@ def test_independent_batches_of_equal_curvature_are_known_noise():
     target = sghmc.Posterior(lambda x, y: -0.5 * (y - x) ** 2, lambda x: 0.0, values)
     noise = 4**2 * values.var()
     sampler = sghmc.BAOAB(0.1, 1.3, 0.8, gradient_noise=2.0)
-    law = minibatch_law(sampler, target, sghmc.Minibatch(1), jnp.array(0.0))
+    law = theory.minibatch_law(sampler, target, sghmc.Minibatch(1), jnp.array(0.0))
     expected = theory.stationary_law(sampler, 4.0, noise)
     np.testing.assert_allclose(law.state_covariance, expected.state_covariance, rtol=1e-9)
     np.testing.assert_allclose(law.autocorrelation_time, expected.autocorrelation_time, rtol=1e-9)
     far = sghmc.Posterior(lambda x, y: -0.5 * (y - x) ** 2, lambda x: 0.0, values + 3)
-    law = minibatch_law(sampler, far, sghmc.Minibatch(1), jnp.array(0.0))
+    law = theory.minibatch_law(sampler, far, sghmc.Minibatch(1), jnp.array(0.0))
     np.testing.assert_allclose(law.mean_error, 0, atol=1e-10)  # relative to the mode, 3
 
 
 def biases(make, rule, steps=(0.01, 0.005)):
     target = posterior()
-    laws = [minibatch_law(make(e), target, sghmc.Minibatch(1, rule), INIT) for e in steps]
+    laws = [theory.minibatch_law(make(e), target, sghmc.Minibatch(1, rule), INIT) for e in steps]
     return (
         [np.linalg.norm(law.covariance - exact_covariance()) for law in laws],
         [np.linalg.norm(law.mean_error) for law in laws],
@@ -213,7 +212,7 @@ def test_the_next_term_of_palindromes_is_of_fourth_order_and_of_shuffled_epochs_
             return sghmc.BAOAB(e, FRICTION, MASS)
 
         seen = [
-            minibatch_law(make(e), posterior(), sghmc.Minibatch(1, rule), INIT).covariance
+            theory.minibatch_law(make(e), posterior(), sghmc.Minibatch(1, rule), INIT).covariance
             - exact_covariance()
             for e in (0.02, 0.01, 0.005)
         ]
@@ -256,4 +255,4 @@ def test_what_has_no_such_law_is_refused(change, message):
         "init": INIT,
     } | change
     with pytest.raises((ValueError, TypeError), match=message):
-        minibatch_law(**arguments)
+        theory.minibatch_law(**arguments)

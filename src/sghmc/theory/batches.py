@@ -1,4 +1,4 @@
-"""Computes the exact law of a sampler with minibatches: every order of batches is enumerated."""
+"""The law of a sampler with minibatches: every order of batches enumerated."""
 
 import dataclasses
 import itertools
@@ -57,12 +57,12 @@ def minibatch_law(
 
     >>> import jax.numpy as jnp
     >>> import sghmc
-    >>> from batch_laws import minibatch_law
+    >>> from sghmc import theory
     >>> rows = jnp.array([-2.0, -0.5, 0.3, 2.2])
     >>> posterior = sghmc.Posterior(lambda x, y: -0.5 * (y - x) ** 2, lambda x: 0.0, rows)
     >>> for replacement in (True, "palindrome"):
     ...     gradient = sghmc.Minibatch(1, replacement)
-    ...     law = minibatch_law(sghmc.BAOAB(0.05, 2.0), posterior, gradient, jnp.array(0.0))
+    ...     law = theory.minibatch_law(sghmc.BAOAB(0.05, 2.0), posterior, gradient, jnp.array(0.0))
     ...     print(law.standard_deviation_error.round(5))
     [0.20853]
     [0.00126]
