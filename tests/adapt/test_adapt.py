@@ -36,8 +36,20 @@ def scaled(factor):
             sghmc.SGLD(0.1, 2.0, gradient_noise=NOISE),
             sghmc.SGLD(0.1, jax.tree.map(lambda m: 1 / m, scaled(1.0)), gradient_noise=NOISE),
         ),
+        (
+            sghmc.SGHMC(0.1, 2.0, mass=1.0, gradient_noise=sghmc.EmpiricalFisher()),
+            sghmc.SGHMC(0.1, scaled(2.0), scaled(1.0), gradient_noise=sghmc.EmpiricalFisher()),
+        ),
+        (
+            sghmc.SGLD(0.1, 2.0, gradient_noise=sghmc.EmpiricalFisher()),
+            sghmc.SGLD(
+                0.1,
+                jax.tree.map(lambda m: 1 / m, scaled(1.0)),
+                gradient_noise=sghmc.EmpiricalFisher(),
+            ),
+        ),
     ],
-    ids=["sghmc", "hmc", "sgld"],
+    ids=["sghmc", "hmc", "sgld", "sghmc, estimated", "sgld, estimated"],
 )
 def test_another_mass_makes_the_kernel_of_a_sampler_with_that_mass(one, other):
     kernel = one.prepare(START)

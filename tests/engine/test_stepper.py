@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import sghmc
+from sghmc.core import random
+from sghmc.engine.chain import GRADIENT, MOTION, chain_keys
 
 DATA = np.random.default_rng(0).normal(1.0, 1.0, 40).astype(np.float32)
 
@@ -38,6 +40,36 @@ def stepped(stepper, key, num_steps):
         return stepper.step(state)
 
     return jax.lax.scan(one, stepper.init(key, INIT), length=num_steps)[1]
+
+
+def test_steps_are_those_of_the_kernel_with_the_variates_of_the_first_chain():
+    """θ ← θ − εg + √(2ε) n: normals and rows by the streams of `sample`, steps from 0 on."""
+    sampler, start = sghmc.SGLD(lambda t: 0.01 / (1 + t)), jnp.array([2.0, -1.0])
+    rows = jnp.arange(12.0).reshape(6, 2)
+    posterior = sghmc.Posterior(
+        lambda theta, x: -0.5 * jnp.sum((x - theta) ** 2), lambda theta: 0.0, rows
+    )
+    stepper = sghmc.Stepper(posterior, sampler, start, gradient=sghmc.Minibatch(2), num_steps=3)
+    keys, theta = chain_keys(jax.random.key(7), 1)[0], np.asarray(start)
+
+    @eqx.filter_jit
+    def both(stepper):
+        state, seen = stepper.init(jax.random.key(7), start), []
+        for t in range(2):
+            (normals,) = random.normals_like(keys[MOTION], t, 1, start)
+            state, draw = stepper.step(state)
+            seen.append((draw, normals, random.integers(keys[GRADIENT], t, 1, 2, 6)))
+        return state, seen
+
+    state, seen = both(stepper)
+    for t, (draw, normals, chosen) in enumerate(seen):
+        away = theta - np.asarray(rows)[np.asarray(chosen)]
+        np.testing.assert_allclose(draw.potential, 1.5 * np.sum(away**2), rtol=1e-5)
+        step = 0.01 / (1 + t)
+        theta = theta - step * 3 * away.sum(0) + np.sqrt(2 * step) * np.asarray(normals)
+        np.testing.assert_allclose(draw.position, theta, rtol=1e-5)
+        assert draw.acceptance is None
+    assert int(state.t) == 2
 
 
 @pytest.mark.slow

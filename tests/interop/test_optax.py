@@ -13,7 +13,7 @@ import pytest
 import sghmc
 from cases import NUM_EXAMPLES, SAMPLERS, halving, params, posterior
 from sghmc.core import random, tree
-from sghmc.engine.chain import GRADIENT, MOTION, chain_keys
+from sghmc.engine.chain import GRADIENT, INIT, MOTION, chain_keys
 from sghmc.interop.optax import TransformationState, transformation
 
 NUM_STEPS = 12
@@ -276,3 +276,24 @@ def test_one_langevin_step_by_hand():
         np.testing.assert_allclose(updates, expected, rtol=1e-5, atol=1e-6)
         theta = theta + updates
         assert int(state.step) == step + 1
+
+
+def test_momenta_begin_from_their_own_stream_and_the_middle_of_a_drift_is_in_the_state():
+    """v ~ N(0, ε²/M) before the first step; then v ← v − αv − ε²g/M + …, θ ← θ + v."""
+    key, theta = jax.random.key(7), jnp.asarray([2.0, -3.0])
+    grad = jnp.asarray([0.1, -0.2])
+    sampler = sghmc.SGHMC(lambda t: 0.3 / (1 + t), 1.2, 1.7, temperature=0.8, observe="middle")
+    optimizer = cast(Any, transformation(sampler, key, size=5, num_steps=2))
+    state, keys = optimizer.init(theta), chain_keys(key, 1)[0]
+    np.testing.assert_array_equal(state.draw, theta)
+    (first,) = random.normals_like(keys[INIT], 0, 1, theta)
+    r = np.sqrt(0.8 * 1.7) * np.asarray(first)
+    for t in range(2):
+        epsilon = 0.3 / (1 + t)
+        (normals,) = random.normals_like(keys[MOTION], t, 1, theta)
+        r = r - epsilon * 5 * np.asarray(grad) - epsilon * 1.2 / 1.7 * r
+        r = r + np.sqrt(2 * epsilon * 0.8 * 1.2) * np.asarray(normals)
+        updates, state = optimizer.update(grad, state, theta)
+        np.testing.assert_allclose(updates, epsilon * r / 1.7, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state.draw, theta + epsilon * r / 3.4, rtol=1e-5, atol=1e-6)
+        theta = theta + updates

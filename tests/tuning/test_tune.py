@@ -2,6 +2,8 @@
 
 import signal
 import time
+import types
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,9 @@ import sghmc
 from sghmc.engine import driver
 from sghmc.posterior.mode import ModeError, find_mode, hessian
 from sghmc.tuning import pilots
+from sghmc.tuning import tune as tune_file
+from sghmc.tuning.other_modes import OtherMode
+from sghmc.tuning.whitening import Whitening
 
 
 def flat(positions):
@@ -32,6 +37,44 @@ def logistic(count, size=3, separable=False, prior=1.0, seed=0):
 
     data = {"x": x.astype(np.float32), "y": y}
     return sghmc.Posterior(log_likelihood, lambda weights: -0.5 * prior * jnp.sum(weights**2), data)
+
+
+@pytest.mark.parametrize(
+    ("mass", "center", "other", "told"),
+    [
+        (0.80, 7.0, 3.0, 0.20),  # the second is heavier: pilots start there, and the first is told
+        (0.74, 3.0, 7.0, 0.74),
+        (0.009, 3.0, None, None),
+        (0.995, 7.0, None, None),
+        (None, 3.0, None, None),
+    ],
+)
+def test_pilots_start_in_the_heavier_mode_and_the_other_is_told(
+    monkeypatch, mass, center, other, told
+):
+    """Only where it has three quarters of the mass, and told from a hundredth of it on."""
+    like = jax.ShapeDtypeStruct((1,), np.float64)
+
+    def whitening(potential, start, goes_on):
+        return Whitening(like, np.asarray(start, float), 2 * np.eye(1), 0.0, True)
+
+    def found(potential, at, factor, rng, num_gradients):
+        assert (at, factor, num_gradients) == (3.0, 2.0, 41)
+        second = None if mass is None else OtherMode(np.array([7.0]), mass, 5.0)
+        return second, "searched there"
+
+    monkeypatch.setattr(tune_file, "find_whitening", whitening)
+    monkeypatch.setattr(tune_file, "find_other_mode", found)
+    allowance = types.SimpleNamespace(goes_on=lambda: True, num_for_walks=41)
+    chosen, complaints, searched = tune_file._find_main_mode(
+        cast(Any, None), np.array([3.0]), cast(Any, allowance), jax.random.key(0)
+    )
+    assert (chosen.center, searched) == (center, "searched there")
+    if told is None:
+        assert complaints == ()
+    else:
+        wanted = OtherMode(np.array([other]), told, 5.0).complaint(like)
+        assert complaints == (wanted,)
 
 
 @pytest.mark.slow
