@@ -77,6 +77,16 @@ def test_the_law_is_asked_for_with_the_curvature_at_the_mean_and_with_the_noise(
     assert found == BiasPrediction(found.noise_share, -0.3, 0.05)
 
 
+def test_settings_by_parameter_are_those_of_the_vector_that_the_law_is_of(asked):
+    target = sghmc.Potential(lambda theta: jnp.sum(theta["b"] ** 2) + theta["a"] ** 2)
+    mass = {"b": jnp.asarray(2.0), "a": jnp.asarray(3.0)}
+    points = {"b": POINTS, "a": POINTS[:, 0]}
+    sampler = sghmc.SGHMC(0.1, friction=2.0, mass=mass)
+    whole = Origin(target, sampler, sghmc.FullBatch(), None, 1.0)  # pyright: ignore[reportArgumentType]
+    assert prediction._bias_by_direction(whole, target, points, np.zeros(())).complaint is None
+    assert asked[0][0].mass.tolist() == [3.0, 2.0, 2.0]
+
+
 def test_a_matrix_of_noise_and_none_at_all(asked):
     target = sghmc.Potential(lambda theta: theta[0] ** 2 + theta[0] * theta[1] + theta[1] ** 2)
     dense = np.array([[0.5, 0.2], [0.2, 0.9]])

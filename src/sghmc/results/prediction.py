@@ -6,6 +6,7 @@ Gaussian with that Gaussian.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -189,7 +190,7 @@ def _bias_by_direction(
         )
     if noise.ndim < 2:
         noise = np.diag(np.broadcast_to(noise, len(curvature)))
-    sampler = _with_known_noise(origin.sampler, noise)
+    sampler = _with_known_noise(_with_vectors(origin.sampler, center), noise)
     try:
         with_noise = theory.stationary_law(sampler, curvature, noise)
         without = with_noise
@@ -205,6 +206,21 @@ def _bias_by_direction(
         for errors in (with_noise.standard_deviation_error, without.standard_deviation_error)
     )
     return BiasPrediction(float(share), largest, step_error)
+
+
+def _with_vectors(sampler: Sampler, like: PyTree) -> Sampler:
+    """Return the sampler with one vector in place of each setting that has the leaves of `like`."""
+
+    def has_leaves(part: Any) -> bool:
+        return jax.tree.structure(part) == jax.tree.structure(like) != jax.tree.structure(0)
+
+    def vector(part: Any) -> Any:
+        if not has_leaves(part):
+            return part
+        full = jax.tree.map(lambda leaf, one: np.broadcast_to(leaf, one.shape), part, like)
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(full)])
+
+    return jax.tree.map(vector, sampler, is_leaf=has_leaves)
 
 
 def _with_known_noise(sampler: Sampler, noise: np.ndarray) -> Sampler:
