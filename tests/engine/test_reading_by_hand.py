@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import marked
 import sghmc
 from sghmc.engine import devices, prefetch
 from sghmc.engine.prefetch import Reader, Window
 from sghmc.gradients.minibatch import BatchEstimator
+from sghmc.recommender.factor_chain import counted
 from sghmc.results.samples import Growth
 
 TABLE = np.arange(100.0)
@@ -76,6 +78,23 @@ def test_windows_that_were_seen_before_a_resumption_change_nothing():
     assert resized == []
     made._grow(Window(4, None, 25, None))  # pyright: ignore[reportArgumentType]
     assert resized == [25]
+
+
+def test_another_size_is_that_of_the_posterior_the_batches_and_the_sampler():
+    """The settings are for the first size: a factor is always relative to that one."""
+    sampler = sghmc.SGLD(0.12, gradient_noise=0.5)
+    spec = marked.program(
+        kernel=sampler.prepare(marked.LIKE),
+        target=counted(marked.POSTERIOR, 4),
+        estimator=BatchEstimator(2, True, False, jnp.asarray(4)),
+    )
+    made = reader(spec=spec, sampler=sampler, num_draws=3, sizes=[(0, 4), (3, 2), (6, 12)])
+    made._resize(12)
+    assert made.spec.target.num_examples == 12
+    assert made.spec.estimator.num_examples == 12
+    assert float(made.spec.kernel.step_size) == pytest.approx(0.04)
+    noise = made.spec.kernel.noise.second.values[0]
+    assert float(noise) == pytest.approx(9 * 0.5)
 
 
 @pytest.mark.parametrize("adapt", ["adapts", None])

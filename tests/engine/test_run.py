@@ -16,6 +16,8 @@ from rich.console import Console
 import sghmc
 from cases import halving, params, posterior
 from sghmc.engine import blocking, driver
+from sghmc.engine import run as run_file
+from sghmc.engine.chain import GRADIENT, MOTION
 from sghmc.engine.driver import Bar
 
 KEY = jax.random.key(7)
@@ -51,6 +53,70 @@ def sample(
 
 def close(one, other, rtol=1e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-6), one, other)
+
+
+class Asked(Exception):
+    """What a driver was made of."""
+
+
+def driven(monkeypatch, **given):
+    """The arguments of the driver of a run, which is not made."""
+
+    class NoDriver:
+        def __init__(self, *parts):
+            raise Asked(*parts)
+
+    monkeypatch.setattr(run_file, "Driver", NoDriver)
+    with pytest.raises(Asked) as seen:
+        sample(**given)
+    return seen.value.args
+
+
+def test_a_driver_gets_the_parts_of_its_run(monkeypatch):
+    """The temperature of the last step; V̂, masses and whatever else is told of settings."""
+    sampler = sghmc.SGLD(lambda t: 0.1 / (1 + t), temperature=lambda t: 1.0 + t)
+    gradient = sghmc.Minibatch(2, shared=True)
+    spec, positions, is_kept, origin, folder, reader, _ = driven(
+        monkeypatch,
+        target=POSTERIOR,
+        sampler=sampler,
+        gradient=gradient,
+        num_burnin=2,
+        num_samples=3,
+        thinning=4,
+        num_chains=2,
+        keep=jnp.sum,
+        averages={"mean": jnp.mean},
+        info=False,
+    )
+    np.testing.assert_array_equal(is_kept, [False, False, True, True, True])
+    assert (folder, reader, spec.thinning, spec.has_info) == (None, None, 4, False)
+    assert (spec.keep, list(spec.averages), spec.is_stacked) == (jnp.sum, ["mean"], False)
+    np.testing.assert_array_equal(spec.keys[0, GRADIENT], spec.keys[1, GRADIENT])
+    assert np.any(spec.keys[0, MOTION] != spec.keys[1, MOTION])
+    assert positions.init is START
+    assert (origin.target, origin.sampler, origin.gradient) == (POSTERIOR, sampler, gradient)
+    assert (origin.temperature, origin.is_adapted, origin.keeps_positions) == (20.0, False, False)
+
+
+def test_a_driver_knows_what_adapts_and_which_draws_a_cycle_keeps(monkeypatch):
+    adapt = sghmc.AdaptMass(until=8, first_window=4)
+    spec, _, is_kept, origin, *_ = driven(
+        monkeypatch, adapt=adapt, num_burnin=8, num_samples=4, num_chains=2, gibbs=None
+    )
+    assert (origin.is_adapted, origin.keeps_positions, spec.adapt) == (True, True, adapt)
+    assert len(is_kept) == 12
+    assert np.any(spec.keys[0, GRADIENT] != spec.keys[1, GRADIENT])
+    cycles = sghmc.Cyclical(sghmc.SGLD(0.1), cycle_length=8)
+    *_, is_kept, _, _, _, _ = driven(
+        monkeypatch, sampler=cycles, num_burnin=2, num_samples=3, thinning=2
+    )
+    # Steps 1, 3, …: those of the second half of a cycle count; the last draw kept ends the run.
+    wanted = [False, False, True, True, False, False, True]
+    np.testing.assert_array_equal(is_kept, wanted)
+    late = sghmc.SGLD(lambda t: jnp.where(t < 11, 0.1, -1.0))
+    with pytest.raises(ValueError, match="is -1 at step 11"):
+        sample(sampler=late, num_samples=6, thinning=2)
 
 
 @pytest.fixture(scope="module")

@@ -227,3 +227,25 @@ def test_plots_are_those_of_arviz_by_their_names(monkeypatch):
         summaries.plot(data, "wave", None)
     with pytest.raises(ValueError, match="no variable 'z' among the draws"):
         summaries.plot(data, "trace", ["z"])
+
+
+def test_the_worst_entry_is_that_of_known_ones():
+    columns = {"r_hat": np.array([1.2, np.nan, 1.5]), "ess_bulk": np.array([np.nan, 7.0, 9.0])}
+    table = summaries.SummaryTable(["a", "b", "c"], columns)
+    assert table.worst("r_hat", is_largest=True) == ("c", 1.5)
+    assert table.worst("r_hat", is_largest=False) == ("a", 1.2)
+    assert table.worst("ess_bulk", is_largest=False) == ("b", 7.0)
+    name, value = summaries.SummaryTable(["a"], {"r_hat": np.array([np.nan])}).worst(
+        "r_hat", is_largest=True
+    )
+    assert name == ""
+    assert np.isnan(value)
+
+
+def test_of_many_quantities_some_are_taken_evenly():
+    draws = {"a": np.zeros((1, 2, 4)), "b": np.ones((1, 2)), "c": np.full((1, 2, 2, 3), 2.0)}
+    assert list(summaries.quantities(draws, 4)) == ["a[0]", "a[3]", "c[0, 1]", "c[1, 2]"]
+    whole = summaries.quantities(draws)
+    assert list(whole)[3:6] == ["a[3]", "b", "c[0, 0]"]
+    assert len(whole) == 11
+    assert all(leaf.shape == (1, 2) for leaf in whole.values())

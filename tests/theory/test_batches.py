@@ -122,6 +122,73 @@ def lag_sum(augmented, befores, means):
     return total / length
 
 
+def of_one_parameter(maps, heat):
+    """Mean, variance and Σ_{s≥1} Cov of θ' = aθ + c + N(0, heat), (a, c) in each order of `maps`.
+
+    Orders of periods are independent, and as likely: all that is needed are their mean maps.
+    """
+    length, mean, square = len(maps[0]), 0.0, 0.0
+    for _ in range(300):  # moments at the start of a period
+        ends = []
+        for order in maps:
+            m, q = mean, square
+            for a, c in order:
+                m, q = a * m + c, a**2 * q + 2 * a * c * m + c**2 + heat
+            ends.append((m, q))
+        mean, square = np.mean(ends, 0)
+    firsts, seconds = np.zeros((2, len(maps), length))
+    slopes, shifts = np.ones((2, len(maps), length + 1))
+    shifts[:] = 0
+    for i, order in enumerate(maps):
+        m, q = mean, square
+        for j, (a, c) in enumerate(order):
+            firsts[i, j], seconds[i, j] = m, q
+            m, q = a * m + c, a**2 * q + 2 * a * c * m + c**2 + heat
+            slopes[i, j + 1], shifts[i, j + 1] = a * slopes[i, j], a * shifts[i, j] + c
+    means, slope, shift = firsts.mean(0), slopes.mean(0), shifts.mean(0)
+    lags = 0.0
+    for j in range(length):
+        products = seconds[:, j].copy()  # E θ_k θ_j, order by order
+        for k in range(j, length):
+            a, c = np.array([order[k] for order in maps]).T
+            products = a * products + c * firsts[:, j]
+            lags += products.mean() - means[(k + 1) % length] * means[j]
+        product = products.mean()
+        for _ in range(200):
+            for k in range(1, length + 1):
+                later = slope[k] * product + shift[k] * means[j]
+                lags += later - means[k % length] * means[j]
+            product = later
+    return means.mean(), seconds.mean() - means.mean() ** 2, lags / length
+
+
+@pytest.mark.parametrize("rule", ["epochs", "palindrome"])
+def test_law_of_one_parameter_by_arithmetic(rule):
+    """SGLD in other coordinates, θ = 0.4 + 0.5 z: its step there is a quarter of ε."""
+    rows = np.array([[0.5, 1.0], [2.0, -1.5], [1.2, 0.7]], np.float32)
+    target = sghmc.Posterior(
+        lambda theta, row: -0.5 * row[0] * (row[1] - theta) ** 2,
+        lambda theta: -0.4 * theta**2,
+        rows,
+    )
+    sampler = sghmc.Whitened(sghmc.SGLD(0.24, temperature=0.7), center=0.4, factor=0.5)
+    law = theory.minibatch_law(sampler, target, sghmc.Minibatch(1, rule), jnp.zeros(()))
+    step, (h, y) = 0.06, rows.astype(float).T
+    by_row = list(zip(1 - step * (3 * h + 0.8), step * 3 * h * y, strict=True))
+    orders = list(itertools.permutations(by_row))
+    if rule == "palindrome":
+        orders = [order + order[::-1] for order in orders]
+    mean, variance, lags = of_one_parameter(orders, 2 * step * 0.7)
+    precision, center = h.sum() + 0.8, h @ y / (h.sum() + 0.8)
+    exact = np.sqrt(0.7 / precision)
+    np.testing.assert_allclose(law.covariance, variance, rtol=1e-9)
+    np.testing.assert_allclose(law.state_covariance, variance, rtol=1e-9)
+    np.testing.assert_allclose(law.mean_error, (mean - center) / exact, rtol=1e-6)
+    np.testing.assert_allclose(law.autocorrelation_time, 1 + lags / variance, rtol=1e-7)
+    np.testing.assert_allclose(law.standard_deviation_error, np.sqrt(variance) / exact - 1)
+    assert law.effective_temperature == pytest.approx(precision * variance)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "batch_size", "num_rows"),
