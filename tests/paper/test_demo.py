@@ -16,7 +16,7 @@ from sghmc.paper import demo
 from sghmc.paper.demo import Gaussian, make_regression
 from shown_tables import cells, fits
 
-CONFIG = demo.Config()
+CONFIG = demo.DemoConfig()
 GOOD, FEW = drawn(1000), drawn(10, seed=1)
 NONE = drawn(0)
 
@@ -192,7 +192,7 @@ def test_both_have_the_same_seconds(monkeypatch, seconds, limit):
         return np.ones((4, 5, 3))
 
     monkeypatch.setattr(demo, "_run_hmc", run_hmc)
-    config = demo.Config(num_rows=100, num_columns=3, least_seconds=3.0)
+    config = demo.DemoConfig(num_rows=100, num_columns=3, least_seconds=3.0)
     result = demo.run(config, jax.random.key(0), progress=False)
     assert (result["auto"]["seconds"], result["hmc"]["seconds"]) == (seconds, limit)
     assert limits == [limit]

@@ -41,7 +41,7 @@ def test_files_are_written_and_hold_the_result(ran, tmp_path):
     assert json.loads((folder / "result.json").read_text()) == result
     config = json.loads((folder / "config.json").read_text())
     assert (config["experiment"], config["quick"], config["seed"]) == ("figure2", True, 0)
-    fields = [field.name for field in dataclasses.fields(figure2.Config)]
+    fields = [field.name for field in dataclasses.fields(figure2.Figure2Config)]
     assert set(fields) <= set(config)
     assert (config["num_steps"], config["friction"]) == (3_000, 2.5)
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
@@ -53,16 +53,17 @@ def test_a_run_gets_its_settings_and_its_seed(ran, tmp_path):
     paper.reproduce("figure2", tmp_path, seed=7, num_chains=3)
     paper.reproduce("figure2", tmp_path, quick=True, progress=False)
     assert ran == [
-        (figure2.Config(num_chains=3), 7, True),
-        (figure2.Config(**figure2.QUICK), 0, False),
+        (figure2.Figure2Config(num_chains=3), 7, True),
+        (figure2.Figure2Config(**figure2.QUICK), 0, False),
     ]
 
 
 @pytest.mark.parametrize("name", paper.EXPERIMENTS)
 def test_every_experiment_has_what_one_must_have(name):
     experiment = paper.load(name)
-    quick = experiment.Config(**experiment.QUICK)
-    assert quick != experiment.Config()
+    config = paper.config_class(name)
+    quick = config(**experiment.QUICK)
+    assert quick != config()
     json.dumps(dataclasses.asdict(quick))
     for part in ("run", "plot", "table", "claims"):
         assert callable(getattr(experiment, part))
@@ -73,7 +74,7 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match=r"no experiment 'figure9'.*figure1, figure2, figure3"):
         paper.reproduce("figure9", tmp_path)
     with pytest.raises(ValueError, match="theorems"):
-        paper.table("figure9", {})
+        paper.load("figure9")
 
 
 def test_an_unknown_option_lists_the_known_ones(tmp_path):

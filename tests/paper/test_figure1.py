@@ -15,7 +15,7 @@ from sghmc.paper import figure1
 from sghmc.paper.literal import LiteralSGHMC
 from shown_tables import fits
 
-CONFIG = figure1.Config(**figure1.QUICK)
+CONFIG = figure1.Figure1Config(**figure1.QUICK)
 RIGHT = ("hmc", "hmc_no_mh", "naive", "sghmc", "sghmc_repaired")
 
 
@@ -61,7 +61,7 @@ def test_on_the_gaussian_too():
 
 def test_the_settings_have_the_laws_of_the_paper():
     """On U = ½θ², from the steps that run: the naive variance is 2.14, one gradient a step."""
-    settings: dict[str, Any] = figure1._settings(figure1.Config())
+    settings: dict[str, Any] = figure1._settings(figure1.Figure1Config())
     sampler, gradient, thinning = settings["naive_no_mh"]
     law = theory.stationary_law(sampler, 1.0, float(gradient.variance))
     assert law.covariance.item() == pytest.approx(2.14, abs=0.005)

@@ -9,7 +9,7 @@ from sghmc import theory
 from sghmc.paper import figure2
 from shown_tables import fits
 
-CONFIG = figure2.Config(num_steps=1000, num_chains=400)
+CONFIG = figure2.Figure2Config(num_steps=1000, num_chains=400)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_the_expected_radius_is_that_of_the_dynamics(result):
 
 @pytest.mark.parametrize(("noise", "radius"), [(4.0, 24.5), (0.25, 6.2)])
 def test_the_cloud_ends_where_the_paper_has_it(noise, radius):
-    config = figure2.Config(gradient_noise=noise)
+    config = figure2.Figure2Config(gradient_noise=noise)
     sampler, variance = figure2._settings(config)["noisy"]
     square = figure2.expected_square_radius(config, sampler, variance)[-1]
     assert np.sqrt(square) == pytest.approx(radius, abs=0.06)
@@ -92,7 +92,7 @@ def test_the_run_agrees_with_the_paper_and_is_shown(result):
 
 
 def test_momenta_are_the_moves_of_shown_steps(monkeypatch):
-    config = figure2.Config(num_steps=100, num_chains=2)
+    config = figure2.Figure2Config(num_steps=100, num_chains=2)
     positions = np.array([np.arange(100.0) ** 2, np.sqrt(np.arange(100.0))])
     monkeypatch.setattr(figure2, "draw", RecordedDraw(positions=positions))
     theta, r = figure2._trajectories(config, None, 0.0, None, False)
@@ -103,7 +103,7 @@ def test_momenta_are_the_moves_of_shown_steps(monkeypatch):
 
 def test_moments_are_shown_after_every_fiftieth_step():
     """S ← F S Fᵀ + L Lᵀ from N(0, τ) momenta at θ = 1, and fresh ones after every fiftieth."""
-    config = figure2.Config(num_steps=100)
+    config = figure2.Figure2Config(num_steps=100)
     for name, (sampler, variance) in figure2._settings(config).items():
         plain, fresh = (
             theory.affine_map(sampler, 1.0, variance, t=t, num_steps=100) for t in (1, 50)

@@ -10,7 +10,7 @@ from sghmc.paper import figure3
 from sghmc.samplers.langevin import SGLD
 from shown_tables import fits
 
-CONFIG = figure3.Config(num_steps=60_000, windows=(100, 175, 300, 500, 800))
+CONFIG = figure3.Figure3Config(num_steps=60_000, windows=(100, 175, 300, 500, 800))
 EXACT = {
     "sgld": [(7.216, 0.45), (11.28, 0.12857), (14.814, 0.06792), (18.918, 0.04273),
              (23.925, 0.02919)],

@@ -25,7 +25,7 @@ def images(count):
 
 
 TRAIN, TEST = images(40), images(9)
-CONFIG = figure4.Config(
+CONFIG = figure4.Figure4Config(
     full=True, num_hidden=3, batch_size=10, num_quiet_epochs=3, length=Length(12, 5, 2)
 )
 
@@ -192,7 +192,7 @@ def test_a_run_compares_every_method_with_sghmc(result):
 @pytest.mark.parametrize("full", [True, False])
 def test_without_an_accelerator_a_run_is_short_unless_asked(monkeypatch, full):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    config, note = figure4._sized(dataclasses.replace(figure4.Config(), full=full))
+    config, note = figure4._sized(dataclasses.replace(figure4.Figure4Config(), full=full))
     assert config.length == (Length(800, 50, 16) if full else Length(30, 5, 2))
     assert note.startswith("800 epochs" if full else "no accelerator: 30 epochs and 2 seeds")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from sghmc import theory
-from sghmc.paper import gaussian_laws, pages
+from sghmc import paper, theory
+from sghmc.paper import gaussian_laws
 from sghmc.paper.gaussian_laws import Statement, half_drift_back, sampler
 from sghmc.samplers.langevin import SGLD
 from statements import ReplacedTheory, failed, failed_with
@@ -174,7 +174,7 @@ def test_the_balance_is_judged_to_a_part_in_ten_thousand(monkeypatch, factor, is
 
 
 def test_the_picture_has_both_laws_and_the_bound():
-    axis = pages.panels(1, (4, 3))[1][0]
+    axis = paper.panels(1, (4, 3))[1][0]
     curve = {"deltas": [1, 2], "special": [3, 4], "closed_form": [5, 6], "bound": [7, 8]}
     gaussian_laws.draw_convergence(axis, curve)
     assert [line.get_ydata().tolist() for line in axis.lines] == [[3, 4], [5, 6], [7, 8]]

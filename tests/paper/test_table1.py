@@ -16,7 +16,7 @@ from shown_tables import cells, fits
 
 RATINGS = synthetic_ratings(0, 7, 6)
 PROBLEM = Problem.of(RATINGS, 3)
-CONFIG = table1.Config(**{**table1.QUICK, "num_folds": 3})
+CONFIG = table1.Table1Config(**{**table1.QUICK, "num_folds": 3})
 
 
 def fake_samples():
@@ -97,7 +97,7 @@ def test_without_an_accelerator_a_run_is_short_unless_asked(
     monkeypatch, options, num_steps, average_every
 ):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    config, note = table1._sized(table1.Config(**options))
+    config, note = table1._sized(table1.Table1Config(**options))
     assert config.schedule.num_steps == num_steps
     assert config.schedule.average_every == average_every
     assert f"{num_steps:,} steps" in note

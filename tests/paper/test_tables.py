@@ -1,4 +1,4 @@
-from sghmc.paper.pages import table
+from sghmc.paper import table
 from shown_tables import cells, fits
 
 

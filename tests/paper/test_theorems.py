@@ -14,7 +14,7 @@ from sghmc.paper import gaussian_laws, theorems
 from shown_tables import cells, fits
 from statements import ReplacedTheory, failed, failed_with
 
-CONFIG = theorems.Config(**theorems.QUICK)
+CONFIG = theorems.TheoremsConfig(**theorems.QUICK)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ def drawn(num_draws: int, *, moved: float = 0.0, wide: float = 1.0, seed: int = 
     return ANSWER.mean + moved * ANSWER.sd + wide * normals @ root.T
 
 
-def demo_result(auto: np.ndarray, hmc: np.ndarray, config: demo.Config | None = None) -> Any:
+def demo_result(auto: np.ndarray, hmc: np.ndarray, config: demo.DemoConfig | None = None) -> Any:
     """As `demo.run` would put together what was drawn."""
     auto_found, hmc_found = demo.judged(auto, ANSWER, 12.0), demo.judged(hmc, ANSWER, 13.0)
-    return demo.result_of(ANSWER, auto_found, hmc_found, config or demo.Config())
+    return demo.result_of(ANSWER, auto_found, hmc_found, config or demo.DemoConfig())

@@ -36,7 +36,7 @@ def demo(
     report.html.
     """
     with session.work(debug):
-        config = demonstration.Config(**(demonstration.QUICK if quick else {}))
+        config = demonstration.DemoConfig(**(demonstration.QUICK if quick else {}))
         settings = {"seed": seed, "quick": quick, **dataclasses.asdict(config)}
         with files.drafts(out) as stage:
             progress = session.has_bars(quiet, as_json)
@@ -132,7 +132,7 @@ def reproduce(
                 show(f"sghmc: {name}: {error}\n", file=sys.stderr)
                 continue
             if not (quiet or as_json):
-                session.console().print(paper.table(name, results[name]))
+                session.console().print(paper.load(name).table(results[name]))
                 show(f"Written to {out / name}.\n")
         if as_json:
             session.print_json(results | {name: {"missing": why} for name, why in missing.items()})

@@ -222,11 +222,17 @@ def _both(title: str, draw: Callable[[Any], None]) -> Pair:
     return light, dark
 
 
-def _drawn(title: str, draw: Callable[[Any], None], ink: str) -> str:
-    matplotlib = require("matplotlib", extra="plots")
-    figures = require("matplotlib.figure", extra="plots")
+def inked(ink: str, font_size: float) -> Any:
+    """Return a context in which matplotlib draws text and axes in one color on no background."""
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    with matplotlib.rc_context({**dict.fromkeys(names, ink), "font.size": 9}):
+    clear = dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none")
+    settings = {**dict.fromkeys(names, ink), **clear, "font.size": font_size}
+    return require("matplotlib", extra="plots").rc_context(settings)
+
+
+def _drawn(title: str, draw: Callable[[Any], None], ink: str) -> str:
+    figures = require("matplotlib.figure", extra="plots")
+    with inked(ink, font_size=9):
         figure = figures.Figure(figsize=_SIZE_INCHES, layout="constrained")
         axes = figure.subplots()
         axes.spines[["top", "right"]].set_visible(False)

@@ -17,6 +17,7 @@ compared to the exact posterior.
 import dataclasses
 import itertools
 import math
+import pathlib
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,13 +26,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import display as html
-from sghmc.paper import demo_picture, pages
-from sghmc.paper.pages import draw
+from sghmc import paper
+from sghmc.paper import draw
 from sghmc.posterior.posterior import Posterior
 from sghmc.results.samples import Samples
 from sghmc.samplers.hmc import HMC
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table
 
 PRIOR_SD = 100.0
@@ -96,8 +98,6 @@ def make_regression(num_rows: int, num_columns: int, correlation: float, seed: i
     return Regression(x, x @ coefficients.astype(np.float32) + noise)
 
 
-plot, save_picture = demo_picture.plot, demo_picture.save
-
 _SPARE_FACTOR = 1.1
 """Factor on the number of trajectories that fit into HMC's seconds; late draws are dropped."""
 _HMC_STEP_SIZE = 1.3
@@ -115,7 +115,7 @@ _NUM_COEFFICIENTS_SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class DemoConfig:
     """Settings: HMC has the seconds that "auto" took, within `least_seconds` and `most_seconds`.
 
     An answer is close if the root mean square error of its means, in standard deviations, is below
@@ -136,7 +136,7 @@ class Config:
 QUICK = {"num_rows": 20_000, "num_columns": 4, "num_samples": 200, "least_seconds": 1.0}
 
 
-def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
+def run(config: DemoConfig, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     """Run both samplers and compare them to the exact answer."""
     data_key, auto_key, hmc_key = jax.random.split(key, 3)
     seed = int(jax.random.bits(data_key))
@@ -160,16 +160,29 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
 
 
 def result_of(
-    answer: Gaussian, auto: dict[str, Any], hmc: dict[str, Any], config: Config
+    answer: Gaussian, auto: dict[str, Any], hmc: dict[str, Any], config: DemoConfig
 ) -> dict[str, Any]:
-    """Return the result from what `judged` found of both samplers."""
+    """Return the result from what `judged` found of both samplers: which is close, and closer."""
+
+    def is_close(found: dict[str, Any]) -> bool:
+        return (
+            found["num_draws"] > 0
+            and found["rms_mean_error"] < config.close_means
+            and found["worst_sd_error"] < config.close_sds
+        )
+
+    is_ahead = auto["num_draws"] > 0 and (
+        hmc["num_draws"] == 0 or auto["rms_mean_error"] < hmc["rms_mean_error"]
+    )
     return {
         "num_rows": config.num_rows,
         "exact": {"mean": answer.mean.tolist(), "sd": answer.sd.tolist()},
         "auto": auto,
         "hmc": hmc,
         "pair": _pair(answer),
-        **_compared(auto, hmc, config),
+        "auto_is_close": is_close(auto),
+        "hmc_is_close": is_close(hmc),
+        "auto_is_ahead": is_ahead,
     }
 
 
@@ -186,7 +199,7 @@ def fair_hmc(answer: Gaussian) -> HMC:
 
 
 def _run_hmc(
-    config: Config, posterior: Posterior, answer: Gaussian, limit: float, key, progress
+    config: DemoConfig, posterior: Posterior, answer: Gaussian, limit: float, key, progress
 ) -> np.ndarray:
     """Run HMC and return the draws that came within the limit."""
     sampler = fair_hmc(answer)
@@ -227,15 +240,16 @@ def judged(positions: np.ndarray, answer: Gaussian, seconds: float) -> dict[str,
     `worth` is the number of independent draws whose means would be as far off on average. A single
     draw has no standard deviation: then only `seconds` and `num_draws` are returned.
     """
-    num_chains, num_draws, width = positions.shape
-    found: dict[str, Any] = {"seconds": seconds, "num_draws": num_chains * num_draws}
-    if num_chains * num_draws < 2:
-        return found | {"num_draws": 0}
-    draws = (positions.reshape(-1, width).astype(np.float64) - answer.mean) / answer.sd
+    draws = positions.reshape(-1, positions.shape[-1]).astype(np.float64)
+    if len(draws) < 2:
+        return {"seconds": seconds, "num_draws": 0}
+    draws = (draws - answer.mean) / answer.sd
     errors, ratios = draws.mean(0), draws.std(0, ddof=1)
     square = float(np.mean(errors**2))
-    step = max(1, len(draws) // demo_picture.MAX_POINTS)
-    return found | {
+    step = max(1, len(draws) // _MAX_POINTS)
+    return {
+        "seconds": seconds,
+        "num_draws": len(draws),
         "mean_errors": errors.tolist(),
         "sd_ratios": ratios.tolist(),
         "rms_mean_error": math.sqrt(square),
@@ -250,23 +264,6 @@ def _pair(answer: Gaussian) -> dict[str, Any]:
     correlation = np.triu(answer.correlation, 1)
     i, j = np.unravel_index(np.abs(correlation).argmax(), correlation.shape)
     return {"columns": [int(i), int(j)], "correlation": float(correlation[i, j])}
-
-
-def _compared(auto: dict[str, Any], hmc: dict[str, Any], config: Config) -> dict[str, bool]:
-    """Return whether each is close to the answer, and whether "auto" is the closer one."""
-
-    def is_close(found: dict[str, Any]) -> bool:
-        return (
-            found["num_draws"] > 0
-            and found["rms_mean_error"] < config.close_means
-            and found["worst_sd_error"] < config.close_sds
-        )
-
-    is_ahead = auto["num_draws"] > 0 and (
-        hmc["num_draws"] == 0 or auto["rms_mean_error"] < hmc["rms_mean_error"]
-    )
-    closeness = {"auto_is_close": is_close(auto), "hmc_is_close": is_close(hmc)}
-    return closeness | {"auto_is_ahead": is_ahead}
 
 
 def verdict(result: dict[str, Any]) -> str:
@@ -316,20 +313,88 @@ def table(result: dict[str, Any]) -> "Table":
     rows.append(("all: rms, worst", "", "", *errors, *ratios))
     headings = ("", "mean", "sd", "auto off", "HMC off", "auto sd", "HMC sd")
     title = f"A posterior over {result['num_rows']:,} rows (errors in exact sds)"
-    return pages.table(title, headings, rows)
+    return paper.table(title, headings, rows)
 
 
 def page(config: dict[str, Any], result: dict[str, Any]) -> str:
     """Return the report as HTML."""
-    is_good = result["auto_is_close"] and result["auto_is_ahead"]
     words = '"auto" has the posterior' if result["auto_is_close"] else '"auto" misses the posterior'
     return html.page(
         "Demonstration: a posterior over many rows",
         [
-            html.verdict(words, is_good),
+            html.verdict(words, result["auto_is_close"] and result["auto_is_ahead"]),
             html.paragraph(verdict(result)),
-            html.section("The same seconds", pages.drawing(plot(result), "draws and errors")),
-            html.section("Some coefficients", pages.rich_table(table(result))),
+            html.section("The same seconds", paper.drawing(plot(result), "draws and errors")),
+            html.section("Some coefficients", paper.rich_table(table(result))),
             html.section("Settings", html.facts(config)),
         ],
     )
+
+
+# The picture, for bright and dark pages alike: its background is transparent.
+
+_MAX_POINTS = 600
+"""Largest number of points in a cloud: more would be one blot, and a larger file."""
+_PICTURE_INCHES = (8, 3.1)
+"""Size of the picture: 800 pixels wide on a page, where a point is a pixel and a third."""
+_INK = "#808890"
+"""Color that is visible on white and on black."""
+_COLORS = {"auto": "#d55e00", "hmc": "#3d8fd1"}
+"""Colors that are visible on white and on black, and distinct for the color-blind."""
+_LABELS = {"auto": '"auto"', "hmc": "exact HMC"}
+
+
+def plot(result: dict[str, Any]) -> "Figure":
+    """Draw the draws of the two most correlated coefficients, and the errors of all."""
+    with html.inked(_INK, font_size=8):
+        figure, axes = paper.panels(3, _PICTURE_INCHES)
+        for axis, name in zip(axes, _LABELS, strict=False):
+            _draw_cloud(axis, name, result)
+        _draw_errors(axes[-1], result)
+    return figure
+
+
+def save_picture(result: dict[str, Any], path: pathlib.Path) -> None:
+    """Write the picture for a page 800 pixels wide, at two screen pixels for each."""
+    plot(result).savefig(path, dpi=200, transparent=True)
+
+
+def _draw_cloud(axis, name: str, result: dict[str, Any]) -> None:
+    found, pair = result[name], result["pair"]
+    for radius in (1, 2, 3):
+        axis.plot(*_ellipse(radius, pair["correlation"]), color=_INK, linewidth=0.8)
+    if found["num_draws"]:
+        points = np.array(found["points"])
+        size = 2 if len(points) > _MAX_POINTS / 2 else 8
+        axis.scatter(*points.T, s=size, color=_COLORS[name], linewidths=0)
+    else:
+        axis.text(0, 0, "no draw yet", ha="center", va="center")
+    axis.text(0.03, 0.03, "ellipses: exact", transform=axis.transAxes)
+    i, j = pair["columns"]
+    limits = (-4.2, 4.2)  # in standard deviations
+    axis.set(xlim=limits, ylim=limits, aspect="equal")
+    axis.set(xlabel=f"coefficient {i}, exact sds", ylabel=f"coefficient {j}")
+    title = f"{_LABELS[name]}: {found['num_draws']:,} draws in {found['seconds']:.0f} s"
+    axis.set_title(title, color=_COLORS[name], fontsize=9, fontweight="bold")
+
+
+def _ellipse(radius: float, correlation: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return points at distance `radius` from the mean of two correlated standard normals."""
+    angle = np.linspace(0, 2 * math.pi, 200)
+    x, y = radius * np.cos(angle), radius * np.sin(angle)
+    return x, correlation * x + math.sqrt(1 - correlation**2) * y
+
+
+def _draw_errors(axis, result: dict[str, Any]) -> None:
+    """Draw a point for each coefficient: the nearer to the cross, the better."""
+    axis.axvline(0, color=_INK, linewidth=0.8)
+    axis.axhline(1, color=_INK, linewidth=0.8)
+    shown = [name for name in reversed(_LABELS) if result[name]["num_draws"]]
+    for name in shown:
+        found, style = result[name], {"color": _COLORS[name], "markersize": 3.5}
+        axis.plot(found["mean_errors"], found["sd_ratios"], "o", label=_LABELS[name], **style)
+    reach = max(map(abs, axis.get_xlim()))
+    axis.set(xlim=(-reach, reach), xlabel="error of the mean, exact sds", ylabel="sd / exact sd")
+    axis.set_title(f"all {len(result['exact']['sd'])} coefficients", fontsize=9)
+    if shown:
+        axis.legend(frameon=False, loc="best")

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc import paper
 from sghmc.gradients import Gradient
 from sghmc.gradients.exact import FullBatch, NoisyGradient
-from sghmc.paper import pages
+from sghmc.paper import Claim, draw
 from sghmc.paper.literal import LiteralSGHMC
-from sghmc.paper.pages import Claim, draw
 from sghmc.posterior.target import Potential
 from sghmc.samplers import Sampler
 from sghmc.samplers.hmc import HMC
@@ -55,7 +55,7 @@ LABELS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Figure1Config:
     """Settings: `num_draws` draws of each sampler, one chain from 0, `num_steps` steps a draw."""
 
     step_size: float = 0.1
@@ -70,7 +70,7 @@ class Config:
 QUICK = {"num_draws": 8_000}
 
 
-def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
+def run(config: Figure1Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     result: dict[str, Any] = {"bin_width": config.bin_width, "curves": {}}
     for target, target_key in zip(TARGETS, jax.random.split(key, len(TARGETS)), strict=True):
         edges, truth = true_bins(TARGETS[target], config.bin_width)
@@ -91,7 +91,7 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
     return result
 
 
-def _settings(config: Config) -> dict[str, tuple[Sampler, Gradient, int]]:
+def _settings(config: Figure1Config) -> dict[str, tuple[Sampler, Gradient, int]]:
     """Return sampler, gradient and thinning by name; every draw takes equally many gradients."""
     exact, noisy = FullBatch(), NoisyGradient(config.gradient_noise)
     steps = config.num_steps
@@ -140,7 +140,7 @@ def total_variation(share: np.ndarray, truth: np.ndarray) -> float:
 
 
 def plot(result: dict[str, Any]) -> "Figure":
-    figure, axes = pages.panels(2, (11, 4.6))
+    figure, axes = paper.panels(2, (11, 4.6))
     titles = {"double_well": r"$U(\theta)=-2\theta^2+\theta^4$", "gaussian": r"$U=\theta^2/2$"}
     for axis, (target, title) in zip(axes, titles.items(), strict=True):
         curves = result["curves"][target]
@@ -156,12 +156,12 @@ def plot(result: dict[str, Any]) -> "Figure":
 
 
 _STYLES: dict[str, dict[str, Any]] = {
-    "truth": {"color": pages.COLORS["truth"], "linewidth": 2.5},
-    "hmc": {"color": pages.COLORS["blue"], "marker": "x", "linestyle": "--"},
-    "hmc_no_mh": {"color": pages.SKY, "marker": "v", "linestyle": "--"},
-    "naive": {"color": pages.COLORS["green"], "marker": "s", "linestyle": "--"},
-    "naive_no_mh": {"color": pages.PURPLE, "marker": "o", "linestyle": "--"},
-    "sghmc": {"color": pages.COLORS["red"], "marker": "^", "linestyle": "--"},
+    "truth": {"color": paper.COLORS["truth"], "linewidth": 2.5},
+    "hmc": {"color": paper.COLORS["blue"], "marker": "x", "linestyle": "--"},
+    "hmc_no_mh": {"color": paper.SKY, "marker": "v", "linestyle": "--"},
+    "naive": {"color": paper.COLORS["green"], "marker": "s", "linestyle": "--"},
+    "naive_no_mh": {"color": paper.PURPLE, "marker": "o", "linestyle": "--"},
+    "sghmc": {"color": paper.COLORS["red"], "marker": "^", "linestyle": "--"},
 }
 
 
@@ -203,4 +203,4 @@ def table(result: dict[str, Any]) -> "Table":
         )
     title = "Fig. 1: distance from the true distribution (total variation)"
     headings = ("sampler", "double well", "limit", "gaussian", "accepted")
-    return pages.table(title, headings, rows)
+    return paper.table(title, headings, rows)

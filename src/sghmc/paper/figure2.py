@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import theory
+from sghmc import paper, theory
 from sghmc.gradients.exact import NoisyGradient
-from sghmc.paper import pages
-from sghmc.paper.pages import Claim, draw
+from sghmc.paper import Claim, draw
 from sghmc.posterior.target import Potential
 from sghmc.samplers.sghmc import SGHMC
 
@@ -36,7 +35,7 @@ LABELS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Figure2Config:
     """Settings: `gradient_noise` is the caption's N(0, 4); the published script has 0.25.
 
     One chain of `num_chains` is shown; the radius is measured over all of them.
@@ -58,7 +57,7 @@ _MIN_DIVERGED_RADII, _MAX_CONTROLLED_RADIUS = 5.0, 2.0
 largest radius that counts as controlled, where friction has 1.48 exactly."""
 
 
-def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
+def run(config: Figure2Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     every = config.shown_every
     steps = np.arange(every, config.num_steps + 1, every)
     result: dict[str, Any] = {"steps": steps.tolist(), "clouds": {}}
@@ -90,7 +89,7 @@ def _end(squares: np.ndarray, expected: float) -> dict[str, float]:
     }
 
 
-def _settings(config: Config) -> dict[str, tuple[SGHMC, float]]:
+def _settings(config: Figure2Config) -> dict[str, tuple[SGHMC, float]]:
     """Return sampler and gradient variance by name; at temperature 0 momenta start from 0."""
     noise = config.gradient_noise
     frictionless = SGHMC(config.step_size, 0.0, temperature=0.0)
@@ -121,7 +120,9 @@ def _trajectories(config, sampler, gradient_noise, key, progress) -> tuple[np.nd
     return position, (position - positions[:, before][:, : position.shape[1]]) / config.step_size
 
 
-def expected_square_radius(config: Config, sampler: SGHMC, gradient_noise: float) -> np.ndarray:
+def expected_square_radius(
+    config: Figure2Config, sampler: SGHMC, gradient_noise: float
+) -> np.ndarray:
     """Return E[θ² + r²] at the shown steps, by S ← F S Fᵀ + L Lᵀ with the step's F and L."""
     every, num_steps = config.shown_every, config.num_steps
     plain, resampling = (
@@ -139,7 +140,7 @@ def expected_square_radius(config: Config, sampler: SGHMC, gradient_noise: float
 
 
 def plot(result: dict[str, Any]) -> "Figure":
-    figure, (cloud_axis, radius_axis) = pages.panels(2, (11, 5.4))
+    figure, (cloud_axis, radius_axis) = paper.panels(2, (11, 5.4))
     for name, cloud in result["clouds"].items():
         style = {"linestyle": "", "markersize": 3, "label": LABELS[name], **_STYLES[name]}
         cloud_axis.plot(cloud["position"], cloud["momentum"], **style)
@@ -158,10 +159,10 @@ def plot(result: dict[str, Any]) -> "Figure":
 
 _EXPECTED = {"color": "#222222", "linestyle": ":"}
 _STYLES: dict[str, dict[str, Any]] = {
-    "noisy": {"color": pages.COLORS["red"], "marker": "v"},
-    "resampled": {"color": pages.COLORS["truth"], "marker": "o"},
-    "friction": {"color": pages.COLORS["green"], "marker": "s"},
-    "hamiltonian": {"color": pages.COLORS["blue"], "marker": "x"},
+    "noisy": {"color": paper.COLORS["red"], "marker": "v"},
+    "resampled": {"color": paper.COLORS["truth"], "marker": "o"},
+    "friction": {"color": paper.COLORS["green"], "marker": "s"},
+    "hamiltonian": {"color": paper.COLORS["blue"], "marker": "x"},
 }
 
 
@@ -198,4 +199,4 @@ def table(result: dict[str, Any]) -> "Table":
         for name, cloud in result["clouds"].items()
     ]
     title = f"Fig. 2: rms radius of the clouds after {result['steps'][-1]:,} steps"
-    return pages.table(title, ("dynamics", "measured", "expected", "z"), rows)
+    return paper.table(title, ("dynamics", "measured", "expected", "z"), rows)

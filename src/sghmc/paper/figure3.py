@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import theory
+from sghmc import paper, theory
 from sghmc.gradients.exact import NoisyGradient
-from sghmc.paper import pages
-from sghmc.paper.pages import Claim, draw
+from sghmc.paper import Claim, draw
 from sghmc.posterior.target import Potential
 from sghmc.samplers import Sampler
 from sghmc.samplers.langevin import SGLD
@@ -42,7 +41,7 @@ _SCRIPT_AUTOCOVARIANCE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Figure3Config:
     """Settings: `num_steps` steps of one chain from 0, all kept, for each setting; V̂ is exact."""
 
     num_steps: int = 10_000_000
@@ -58,7 +57,7 @@ class Config:
 QUICK = {"num_steps": 200_000}
 
 
-def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
+def run(config: Figure3Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     keys = iter(jax.random.split(key, 2 * len(config.windows) + 2))
     result: dict[str, Any] = {"sgld": [], "sghmc": [], "first": {}}
     settings = {
@@ -166,7 +165,7 @@ def script_time(autocovariance: np.ndarray, num_steps: int) -> float:
 
 
 def plot(result: dict[str, Any]) -> "Figure":
-    figure, (error_axis, first_axis) = pages.panels(2, (11, 4.6))
+    figure, (error_axis, first_axis) = paper.panels(2, (11, 4.6))
     for name, (label, color, marker) in _STYLES.items():
         points = result[name]
         styles = {"": {"marker": marker, "label": label}}
@@ -201,8 +200,8 @@ def _contours(axis) -> None:
 
 
 _STYLES = {
-    "sgld": ("SGLD", pages.COLORS["blue"], "x"),
-    "sghmc": ("SGHMC", pages.COLORS["red"], "o"),
+    "sgld": ("SGLD", paper.COLORS["blue"], "x"),
+    "sghmc": ("SGHMC", paper.COLORS["red"], "o"),
 }
 
 
@@ -252,4 +251,4 @@ def table(result: dict[str, Any]) -> "Table":
                 )
             )
     headings = ("", "η", "α", "time", "error of the covariance", "worst z")
-    return pages.table("Fig. 3: measured (exact)", headings, rows)
+    return paper.table("Fig. 3: measured (exact)", headings, rows)

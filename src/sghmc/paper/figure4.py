@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sghmc import paper
 from sghmc.data.archives import Images, load_mnist
 from sghmc.gradients.minibatch import Minibatch
 from sghmc.models.mlp import MLP
-from sghmc.paper import methods, pages
+from sghmc.paper import Claim, draw, methods
 from sghmc.paper.methods import OPTIMIZERS, MethodSettings
-from sghmc.paper.pages import Claim, draw
 from sghmc.posterior.posterior import Posterior
 from sghmc.results.samples import Samples
 from sghmc.results.scores import ClassScores, class_scores
@@ -92,7 +92,7 @@ class Length:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Figure4Config:
     """Settings of the paper; without a GPU and without `full` a run has the `small` length."""
 
     data: str | None = None
@@ -121,7 +121,7 @@ QUICK = {
 }
 
 
-def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
+def run(config: Figure4Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     config, note = _sized(config)
     train, test = load(config.dataset, config.data, config.num_validation)
     result: dict[str, Any] = {"note": note, "methods": {}, "curves": {}}
@@ -139,7 +139,7 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
     return result
 
 
-def _sized(config: Config) -> tuple[Config, str]:
+def _sized(config: Figure4Config) -> tuple[Figure4Config, str]:
     full, small = config.length, config.small
     if not methods.is_cut(config):
         return config, f"{full.num_epochs} epochs, {full.num_seeds} seeds"
@@ -150,7 +150,7 @@ def _sized(config: Config) -> tuple[Config, str]:
     return dataclasses.replace(config, length=small), note
 
 
-def _run_method(config: Config, name, train: Images, test: Images, key, progress) -> Samples:
+def _run_method(config: Figure4Config, name, train: Images, test: Images, key, progress) -> Samples:
     """Run all seeds of one method; for a seed every method has the same starts and batches."""
     model = MLP((train.x.shape[1], config.num_hidden, 10))
     x, y = jnp.asarray(test.x), jnp.asarray(test.y)
@@ -188,14 +188,14 @@ def _run_method(config: Config, name, train: Images, test: Images, key, progress
     )
 
 
-def _regularizer(config: Config, name: str) -> float | None:
+def _regularizer(config: Figure4Config, name: str) -> float | None:
     """Return the fixed precision of all weights, or None where precisions are learned."""
     if name in OPTIMIZERS:
         return config.settings.regularizer
     return config.ours.regularizer if name == "sghmc_ours" else None
 
 
-def _sampler(config: Config, name: str, num_quiet_steps: int) -> Sampler:
+def _sampler(config: Figure4Config, name: str, num_quiet_steps: int) -> Sampler:
     if name != "sghmc_ours":
         return config.settings.sampler(name, num_quiet_steps)
     ours = config.ours
@@ -220,7 +220,7 @@ def _last(name: str, samples: Samples) -> ClassScores:
     return ClassScores(*(values[:, -1].astype(np.float64) for values in scores))
 
 
-def _summary(config: Config, name: str, samples: Samples, test: Images) -> dict[str, Any]:
+def _summary(config: Figure4Config, name: str, samples: Samples, test: Images) -> dict[str, Any]:
     scores, is_ours = _last(name, samples), name == "sghmc_ours"
     spread = methods.mean_and_sd
     summary: dict[str, Any] = {
@@ -252,7 +252,7 @@ def _curve(errors: np.ndarray) -> dict[str, list[float]]:
 
 
 def plot(result: dict[str, Any]) -> "Figure":
-    figure, (axis,) = pages.panels(1, (7, 4.6))
+    figure, (axis,) = paper.panels(1, (7, 4.6))
     for name, curve in result["curves"].items():
         epochs = result["first_epoch"] + np.arange(len(curve["mean"]))
         color = methods.COLORS.get(name, methods.OURS)
@@ -306,4 +306,4 @@ def table(result: dict[str, Any]) -> "Table":
             )
         )
     headings = ("method", "test error %", "nll", "ece", "less SGHMC", "p", "s")
-    return pages.table(f"Fig. 4: {result['note']}", headings, rows)
+    return paper.table(f"Fig. 4: {result['note']}", headings, rows)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.linalg
 
-from sghmc import theory
-from sghmc.paper import pages
+from sghmc import paper, theory
 from sghmc.samplers import Sampler
 from sghmc.samplers.langevin import SGLD
 from sghmc.samplers.sghmc import SGHMC
@@ -90,7 +89,7 @@ def order(errors: list[float]) -> float:
 
 def _draw_orders(axis, curve, labels: dict[str, str], *, title: str, ylabel: str) -> None:
     """Draw errors against step sizes, both on logarithmic axes."""
-    colors = (pages.COLORS["red"], pages.COLORS["blue"])
+    colors = (paper.COLORS["red"], paper.COLORS["blue"])
     for (name, label), color in zip(labels.items(), colors, strict=True):
         axis.loglog(curve["step_sizes"], curve[name], marker="o", color=color, label=label)
     axis.set(title=title, xlabel=r"step size $\varepsilon$", ylabel=ylabel)
@@ -254,7 +253,7 @@ def _share(found: dict[str, np.ndarray]) -> float:
 
 
 def draw_convergence(axis, curve) -> None:
-    red, black, blue = (pages.COLORS[name] for name in ("red", "truth", "blue"))
+    red, black, blue = (paper.COLORS[name] for name in ("red", "truth", "blue"))
     axis.plot(curve["deltas"], curve["special"], "o", markersize=4, color=red, label=r"$\tilde\pi$")
     axis.plot(curve["deltas"], curve["closed_form"], color=black, label="closed form")
     axis.plot(curve["deltas"], curve["bound"], color=blue, label=r"bound $\delta c/\lambda$")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.paper import pages
+from sghmc import paper
 from sghmc.results.samples import Samples
 from sghmc.samplers import Sampler
 from sghmc.samplers.langevin import SGLD
@@ -52,12 +52,12 @@ SHORT = LABELS | {"momentum": "momentum"}
 """Short names for tables of 80 columns."""
 OPTIMIZERS = ("sgd", "momentum")
 COLORS = {
-    "sgd": pages.SKY,
-    "momentum": pages.COLORS["green"],
-    "sgld": pages.COLORS["blue"],
-    "sghmc": pages.COLORS["red"],
+    "sgd": paper.SKY,
+    "momentum": paper.COLORS["green"],
+    "sgld": paper.COLORS["blue"],
+    "sghmc": paper.COLORS["red"],
 }
-OURS = pages.PURPLE
+OURS = paper.PURPLE
 """Color of a setting of our own."""
 
 

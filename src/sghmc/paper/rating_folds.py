@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.gradients.minibatch import Minibatch
-from sghmc.paper import methods
+from sghmc.paper import draw, methods
 from sghmc.paper.methods import OPTIMIZERS, MethodSettings
-from sghmc.paper.pages import draw
 from sghmc.posterior.posterior import Posterior, StackedPosterior
 from sghmc.recommender.factor_gibbs import SIDES
 from sghmc.recommender.factor_model import FactorizationModel

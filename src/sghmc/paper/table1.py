@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from sghmc.paper import methods, pages, rating_folds
+from sghmc import paper
+from sghmc.paper import Claim, methods, rating_folds
 from sghmc.paper.methods import LABELS, OPTIMIZERS, MethodSettings
-from sghmc.paper.pages import Claim
 from sghmc.paper.rating_folds import Problem, Recipe, Schedule
 from sghmc.results.samples import Samples
 
@@ -56,7 +56,7 @@ BEST_SMALL = dataclasses.replace(BEST, num_steps=8_000, num_burnin=4_000)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Table1Config:
     """Settings of the paper's table, and of our own recipe, which `best` runs instead.
 
     Predictions enter the average every `average_every` steps, if given, else as the schedule says.
@@ -90,7 +90,7 @@ QUICK = {
 }
 
 
-def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
+def run(config: Table1Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     config, note = _sized(config)
     problem = Problem.of(rating_folds.load(config.dataset, config.data), config.num_folds)
     names = ("best",) if config.best else config.methods
@@ -98,7 +98,7 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
     return {"note": note, "methods": rows}
 
 
-def _sized(config: Config) -> tuple[Config, str]:
+def _sized(config: Table1Config) -> tuple[Table1Config, str]:
     """Return the config with the schedule that runs in `schedule`, and a note about it."""
     full = config.best_schedule if config.best else config.schedule
     schedule, note = full, f"{full.num_steps:,} steps"
@@ -113,7 +113,7 @@ def _sized(config: Config) -> tuple[Config, str]:
     return dataclasses.replace(config, schedule=schedule), note
 
 
-def _recipe(config: Config, name: str, problem: Problem) -> Recipe:
+def _recipe(config: Table1Config, name: str, problem: Problem) -> Recipe:
     shared = problem, config.rank, config.schedule
     if name == "best":
         return rating_folds.ours(*shared, config.best_step, config.best_decay)
@@ -126,7 +126,7 @@ def _last(score: str, name: str, samples: Samples, problem: Problem) -> np.ndarr
     return problem.spread * values[:, -1].astype(np.float64)
 
 
-def _row(config: Config, name: str, problem: Problem, key, progress) -> dict[str, Any]:
+def _row(config: Table1Config, name: str, problem: Problem, key, progress) -> dict[str, Any]:
     recipe, regularizer = _recipe(config, name, problem), config.settings.regularizer
     samples = rating_folds.sample_folds(recipe, name, problem, regularizer, key, progress)
     schedule, scores = config.schedule, methods.over_time(name, samples)
@@ -157,7 +157,7 @@ def _over_folds(values: np.ndarray) -> dict[str, Any]:
 
 
 def plot(result: dict[str, Any]) -> "Figure":
-    figure, axes = pages.panels(2, (11, 4.2))
+    figure, axes = paper.panels(2, (11, 4.2))
     for axis, quantity in zip(axes, ("rmse", "log_likelihood"), strict=True):
         for name, row in result["methods"].items():
             trace = row["trace"]
@@ -211,19 +211,19 @@ def _claim(name: str, row: dict[str, Any], is_comparable: bool) -> Claim:
 def table(result: dict[str, Any]) -> "Table":
     rows = []
     for name, row in result["methods"].items():
-        rmse, paper = row["rmse"], PAPER.get(name)
+        rmse, published = row["rmse"], PAPER.get(name)
         rows.append(
             (
                 methods.SHORT.get(name, "SGHMC, ours"),
                 f"{rmse['mean']:.4f} ± {rmse['standard_error']:.4f}",
-                f"{paper[0]:.4f} ± {paper[1]:.4f}" if paper else "",
+                f"{published[0]:.4f} ± {published[1]:.4f}" if published else "",
                 f"{row['log_likelihood']:.4f}" if "log_likelihood" in row else "",
                 f"{row['coverage']['95%']:.1%}" if "coverage" in row else "",
                 f"{row['seconds_after_compilation']:.1f}",
             )
         )
     headings = ("method", "RMSE", "the paper's", "log-lik", "in 95 %", "s")
-    return pages.table(f"Table 1: {result['note']}", headings, rows)
+    return paper.table(f"Table 1: {result['note']}", headings, rows)
 
 
 def _label(name: str) -> str:

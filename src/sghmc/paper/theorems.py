@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc import theory
+from sghmc import paper, theory
 from sghmc.gradients.exact import NoisyGradient
+from sghmc.paper import Claim
 from sghmc.paper import gaussian_laws as exact
-from sghmc.paper import pages
 from sghmc.paper.gaussian_laws import Checked, Statement
-from sghmc.paper.pages import Claim
 from sghmc.posterior.target import Potential
 from sghmc.samplers.sghmc import SGHMC
 
@@ -41,7 +40,7 @@ _RATE_TOLERANCE = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class TheoremsConfig:
     """The mode on which Theorem 3.1 is simulated, by `num_chains` chains from equilibrium.
 
     `gradient_noise` V is large, as ½εV is what makes the entropy.
@@ -66,7 +65,7 @@ class Config:
         return SGHMC(self.step_size, 0.0, self.mass, temperature=self.temperature)
 
 
-def check_entropy(config: Config, key: jax.Array, progress: bool) -> Checked:
+def check_entropy(config: TheoremsConfig, key: jax.Array, progress: bool) -> Checked:
     position, momentum = _noisy_dynamics(config, key, progress)
     times = config.step_size * np.arange(_STEPS_PER_POINT, config.num_steps + 1, _STEPS_PER_POINT)
     start = config.temperature**2 * config.mass / config.curvature
@@ -97,14 +96,14 @@ def check_entropy(config: Config, key: jax.Array, progress: bool) -> Checked:
     return Checked(statements, curve)
 
 
-def _noisy_dynamics(config: Config, key, progress) -> tuple[np.ndarray, np.ndarray]:
+def _noisy_dynamics(config: TheoremsConfig, key, progress) -> tuple[np.ndarray, np.ndarray]:
     """Return θ half a drift before the end of a step, and r, of all chains at each point.
 
     At mid-drift points the energy has no error of order ε.
     """
     start_key, chain_key = jax.random.split(key)
     spread = np.sqrt(config.temperature / config.curvature)
-    positions = pages.draw(
+    positions = paper.draw(
         chain_key,
         Potential(lambda theta: config.curvature * theta**2 / 2),
         config.sampler,
@@ -122,7 +121,7 @@ def _noisy_dynamics(config: Config, key, progress) -> tuple[np.ndarray, np.ndarr
     return (before + after) / 2, config.mass * (after - before) / config.step_size
 
 
-def _entropy_rate(config: Config) -> tuple[float, float]:
+def _entropy_rate(config: TheoremsConfig) -> tuple[float, float]:
     """Return the entropy that one step from π adds, over ε; and Eq. 9 at π, tr(B S_rr⁻¹)."""
     step = theory.affine_map(config.sampler, config.curvature, config.gradient_noise)
     before = np.diag([config.temperature / config.curvature, config.temperature * config.mass])
@@ -132,7 +131,7 @@ def _entropy_rate(config: Config) -> tuple[float, float]:
 
 
 def draw_entropy(axis, curve) -> None:
-    red, black = pages.COLORS["red"], pages.COLORS["truth"]
+    red, black = paper.COLORS["red"], paper.COLORS["truth"]
     axis.plot(curve["times"], curve["measured"], "o", markersize=4, color=red, label="chains")
     axis.plot(curve["times"], curve["expected"], color=black, label="closed form")
     axis.set(title="Theorem 3.1: noise makes entropy", xlabel="time", ylabel="entropy gained")
@@ -203,7 +202,7 @@ _PICTURES = {
 }
 
 
-def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
+def run(config: TheoremsConfig, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     entropy_key, point_key = jax.random.split(key)
     parts = {
         "entropy": check_entropy(config, entropy_key, progress),
@@ -219,7 +218,7 @@ def run(config: Config, key: jax.Array, *, progress: bool = True) -> dict[str, A
 
 
 def plot(result: dict[str, Any]) -> "Figure":
-    figure, axes = pages.panels(2, (10, 7.6), rows=2)
+    figure, axes = paper.panels(2, (10, 7.6), rows=2)
     for axis, (name, draw) in zip(axes, _PICTURES.items(), strict=True):
         draw(axis, result["curves"][name])
         axis.legend(frameon=False)
@@ -249,4 +248,4 @@ def table(result: dict[str, Any]) -> "Table":
         for row in result["rows"]
     ]
     headings = ("statement", "measured", "", "expected", "passed")
-    return pages.table("The theorems: measured against expected", headings, rows)
+    return paper.table("The theorems: measured against expected", headings, rows)
