@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import sghmc
-from sghmc.core import runtime, tree
+from sghmc.core import runtime
 from sghmc.engine.chain import NUM_STREAMS, RunSpec
 from sghmc.engine.layout import Layout
 from sghmc.samplers import Sampler
@@ -69,6 +69,6 @@ def scan(
         return lax.scan(step, carry.state, jnp.arange(num_steps))[0]
 
     carry = dataclasses.replace(program, keys=program.keys[0]).initial_state(
-        tree.flatten_leaves(start), 0
+        jax.tree.map(jnp.ravel, start), 0
     )
     return timing.clocked(lambda: jax.block_until_ready(run(program, carry)), num_steps)

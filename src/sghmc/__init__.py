@@ -20,11 +20,9 @@ from sghmc.core.files import cache
 from sghmc.core.runtime import LostProcessError, ProcessError
 from sghmc.core.version import __version__
 from sghmc.engine.stepper import Stepper
-from sghmc.gradients import Gradient, GradientEstimator, Oracle
+from sghmc.gradients import FullBatch, Gradient, GradientEstimator, Minibatch, Oracle
 from sghmc.gradients.control_variate import ControlVariate
-from sghmc.gradients.exact import FullBatch, NoisyGradient
-from sghmc.gradients.minibatch import Minibatch
-from sghmc.gradients.noise import EmpiricalFisher
+from sghmc.gradients.noise import EmpiricalFisher, NoisyGradient
 from sghmc.planning import Plan, plan
 from sghmc.posterior.gibbs import GaussianPrior, Gibbs
 from sghmc.posterior.parameter_rows import RowLikelihood, RowPrior

@@ -17,8 +17,7 @@ from sghmc.engine import checks
 from sghmc.engine.devices import Rules
 from sghmc.engine.options import RunOptions, hold_fixed
 from sghmc.engine.run import run
-from sghmc.gradients import Gradient
-from sghmc.gradients.exact import FullBatch
+from sghmc.gradients import FullBatch, Gradient
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import StackedPosterior
 from sghmc.posterior.target import Target

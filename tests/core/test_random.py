@@ -46,7 +46,7 @@ def test_bits_are_those_of_jax_for_every_counter(step):
 
 
 def test_bits_of_step_0_are_jax_random_bits():
-    high, low = threefry(words(6), *random._counters(0, 1, 100, 0))
+    high, low = random._bits(words(6), 0, 1, 100)
     np.testing.assert_array_equal(high ^ low, jax.random.bits(typed(6), (100,), jnp.uint32))
 
 
@@ -313,7 +313,7 @@ def test_integers_are_uniform(bound):
 def test_integers_are_the_exact_product_of_64_bits(bound):
     corners = np.array([0, 1, 2**16 - 1, 2**16, 2**31, 2**32 - 1], np.uint32)
     x, y = (np.ravel(grid) for grid in np.meshgrid(corners, corners))
-    high, low = threefry(words(17), *random._counters(0, 1, 500, 0))
+    high, low = random._bits(words(17), 0, 1, 500)
     x, y = np.concatenate([x, high]), np.concatenate([y, low])
     exact = [((int(a) << 32) + int(b)) * bound >> 64 for a, b in zip(x, y, strict=True)]
     np.testing.assert_array_equal(random._scale(jnp.asarray(x), jnp.asarray(y), bound), exact)

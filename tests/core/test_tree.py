@@ -26,13 +26,6 @@ def test_unravel_undoes_ravel_with_shapes_and_dtypes():
         np.testing.assert_array_equal(leaf, original)
 
 
-def test_shape_leaves_undoes_flatten_leaves():
-    flat = tree.flatten_leaves(MIXED)
-    assert all(leaf.ndim == 1 for leaf in jax.tree.leaves(flat))
-    back = tree.shape_leaves(flat, MIXED)
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, back, MIXED))
-
-
 def test_float_type_is_at_least_single_precision():
     assert tree.float_type(MIXED) == jnp.float32
     assert tree.float_type(jnp.zeros(2, jnp.float16)) == jnp.float32

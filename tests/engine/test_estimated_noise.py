@@ -20,8 +20,7 @@ from sghmc import theory
 from sghmc.core import tree
 from sghmc.engine.chain import GRADIENT, NEVER
 from sghmc.engine.driver import OneDevice
-from sghmc.gradients import noise
-from sghmc.gradients.minibatch import BatchEstimator
+from sghmc.gradients import BatchEstimator, noise
 from sghmc.gradients.noise import gradient_noise, no_noise
 from sghmc.interop.optax import transformation
 from sghmc.samplers import Sampler

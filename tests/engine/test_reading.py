@@ -9,7 +9,7 @@ import pytest
 
 import sghmc
 from sghmc.engine import prefetch
-from sghmc.gradients.minibatch import BatchEstimator
+from sghmc.gradients import BatchEstimator
 from sghmc.posterior import sources
 
 N = 300

@@ -11,7 +11,7 @@ import marked
 import sghmc
 from sghmc.engine import devices, prefetch
 from sghmc.engine.prefetch import Reader, Window
-from sghmc.gradients.minibatch import BatchEstimator
+from sghmc.gradients import BatchEstimator
 from sghmc.recommender.factor_chain import counted
 from sghmc.results.samples import Growth
 

@@ -14,8 +14,7 @@ import sghmc
 from cases import params, posterior
 from sghmc.core import random
 from sghmc.engine.driver import OneDevice
-from sghmc.gradients import control_variate
-from sghmc.gradients.minibatch import Minibatch
+from sghmc.gradients import Minibatch, control_variate
 from sghmc.gradients.noise import scatter
 from sghmc.posterior import mode
 from sghmc.posterior.mode import find_mode

@@ -7,7 +7,7 @@ import pytest
 
 import sghmc
 from sghmc.core import random, tree
-from sghmc.gradients.exact import KeyedEstimator
+from sghmc.gradients import KeyedEstimator
 
 LIKE = {"a": jnp.array([0.3, -0.2]), "b": jnp.asarray(0.5)}
 TARGET = sghmc.Potential(lambda p: jnp.sum(p["a"] ** 2) * p["b"] + p["b"] ** 3)

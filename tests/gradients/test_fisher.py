@@ -10,8 +10,8 @@ import pytest
 
 import laws
 import sghmc
+from sghmc.gradients import BatchEstimator
 from sghmc.gradients import noise as fisher
-from sghmc.gradients.minibatch import BatchEstimator
 
 N, BATCH = 5, 3
 ROWS = np.array([[1.0, 0.3], [-2.0, 0.5], [0.4, 4.0], [3.0, -1.0], [0.2, 0.7]])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sghmc import theory
-from sghmc.gradients.exact import NoisyGradient
+from sghmc.gradients.noise import NoisyGradient
 from sghmc.paper import gaussian_laws, theorems
 from shown_tables import cells, fits
 from statements import ReplacedTheory, failed, failed_with

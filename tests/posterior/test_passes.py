@@ -57,15 +57,17 @@ def test_a_large_batch_is_summed_in_chunks_on_a_processor(monkeypatch):
         sizes.append(len(rows))
         return 2 * rows
 
-    monkeypatch.setattr(passes, "_CPU_BATCH_CHUNK_ROWS", 5)
-    assert float(passes.sum_over_batch(jnp.asarray(ROWS), terms)) == 2 * ROWS.sum()
+    monkeypatch.setattr(passes, "CPU_BATCH_CHUNK_ROWS", 5)
+    monkeypatch.setattr(sghmc.Posterior, "log_likelihoods", lambda self, params, rows: terms(rows))
+    target = sghmc.Posterior(jnp.add, jnp.sum, ROWS)
+    assert float(target.log_likelihood_sum(0.0, jnp.asarray(ROWS))) == 2 * ROWS.sum()
     assert set(sizes) == {5}
     sizes.clear()
-    assert float(passes.sum_over_batch(jnp.asarray(ROWS[:10]), terms)) == 2 * ROWS[:10].sum()
+    assert float(target.log_likelihood_sum(0.0, jnp.asarray(ROWS[:10]))) == 2 * ROWS[:10].sum()
     assert sizes == [10]
     sizes.clear()
     monkeypatch.setattr(runtime, "has_accelerator", lambda: True)
-    passes.sum_over_batch(jnp.asarray(ROWS), terms)
+    target.log_likelihood_sum(0.0, jnp.asarray(ROWS))
     assert sizes == [11]
 
 

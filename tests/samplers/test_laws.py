@@ -44,9 +44,9 @@ from gaussian_settings import (
 from planted_faults import becomes, planted
 from sghmc import theory
 from sghmc.core import matrices, random, tree
+from sghmc.core.checks import value_at
 from sghmc.paper.literal import LiteralSGHMC, LiteralSGHMCKernel
 from sghmc.samplers.hmc import HMCKernel, HMCNoise, HMCState
-from sghmc.samplers.settings import value_at
 from sghmc.samplers.sghmc import SGHMCKernel, SGHMCState
 from sghmc.types import StepInfo
 

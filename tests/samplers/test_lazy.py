@@ -74,7 +74,7 @@ class Moves:
         self.layout, self.size = Layout.of(self.like, 1), tree.size(params())
         self.kernel = sampler.prepare(self.like, 8)
         self.estimator = sghmc.Minibatch(2).prepare(self.target, self.like)
-        flat = tree.flatten_leaves(self.like)
+        flat = self.layout.flatten(self.like)
         self.state = self.kernel.init([jnp.zeros(leaf.size) for leaf in flat.values()], flat)
         _, self.unravel = ravel_pytree(self.state[:2])
         self.num_normals = self.size * (3 if isinstance(sampler, sghmc.Lazy) else 1)

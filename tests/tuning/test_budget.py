@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.gradients.exact import FullBatch
+from sghmc.gradients import FullBatch
 from sghmc.tuning import budget as budget_module
 from sghmc.tuning.budget import Budget, BudgetError, Costs, ModeAllowance
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.gradients.exact import FullBatch
+from sghmc.gradients import FullBatch
 from sghmc.posterior.host_potential import HostPotential
 from sghmc.tuning import minibatch_search
 from sghmc.tuning.choices import FrictionSettings, GradientCandidates, GradientChoice

@@ -11,7 +11,7 @@ import rich
 from rich.console import Console
 
 import sghmc
-from sghmc.gradients.exact import FullBatch
+from sghmc.gradients import FullBatch
 from sghmc.tuning import pilots as pilots_module
 from sghmc.tuning.budget import Budget, BudgetError
 from sghmc.tuning.pilots import HalvingTest, PilotRun, Pilots, compare_halved

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.adapt import Adaptation, Moment
-from sghmc.core.checks import check_count
+from sghmc.core.checks import check_count, check_setting
 from sghmc.samplers import AdaptsMass, as_protocol
-from sghmc.samplers.settings import check_setting
 from sghmc.types import PyTree
 
 # The old mass counts as so many visits, and stays if nothing moved in a window.

@@ -15,8 +15,7 @@ from sghmc.core.signals import whole_or_nothing
 from sghmc.engine import checks
 from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
-from sghmc.gradients import Gradient
-from sghmc.gradients.exact import FullBatch
+from sghmc.gradients import FullBatch, Gradient
 from sghmc.posterior.curvature import LANCZOS, Spectrum, hessian_spectrum
 from sghmc.posterior.posterior import Posterior, RowPosterior
 from sghmc.posterior.target import Potential, Target

@@ -1,13 +1,14 @@
 """Checks of single arguments: each error names the argument, what came, and what may come.
 
-Also checks of integers that jax would wrap around, of matrices over the parameters, of optional
-libraries, and of integer codes.
+Also values of samplers' settings, and checks of integers that jax would wrap around, of matrices
+over the parameters, of optional libraries, and of integer codes.
 """
 
 import importlib
+import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sghmc.core import matrices, tree
-from sghmc.types import PyTree
+from sghmc.types import PyTree, Schedule
 
 
 def check_count(
@@ -112,6 +113,72 @@ def as_array(values: Any, name: str) -> jax.Array:
 def held_type(dtype: np.dtype) -> np.dtype:
     """Return the dtype that jax gives to arrays of this one."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+
+
+# Settings of samplers: a number, or a schedule, which is a function of the step number.
+
+_MAX_SCHEDULE_POINTS = 1 << 20
+"""Largest number of evenly spaced steps at which a schedule is checked; most runs are shorter."""
+
+
+def check_setting(value: Any, name: str, *, positive: bool = False) -> None:
+    """Refuse a number that is negative or not finite; schedules are checked by `values_over`."""
+    if callable(value):
+        return
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} must be a number or a schedule (a function of the step number), not {value!r}."
+        ) from None
+    wanted = "positive" if positive else "zero or more"
+    if not math.isfinite(number) or number < 0 or (positive and number == 0):
+        raise ValueError(f"{name} must be {wanted} and finite, but is {number:g}.")
+
+
+def value_at(setting: float | jax.Array | Schedule, t) -> jax.Array:
+    """Return the setting at step t."""
+    return jnp.asarray(setting(t) if callable(setting) else setting)
+
+
+def values_over(setting: float | Schedule, num_steps: int, name: str) -> np.ndarray:
+    """Check and return the setting's values at (a grid of) the steps 0, …, num_steps − 1.
+
+    A constant has one value: it broadcasts against the others.
+    """
+    if not callable(setting):
+        return np.array([float(setting)])
+    count = min(num_steps, _MAX_SCHEDULE_POINTS)
+    points = np.unique(np.linspace(0, num_steps - 1, count).astype(int))
+    values = np.asarray(jax.vmap(lambda t: jnp.asarray(setting(t), float))(jnp.asarray(points)))
+    if values.ndim != 1:
+        raise ValueError(f"The schedule of {name} must return a number, not {values.shape[1:]}.")
+    bad = ~(np.isfinite(values) & (values >= 0))
+    if np.any(bad):
+        raise ValueError(
+            f"The schedule of {name} must stay finite and not negative, but is "
+            f"{values[bad][0]:g} at step {points[bad][0]}."
+        )
+    return values
+
+
+def array_setting(setting: float | Schedule, dtype) -> jax.Array | Schedule:
+    """Convert a number to an array, so that a new value does not retrace; keep a schedule."""
+    return setting if callable(setting) else jnp.asarray(setting, dtype)
+
+
+def rescale(setting: float | Schedule, factor: float) -> float | Schedule:
+    """Return a number or a schedule times a factor."""
+    if callable(setting):
+        return lambda t: factor * setting(t)
+    return factor * setting
+
+
+def scaled(setting: Any, factor: float) -> Any:
+    """Return a setting times a factor: a number, a schedule, or a matrix in any of its forms."""
+    if callable(setting):
+        return rescale(cast(Schedule, setting), factor)
+    return jax.tree.map(lambda leaf: factor * leaf, setting)
 
 
 # Matrices: a number, a pytree like the parameters (a diagonal), or a dense (d, d) array.

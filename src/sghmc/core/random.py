@@ -94,32 +94,21 @@ def _bits(
     key: Key, first_step, num_steps: int, width: int, slot: int = 0
 ) -> tuple[UInt32[Array, " variate *chain"], UInt32[Array, " variate *chain"]]:
     """Return two words for each of `num_steps` rows of `width` variates, raveled."""
-    step, slots = _counters(first_step, num_steps, width, slot)
-    return _threefry(_beside(key, 1), _under(key, step), _under(key, slots))
-
-
-def _beside(key: Key, num_axes: int) -> UInt32[Array, "word ..."]:
-    """Reshape keys of several chains to broadcast against variates with `num_axes` axes."""
-    return key if key.ndim == 1 else jnp.expand_dims(key, tuple(range(1, 1 + num_axes)))
-
-
-def _under(key: Key, numbers: jax.Array) -> jax.Array:
-    """Reshape numbers that all chains share to broadcast against those of each chain."""
-    return numbers if key.ndim == 1 or numbers.ndim == 0 else numbers[..., None]
-
-
-def _counters(
-    first_step, num_steps: int, width: int, slot: int
-) -> tuple[UInt32[Array, "*variate"], UInt32[Array, " variate"]]:
-    """Return (step, slot) of `num_steps` rows of `width` variates, raveled."""
-    first = jnp.asarray(first_step).astype(jnp.uint32)
-    number = lax.iota(jnp.uint32, num_steps * width)
+    step = jnp.asarray(first_step).astype(jnp.uint32)
+    slots = lax.iota(jnp.uint32, num_steps * width)
     if num_steps == 1:  # equal to the general case, without a division for every variate
         # Adding a zero that seems to depend on the step: otherwise XLA would compute the part of
         # the rounds that is the same for all steps before the loop, and store it throughout, two
         # words for every variate.
-        return first, number + (np.uint32(slot) + runtime.never(first).astype(jnp.uint32))
-    return first + number // np.uint32(width), number % np.uint32(width) + np.uint32(slot)
+        slots = slots + (np.uint32(slot) + runtime.never(step).astype(jnp.uint32))
+    else:
+        step = step + slots // np.uint32(width)
+        slots = slots % np.uint32(width) + np.uint32(slot)
+    if key.ndim > 1:  # of several chains, whose axis is last
+        key = jnp.expand_dims(key, 1)
+        step = step if step.ndim == 0 else step[..., None]
+        slots = slots[..., None]
+    return _threefry(key, step, slots)
 
 
 @_sized
@@ -145,7 +134,7 @@ def bits(
 
 def _unit(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
     """Convert two words to a float on [0, 1), as `jax.random.uniform` does."""
-    if _is_double(dtype):
+    if _wide(dtype) == jnp.float64:
         mantissa = (x.astype(jnp.uint64) << np.uint64(32) | y.astype(jnp.uint64)) >> np.uint64(12)
         one = np.float64(1.0).view(np.uint64)
         return lax.bitcast_convert_type(mantissa | one, jnp.float64) - 1.0
@@ -181,7 +170,7 @@ def _normal(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
 
 
 def _wide(dtype):
-    return jnp.float64 if _is_double(dtype) else jnp.float32
+    return jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
 
 
 def _erf_inv(x: jax.Array) -> jax.Array:
@@ -214,12 +203,14 @@ def normals_like(
     leaves = jax.tree.leaves(like)
     widths, dtypes = [copies * size for size in tree.sizes(like)], [leaf.dtype for leaf in leaves]
     slots = list(itertools.accumulate(widths, initial=0))[:-1]
-    if num_steps == 1 and key.ndim == 1 and any(map(_is_spread, leaves)):
+    shapes = [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
+    is_spread = any(leaf.sharding is not None for leaf in shapes)
+    if num_steps == 1 and key.ndim == 1 and is_spread:
         return [
             _in_place(key, first_step, slot, leaf, copies)
             for slot, leaf in zip(slots, leaves, strict=True)
         ]
-    is_alike = len({_is_double(dtype) for dtype in dtypes}) == 1
+    is_alike = len({_wide(dtype) for dtype in dtypes}) == 1
     if tree.are_many(widths) and is_alike and not runtime.has_accelerator():
         counter = jnp.asarray(first_step).astype(jnp.uint32)
         return _cut(key, counter, num_steps, tuple(widths), tuple(dtypes))
@@ -227,10 +218,6 @@ def normals_like(
         normals(key, first_step, num_steps, width, slot=slot, dtype=dtype)
         for slot, width, dtype in zip(slots, widths, dtypes, strict=True)
     ]
-
-
-def _is_spread(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None
 
 
 def _in_place(key: Key, first_step, slot: int, leaf: Any, copies: int) -> jax.Array:
@@ -269,21 +256,17 @@ def _cut(
     ]
 
 
-def _is_double(dtype) -> bool:
-    return jnp.dtype(dtype) == jnp.float64
-
-
 def copy_of(noise: list[jax.Array], i, like: PyTree) -> PyTree:
     """Return the i-th copy of one step's `normals_like`, as a pytree like the parameters."""
     leaves, treedef = jax.tree.flatten(like)
-
-    def part(drawn, leaf):
+    parts = []
+    for drawn, leaf in zip(noise, leaves, strict=True):
         if drawn.ndim > 1:
-            one = lax.dynamic_index_in_dim(drawn, i, keepdims=False)
-            return one if one.shape == leaf.shape else one.reshape(leaf.shape)
-        return lax.dynamic_slice(drawn, (i * leaf.size,), (leaf.size,)).reshape(leaf.shape)
-
-    return jax.tree.unflatten(treedef, list(map(part, noise, leaves)))
+            part = lax.dynamic_index_in_dim(drawn, i, keepdims=False)
+        else:
+            part = lax.dynamic_slice(drawn, (i * leaf.size,), (leaf.size,))
+        parts.append(part.reshape(leaf.shape))
+    return jax.tree.unflatten(treedef, parts)
 
 
 def integers(
@@ -327,10 +310,12 @@ def permuted(
     """
     row = jnp.asarray(number).astype(jnp.uint32)[:, None]
     counter = lax.iota(jnp.uint32, _SHUFFLE_ROUNDS + 1)[None]
-    x, salt = _threefry(_beside(key, 2), _under(key, row), _under(key, counter))
+    if key.ndim > 1:  # of several chains, whose axis is last
+        key = jnp.expand_dims(key, (1, 2))
+        row, counter, index = row[..., None], counter[..., None], index[..., None]
+    x, salt = _threefry(key, row, counter)
     pivots = _scale(x, jnp.zeros_like(x), bound)
-    image = _under(key, index)
-    image = jnp.broadcast_to(image, jnp.broadcast_shapes(image.shape, pivots[:, :1].shape))
+    image = jnp.broadcast_to(index, jnp.broadcast_shapes(index.shape, pivots[:, :1].shape))
 
     def swapped(i, image):
         pivot, salted = (lax.dynamic_slice_in_dim(each, i, 1, axis=1) for each in (pivots, salt))

@@ -45,17 +45,12 @@ def jit_options(kind: Literal["loop", "once"]) -> dict[str, Any]:
 
     There are none for an accelerator; an option that this XLA does not know is left out.
     """
-    options = {} if has_accelerator() else _XLA_OPTIONS[kind]
-    known = {name: value for name, value in options.items() if _is_known({name: value})}
+    known = {}
+    for name, value in ({} if has_accelerator() else _XLA_OPTIONS[kind]).items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.jit(lambda: 0, compiler_options={name: value})()
+            known[name] = value
     return {"compiler_options": known} if known else {}
-
-
-def _is_known(options: dict[str, Any]) -> bool:
-    try:
-        jax.jit(lambda: 0, compiler_options=options)()
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
 
 
 def unfused(number: Any, function: Callable[..., PyTree], *args: Any) -> PyTree:

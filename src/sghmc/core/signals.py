@@ -71,22 +71,17 @@ class Interruption:
             raise SystemExit(_EXIT_CODE) if signum == signal.SIGTERM else KeyboardInterrupt
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if not self._previous:
-            self._end(kind, is_whole=self.is_whole)
-            return
-        for each, previous in self._previous.items():
-            signal.signal(each, previous)
-        self._open.remove(self)
-        is_whole = any(each.is_whole for each in (self, *self._open))
-        if self.has_raised and kind is not None and issubclass(kind, Exception):
-            # It was raised inside of a callback, which made an error of its own of it.
-            raise KeyboardInterrupt from error
-        self._end(kind, is_whole=is_whole)
-
-    def _end(self, kind: Any, *, is_whole: bool) -> None:
-        """End what nothing else has ended."""
+        is_whole = self.is_whole
+        if self._previous:
+            for each, previous in self._previous.items():
+                signal.signal(each, previous)
+            self._open.remove(self)
+            is_whole = any(each.is_whole for each in (self, *self._open))
+            if self.has_raised and kind is not None and issubclass(kind, Exception):
+                # It was raised inside of a callback, which made an error of its own of it.
+                raise KeyboardInterrupt from error
         if kind is not None or not self.happened:
-            return
+            return  # something else has ended it, or nothing came
         if self.noted == signal.SIGTERM:
             raise SystemExit(_EXIT_CODE)
         if is_whole:

@@ -17,10 +17,8 @@ __all__ = [
     "all_finite",
     "are_many",
     "entry_name",
-    "flatten_leaves",
     "float_type",
     "ravel",
-    "shape_leaves",
     "size",
     "sizes",
     "total",
@@ -61,16 +59,6 @@ def unravel(vector: Shaped[Array, " d"], like: PyTree) -> PyTree:
         parts.append(vector[start:stop].reshape(leaf.shape).astype(leaf.dtype))
         start = stop
     return jax.tree.unflatten(treedef, parts)
-
-
-def flatten_leaves(tree: PyTree) -> PyTree:
-    """Flatten every leaf to a vector; the loop works on 1-D leaves, which vectorize best."""
-    return jax.tree.map(jnp.ravel, tree)
-
-
-def shape_leaves(flat: PyTree, like: PyTree) -> PyTree:
-    """Invert `flatten_leaves`."""
-    return jax.tree.map(lambda leaf, model: leaf.reshape(model.shape), flat, like)
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:

@@ -46,10 +46,12 @@ def chain_keys(key: jax.Array, num_chains: int) -> UInt32[Array, "chain stream 3
     """Return keys of three words; a chain's do not depend on how many chains there are."""
     words = random.words(key)
     is_known = not isinstance(words, Tracer)
-    words = np.asarray(words) if is_known else words
-    chains = _folded(words[:, None], num_chains)
-    x, y = _folded([word[:, None] for word in chains], NUM_STREAMS)
     # A few operations, not worth a compiler's time; nor is their way to a device.
+    x, y = np.asarray(words) if is_known else words
+    for count in (num_chains, NUM_STREAMS):
+        # The words of `random.fold` of each key and 0, …, count − 1, along a new last axis.
+        numbers = np.arange(count, dtype=np.uint32)
+        x, y = random.threefry((x[..., None], y[..., None]), np.zeros_like(numbers), numbers)
     parts = [x, y, random.parity(x, y)]
     return jax.device_put(np.stack(parts, axis=-1)) if is_known else jnp.stack(parts, axis=-1)
 
@@ -59,12 +61,6 @@ def with_shared_gradients(
 ) -> UInt32[Array, "chain stream 3"]:
     """Return the same keys, but for gradients, where all chains have that of the first."""
     return keys.at[:, GRADIENT].set(keys[0, GRADIENT])
-
-
-def _folded(keys: Any, count: int) -> tuple[Any, Any]:
-    """Return the words of `random.fold` of each key and 0, …, count − 1, along a last axis."""
-    numbers = np.arange(count, dtype=np.uint32).reshape(*[1] * (keys[0].ndim - 1), count)
-    return random.threefry(keys, np.zeros_like(numbers), numbers)
 
 
 class LoopState(NamedTuple):

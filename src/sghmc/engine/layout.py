@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 
 from sghmc.core import tree
@@ -100,31 +101,32 @@ class Layout:
     def flat_like(self) -> PyTree:
         """A position of one chain as the loop carries it, by shapes, dtypes and shardings."""
         if self.shardings is None:
-            return jax.eval_shape(tree.flatten_leaves, self.like)
+            return jax.eval_shape(self.flatten, self.like)
         pairs = zip(self.leaves, self.shardings, strict=True)
         placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for x, where in pairs]
         return jax.tree.unflatten(self.treedef, placed)
 
     def shape(self, flat: PyTree) -> PyTree:
         """Return one chain's parameters in the user's shapes."""
-        return tree.shape_leaves(flat, self.like)
+        return jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), flat, self.like)
 
     def flatten(self, position: PyTree) -> PyTree:
         """Return one chain's parameters as the loop carries them."""
-        return position if self.shardings is not None else tree.flatten_leaves(position)
+        return position if self.shardings is not None else jax.tree.map(jnp.ravel, position)
 
     def to_loop(self, chains: PyTree) -> PyTree:
         """Lay out arrays with a leading chain axis for the loop; host arrays stay on the host."""
         if self.num_chains == 1:
             return jax.tree.map(lambda leaf: leaf[0], chains)
-        return jax.tree.map(lambda leaf: _moved(leaf, 0, self.axis), chains)
+        # NumPy's function transposes any array by its own method: one of jax stays on its device.
+        return jax.tree.map(lambda leaf: np.moveaxis(leaf, 0, self.axis), chains)
 
     def chains_first(self, inside: PyTree, *, leading: int = 0) -> PyTree:
         """Invert `to_loop`, for arrays whose first `leading` axes are the loop's own, as draws."""
         if self.num_chains == 1:
             return jax.tree.map(lambda leaf: leaf[None], inside)
         axis = -1 if self.axis == -1 else leading
-        return jax.tree.map(lambda leaf: _moved(leaf, axis, 0), inside)
+        return jax.tree.map(lambda leaf: np.moveaxis(leaf, axis, 0), inside)
 
     def position_bytes(self) -> int:
         """Count the bytes of one chain's parameters on each of its devices."""
@@ -140,13 +142,6 @@ class Layout:
         like = [jax.ShapeDtypeStruct((leaf.size,), leaf.dtype) for leaf in self.leaves]
         state = jax.eval_shape(kernel.init, like, jax.tree.unflatten(self.treedef, like))
         return math.ceil(num_bytes(state) / num_bytes(like) * self.position_bytes())
-
-
-def _moved(leaf: Any, source: int, destination: int) -> Any:
-    """Move one axis of an array of jax or of numpy, which stays what it is."""
-    order = [axis for axis in range(leaf.ndim) if axis != source % leaf.ndim]
-    order.insert(destination % leaf.ndim, source % leaf.ndim)
-    return leaf.transpose(tuple(order))
 
 
 def num_bytes(arrays: PyTree) -> int:

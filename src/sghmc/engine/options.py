@@ -13,8 +13,7 @@ from sghmc.checkpoint.checkpoint import Checkpoint
 from sghmc.checkpoint.fingerprint import target_hashes
 from sghmc.core.checks import as_array
 from sghmc.engine.devices import Rules, check_mesh, placed
-from sghmc.gradients import Gradient
-from sghmc.gradients.exact import FullBatch
+from sghmc.gradients import FullBatch, Gradient
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import RowPosterior, StackedPosterior
 from sghmc.posterior.target import Potential, Target

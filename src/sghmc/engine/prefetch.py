@@ -14,8 +14,7 @@ from jaxtyping import Int32
 from sghmc.engine.chain import GRADIENT, Batches, RunSpec
 from sghmc.engine.devices import Placement
 from sghmc.engine.mesh import OverMesh
-from sghmc.gradients import GradientEstimator
-from sghmc.gradients.minibatch import BatchEstimator
+from sghmc.gradients import BatchEstimator, GradientEstimator
 from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.posterior.sources import DataError, inverse
 from sghmc.results.samples import Growth

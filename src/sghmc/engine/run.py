@@ -12,6 +12,7 @@ from jaxtyping import Bool
 from sghmc.checkpoint import fingerprint
 from sghmc.checkpoint.folder import open_folder
 from sghmc.core import runtime
+from sghmc.core.checks import value_at
 from sghmc.core.signals import Interruption
 from sghmc.engine import checks
 from sghmc.engine.agreement import check_agreement
@@ -28,7 +29,6 @@ from sghmc.posterior.target import Target
 from sghmc.results.prediction import Origin
 from sghmc.results.samples import Samples
 from sghmc.samplers import Kernel, LazyRows, Sampler, fisher_of
-from sghmc.samplers.settings import value_at
 from sghmc.types import PyTree
 
 _CHUNK_DRAWS = 65_536

@@ -12,8 +12,7 @@ from sghmc.core import tree
 from sghmc.engine import checks, loop
 from sghmc.engine.chain import NUM_STREAMS, LoopState, RunSpec, chain_keys
 from sghmc.engine.layout import Layout
-from sghmc.gradients import Gradient
-from sghmc.gradients.exact import FullBatch
+from sghmc.gradients import FullBatch, Gradient
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.target import Target
 from sghmc.samplers import LazyRows, Sampler, fisher_of

@@ -16,8 +16,7 @@ import numpy as np
 
 from sghmc.estimators.networks import largest_curvatures
 from sghmc.estimators.weighted_rows import Rows, Scaling, padded, padded_size
-from sghmc.gradients.exact import FullBatch
-from sghmc.gradients.minibatch import Minibatch
+from sghmc.gradients import FullBatch, Minibatch
 from sghmc.models.mlp import MLP
 from sghmc.posterior.gibbs import GaussianPrior
 from sghmc.posterior.posterior import Posterior

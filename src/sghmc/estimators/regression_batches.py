@@ -15,7 +15,7 @@ import numpy as np
 
 from sghmc.estimators.regression_chains import Run
 from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table, train
-from sghmc.gradients.minibatch import Minibatch
+from sghmc.gradients import Minibatch
 from sghmc.posterior.posterior import Posterior
 from sghmc.results.samples import DivergenceError
 from sghmc.samplers.sghmc import SGHMC

@@ -9,8 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.core.checks import check_count
-from sghmc.gradients import Gradient, GradientEstimator, Oracle
-from sghmc.gradients.minibatch import BatchEstimator, Minibatch, with_data
+from sghmc.gradients import (
+    BatchEstimator,
+    Gradient,
+    GradientEstimator,
+    Minibatch,
+    Oracle,
+    with_data,
+)
 from sghmc.posterior.mode import find_mode
 from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.posterior.target import Target

@@ -1,4 +1,4 @@
-"""Estimate the noise of a gradient estimator from the gradients of single examples."""
+"""Noise of gradients: added with a known law, or estimated from single examples' gradients."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sghmc.core import tree
+from sghmc.core import checks, matrices, random, tree
 from sghmc.core.checks import check_choice, check_count
-from sghmc.gradients import GradientEstimator
+from sghmc.gradients import Gradient, GradientEstimator, Oracle
 from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.posterior.target import Target
-from sghmc.types import PyTree
+from sghmc.types import Evaluation, PyTree
 
 _NOISE_TOLERANCE = 1e-5
 """Relative tolerance of the check of an estimated V̂: its rounding error in single precision."""
@@ -142,3 +142,40 @@ def mean_gradient_noise(
         return gradient_noise(estimator, target, anchor, position, examples, diagonal=diagonal)
 
     return jnp.mean(lax.map(of_position, (positions, rows)), 0)
+
+
+class NoisyGradient(Gradient):
+    """The exact gradient plus N(0, V): gradient noise with a known law.
+
+    `variance` is V: a number, a pytree like the parameters (a diagonal) or a dense matrix.
+
+    >>> import sghmc
+    >>> sghmc.NoisyGradient(4.0)
+    NoisyGradient(variance=4.0)
+    """
+
+    variance: PyTree
+
+    def __check_init__(self):
+        checks.check_matrix(self.variance, "variance")
+
+    def prepare(self, target, position):
+        variance = checks.parse_matrix(self.variance, position, "variance", definite=False)
+        nothing = matrices.scaled(variance, 0.0)
+        root = matrices.pencil(variance, nothing, tree.sizes(position), "variance")
+        return _NoisyEstimator(matrices.finish(root, tree.float_type(position)))
+
+
+class _NoisyEstimator(GradientEstimator):
+    root: matrices.Pencil
+
+    def draw(self, key, first_step, num_steps, num_gradients, like):
+        return random.normals_like(key, first_step, num_steps, like, copies=num_gradients)
+
+    def oracle(self, target, noise, anchor=()):
+        def evaluate(i, position):
+            potential, grad = target.evaluate(position)
+            error = self.root.sqrt(1, 0, random.copy_of(noise, i, position))
+            return Evaluation(potential, tree.add_scaled(grad, 1, error))
+
+        return Oracle(evaluate, target.potential, False, target.change)

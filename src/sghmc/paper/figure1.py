@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import paper
-from sghmc.gradients import Gradient
-from sghmc.gradients.exact import FullBatch, NoisyGradient
+from sghmc.gradients import FullBatch, Gradient
+from sghmc.gradients.noise import NoisyGradient
 from sghmc.paper import Claim, draw
 from sghmc.paper.literal import LiteralSGHMC
 from sghmc.posterior.target import Potential

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import paper, theory
-from sghmc.gradients.exact import NoisyGradient
+from sghmc.gradients.noise import NoisyGradient
 from sghmc.paper import Claim, draw
 from sghmc.posterior.target import Potential
 from sghmc.samplers.sghmc import SGHMC

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import random, tree
+from sghmc.core.checks import value_at
 from sghmc.samplers import Traits
 from sghmc.samplers.nose_hoover import SGNHT, SGNHTKernel, SGNHTState
-from sghmc.samplers.settings import value_at
 from sghmc.samplers.sghmc import SGHMC, SGHMCKernel, SGHMCState
 from sghmc.types import PyTree, StepInfo
 

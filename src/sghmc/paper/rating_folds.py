@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.gradients.minibatch import Minibatch
+from sghmc.gradients import Minibatch
 from sghmc.paper import draw, methods
 from sghmc.paper.methods import OPTIMIZERS, MethodSettings
 from sghmc.posterior.posterior import Posterior, StackedPosterior

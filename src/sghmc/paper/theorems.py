@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc import paper, theory
-from sghmc.gradients.exact import NoisyGradient
+from sghmc.gradients.noise import NoisyGradient
 from sghmc.paper import Claim
 from sghmc.paper import gaussian_laws as exact
 from sghmc.paper.gaussian_laws import Checked, Statement

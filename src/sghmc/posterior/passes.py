@@ -19,7 +19,7 @@ _MIN_CHUNK_ROWS = 65_536
 _ACCELERATOR_CHUNK_BYTES = 1 << 28
 """Bytes of a chunk on an accelerator, where a longer loop would cost more than the memory."""
 
-_CPU_BATCH_CHUNK_ROWS = 131_072
+CPU_BATCH_CHUNK_ROWS = 131_072
 """Rows of a batch that a CPU handles at a time, so that intermediate results stay in its cache."""
 
 OfRows: TypeAlias = Callable[[PyTree, jax.Array], PyTree]
@@ -51,24 +51,22 @@ def sum_over_table(
 
 
 def sum_over_batch(batch: PyTree, terms: Callable[[PyTree], jax.Array]) -> jax.Array:
-    """Return the sum of `terms` over the rows of a batch; a CPU handles a large one in chunks.
+    """Return the sum of `terms` over the rows of a batch too large for a CPU's cache, in chunks.
 
     The intermediate results of a chunk are not stored for the gradient but computed again.
     """
     num_rows = jax.tree.leaves(batch)[0].shape[0]
-    if num_rows <= 2 * _CPU_BATCH_CHUNK_ROWS or runtime.has_accelerator():
-        return jnp.sum(terms(batch))
 
     @jax.checkpoint
     def of_chunk(i):
-        rows, _, is_new = _chunk(batch, i, _CPU_BATCH_CHUNK_ROWS)
+        rows, _, is_new = _chunk(batch, i, CPU_BATCH_CHUNK_ROWS)
         return jnp.sum(jnp.where(is_new, terms(rows), 0))
 
     def add(total, i):
         return total + of_chunk(i), None
 
     nothing = jnp.zeros((), jax.eval_shape(of_chunk, 0).dtype)
-    return lax.scan(add, nothing, jnp.arange(-(-num_rows // _CPU_BATCH_CHUNK_ROWS)))[0]
+    return lax.scan(add, nothing, jnp.arange(-(-num_rows // CPU_BATCH_CHUNK_ROWS)))[0]
 
 
 def _chunk(table: PyTree, i, size: int) -> tuple[PyTree, jax.Array, jax.Array]:

@@ -5,6 +5,7 @@ what users construct, and `StackedPosterior` has one posterior for each chain.
 """
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sghmc.core import runtime
 from sghmc.core.checks import as_array
 from sghmc.posterior import passes
 from sghmc.posterior.passes import OfRows
@@ -47,17 +49,12 @@ class AbstractPosterior(Target):
         return self.data.source if isinstance(self.data, SourceRef) else None
 
     @property
-    @abc.abstractmethod
-    def _table(self) -> PyTree:
-        """The arrays of the rows stored here; only if the data are arrays."""
-
-    @property
     def example(self) -> PyTree:
         """The shapes and dtypes of one example."""
         if self.source is not None:
             return self.source.example
         return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self._table
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.data
         )
 
     @property
@@ -65,7 +62,7 @@ class AbstractPosterior(Target):
         """The number of rows stored here, padding included."""
         if self.source is not None:
             return self.source.num_rows
-        return jax.tree.leaves(self._table)[0].shape[0]
+        return jax.tree.leaves(self.data)[0].shape[0]
 
     @property
     @abc.abstractmethod
@@ -223,10 +220,6 @@ class RowPosterior(AbstractPosterior):
             raise ValueError("data is empty: its leading axis has length 0. Give at least one row.")
 
     @property
-    def _table(self):
-        return self.data
-
-    @property
     def num_examples(self):
         return self.num_rows if self.num_real is None else self.num_real
 
@@ -239,14 +232,16 @@ class RowPosterior(AbstractPosterior):
         part = part_of(variates, i, size)
         return part if self.source is not None else self.rows(part)
 
-    def batch(self, variates, i, size):
-        return self.examples(variates, i, size)
+    batch = examples
 
     def batch_size(self, batch):
         return jax.tree.leaves(batch)[0].shape[0]
 
     def log_likelihood_sum(self, params, batch):
-        return passes.sum_over_batch(batch, lambda rows: self.log_likelihoods(params, rows))
+        is_whole = self.batch_size(batch) <= 2 * passes.CPU_BATCH_CHUNK_ROWS
+        if is_whole or runtime.has_accelerator():
+            return jnp.sum(self.log_likelihoods(params, batch))
+        return passes.sum_over_batch(batch, functools.partial(self.log_likelihoods, params))
 
     def _over_rows(self, of_rows):
         if self.source is not None:

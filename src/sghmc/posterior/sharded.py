@@ -88,8 +88,13 @@ class ManuallyShardedPosterior(AbstractPosterior):
         self.axis, self.num_shards = axis, num_shards
 
     @property
-    def _table(self):
+    def _table(self) -> PyTree:
+        """The arrays of the device's own rows; only if the data are arrays."""
         return cast(OwnRows, self.data).rows
+
+    @property
+    def example(self) -> PyTree:
+        return super().example if self.source is not None else super().example.rows
 
     @property
     def num_examples(self):

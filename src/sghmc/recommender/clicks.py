@@ -20,8 +20,7 @@ from scipy import special
 
 from sghmc.core.checks import checked_codes, take_rows
 from sghmc.estimators.weighted_rows import padded, padded_size
-from sghmc.gradients.exact import FullBatch
-from sghmc.gradients.minibatch import Minibatch
+from sghmc.gradients import FullBatch, Minibatch
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import Posterior
 from sghmc.recommender import factor_gibbs

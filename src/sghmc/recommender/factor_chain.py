@@ -17,8 +17,7 @@ import numpy as np
 
 from sghmc.core.signals import whole_or_nothing
 from sghmc.estimators.weighted_rows import padded_size
-from sghmc.gradients.exact import FullBatch
-from sghmc.gradients.minibatch import Minibatch
+from sghmc.gradients import FullBatch, Minibatch
 from sghmc.posterior.posterior import Posterior
 from sghmc.recommender.factor_draws import FactorDraws
 from sghmc.recommender.factor_gibbs import SIDES, Features

@@ -18,7 +18,7 @@ import numpy as np
 
 from sghmc import display
 from sghmc.gradients.control_variate import ControlVariate
-from sghmc.gradients.exact import NoisyGradient
+from sghmc.gradients.noise import NoisyGradient
 from sghmc.results.patterns import misused_example
 from sghmc.results.prediction import BiasPrediction, Origin, SavedOrigin, predict
 from sghmc.results.summaries import Info, SummaryTable

@@ -15,9 +15,8 @@ import numpy as np
 from sghmc import theory
 from sghmc.core import checks, matrices, tree
 from sghmc.core.runtime import double_precision, widened
-from sghmc.gradients import Gradient, GradientEstimator
-from sghmc.gradients.exact import FullBatch, NoisyGradient
-from sghmc.gradients.noise import EmpiricalFisher, mean_gradient_noise
+from sghmc.gradients import FullBatch, Gradient, GradientEstimator
+from sghmc.gradients.noise import EmpiricalFisher, NoisyGradient, mean_gradient_noise
 from sghmc.posterior import mode
 from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.posterior.target import Target

@@ -16,9 +16,9 @@ import numpy as np
 
 from sghmc import display
 from sghmc.core import matrices, random
+from sghmc.core.checks import rescale
 from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
-from sghmc.samplers.settings import rescale
 from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 State = TypeVar("State")

@@ -5,24 +5,50 @@ import math
 import operator
 from typing import Any, ClassVar, NamedTuple, Self
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sghmc.core import checks, matrices, random, tree
+from sghmc.core.checks import array_setting, check_setting, scaled, value_at, values_over
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers import AdaptsMass, EstimatesNoise, NoiseRoom, RescalesMomenta, Sampler
-from sghmc.samplers.settings import (
-    NoiseEstimate,
-    array_setting,
-    check_setting,
-    parse_gradient_noise,
-    scaled,
-    value_at,
-    values_over,
-    worst_excess,
-)
 from sghmc.types import Normals, PyTree, Schedule, Step
+
+# The gradient noise V̂, which is subtracted from the injected noise, or its estimator.
+
+_NOISE_TOLERANCE = 1e-6
+"""Relative tolerance of the check of V̂, so that rounding does not refuse the largest allowed V̂."""
+
+
+class NoiseEstimate(eqx.Module):
+    """An estimator of V̂ with the kernel's matrices for V̂ = 0, into which estimates are put."""
+
+    fisher: EmpiricalFisher
+    noise: matrices.Pencil
+    drag: matrices.Pencil | None = None
+
+
+def parse_gradient_noise(value: PyTree | EmpiricalFisher, like: PyTree) -> matrices.Matrix:
+    """Return V̂, or zeros where it will be estimated during the run."""
+    is_estimated = isinstance(value, EmpiricalFisher)
+    if is_estimated and not value.diagonal:
+        return matrices.Dense(np.zeros((tree.size(like), tree.size(like))))
+    given = 0.0 if is_estimated else value
+    return checks.parse_matrix(given, like, "gradient_noise", definite=False)
+
+
+def worst_excess(needed: np.ndarray, allowed: np.ndarray) -> tuple[float, float] | None:
+    """Return the pair (needed, allowed) of the step with the largest excess; None without any."""
+    needed, allowed = np.broadcast_arrays(needed, allowed)
+    worst = (needed - allowed).argmax()
+    if needed[worst] <= allowed[worst] * (1 + _NOISE_TOLERANCE):
+        return None
+    return float(needed[worst]), float(allowed[worst])
+
+
+# Samplers with friction
 
 
 class FrictionSampler(Sampler):

@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sghmc.core import matrices, random, tree
-from sghmc.core.checks import check_count, check_matrix, parse_matrix
+from sghmc.core import checks, matrices, random, tree
 from sghmc.gradients import Oracle
 from sghmc.samplers import AdaptsMass, AdaptsStepSize, CachesEvaluation, Sampler, Traits
-from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
 from sghmc.types import Change, Evaluation, Normals, PyTree, Schedule, Step, StepInfo
 
 
@@ -132,7 +130,7 @@ class Austerity(eqx.Module):
                 f"error must be from 0, which uses all data, and below 0.5, the error of a coin "
                 f"toss, but is {self.error!r}."
             )
-        check_count(self.batch_size, "batch_size", 10, reason="for a test of normal means")
+        checks.check_count(self.batch_size, "batch_size", 10, reason="for a test of normal means")
 
     def decide(
         self, change: Change, limit: jax.Array, order: jax.Array
@@ -209,9 +207,9 @@ class HMC(Sampler):
             )
         if not 0 <= self.jitter < 1:
             raise ValueError(f"jitter must be from 0 and below 1, but is {self.jitter!r}.")
-        check_setting(self.step_size, "step_size", positive=True)
-        check_matrix(self.mass, "mass")
-        check_count(self.num_steps, "num_steps")
+        checks.check_setting(self.step_size, "step_size", positive=True)
+        checks.check_matrix(self.mass, "mass")
+        checks.check_count(self.num_steps, "num_steps")
         if self.most_steps is not None and self.most_steps < self.num_steps:
             raise ValueError(
                 f"num_steps is {self.num_steps}, but most_steps only {self.most_steps}: raise it."
@@ -223,11 +221,11 @@ class HMC(Sampler):
 
     def prepare(self, like: PyTree, num_steps: int = 1) -> "HMCKernel":
         sizes, dtype = tree.sizes(like), tree.float_type(like)
-        mass = parse_matrix(self.mass, like, "mass", definite=True)
-        values_over(self.step_size, num_steps, "step_size")
+        mass = checks.parse_matrix(self.mass, like, "mass", definite=True)
+        checks.values_over(self.step_size, num_steps, "step_size")
         nothing = matrices.scaled(mass, 0.0)
         return HMCKernel(
-            array_setting(self.step_size, dtype),
+            checks.array_setting(self.step_size, dtype),
             int(self.num_steps) if self.most_steps is None else jnp.int32(self.num_steps),
             int(self.most_steps or self.num_steps),
             matrices.finish(mass.inverse(), dtype),
@@ -291,7 +289,7 @@ class HMCKernel(
     def step(
         self, t: Step, noise: HMCNoise, state: HMCState, oracle: Oracle
     ) -> tuple[HMCState, StepInfo]:
-        epsilon = value_at(self.step_size, t)
+        epsilon = checks.value_at(self.step_size, t)
         if self.jitter:
             epsilon = epsilon * (1 + self.jitter * (2 * noise.uniforms[1] - 1))
         velocity = self.mass.inverse_sqrt(1, 0, random.copy_of(noise.normals, 0, state.position))

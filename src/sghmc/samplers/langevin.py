@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import checks, matrices, random, tree
+from sghmc.core.checks import array_setting, check_setting, scaled, value_at, values_over
 from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers import (
@@ -19,16 +20,7 @@ from sghmc.samplers import (
     Sampler,
     Traits,
 )
-from sghmc.samplers.settings import (
-    NoiseEstimate,
-    array_setting,
-    check_setting,
-    parse_gradient_noise,
-    scaled,
-    value_at,
-    values_over,
-    worst_excess,
-)
+from sghmc.samplers.friction import NoiseEstimate, parse_gradient_noise, worst_excess
 from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, UInt32
 
 from sghmc.core import matrices, random, runtime, tree
+from sghmc.core.checks import value_at
 from sghmc.core.runtime import in_pieces
 from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
@@ -27,7 +28,6 @@ from sghmc.samplers.lazy_rows import (
     num_digits,
     tables_of,
 )
-from sghmc.samplers.settings import value_at
 from sghmc.samplers.sghmc import SGHMC, SGHMCKernel
 from sghmc.samplers.wrappers import KernelWrapper, SamplerWrapper
 from sghmc.types import Normals, PyTree, Step, StepInfo

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from sghmc.core import random, tree
-from sghmc.core.checks import check_count
+from sghmc.core.checks import array_setting, check_count, check_setting, value_at, values_over
 from sghmc.gradients import Oracle
 from sghmc.samplers import AdaptsStepSize, CachesEvaluation, Sampler, Traits
-from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
 from sghmc.types import Evaluation, Normals, PyTree, Schedule, Step, StepInfo
 
 # Share of a step before its first and after its last half drift: among schemes of two gradients,

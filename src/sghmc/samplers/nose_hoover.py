@@ -7,10 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import matrices, random, tree
-from sghmc.core.checks import check_choice, check_matrix, parse_matrix
+from sghmc.core.checks import (
+    array_setting,
+    check_choice,
+    check_matrix,
+    check_setting,
+    parse_matrix,
+    value_at,
+    values_over,
+)
 from sghmc.gradients import Oracle
 from sghmc.samplers import Kernel, Sampler, Traits
-from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
 from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import random, tree
+from sghmc.core.checks import array_setting, check_setting, rescale, value_at, values_over
 from sghmc.gradients import Oracle
 from sghmc.samplers import Dynamics, Kernel, Sampler, Traits
-from sghmc.samplers.settings import array_setting, check_setting, rescale, value_at, values_over
 from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 

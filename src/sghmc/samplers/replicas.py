@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sghmc.core import random, tree
-from sghmc.core.checks import check_count
+from sghmc.core.checks import check_count, check_setting
 from sghmc.gradients import Oracle
 from sghmc.samplers import (
     Dynamics,
@@ -21,7 +21,6 @@ from sghmc.samplers import (
     fisher_of,
 )
 from sghmc.samplers.hmc import estimate
-from sghmc.samplers.settings import check_setting
 from sghmc.samplers.wrappers import SamplerWrapper
 from sghmc.types import Normals, PyTree, Step, StepInfo
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import matrices, random, tree
+from sghmc.core.checks import array_setting, check_setting, value_at, values_over
 from sghmc.gradients import Oracle
 from sghmc.samplers import Kernel, Sampler, Traits
-from sghmc.samplers.settings import array_setting, check_setting, value_at, values_over
 from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 
@@ -133,7 +133,8 @@ class Metric(eqx.Module):
         return tree.unravel(slopes, position)
 
     def _entries(self, position: PyTree) -> jax.Array:
-        metric = self.function(tree.shape_leaves(position, self.like))
+        shaped = jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), position, self.like)
+        metric = self.function(shaped)
         if not self.is_dense:
             return tree.ravel(metric) ** -0.5
         lower = jnp.linalg.cholesky(metric)

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import matrices, random, tree
-from sghmc.core.checks import check_choice, check_count
+from sghmc.core.checks import check_choice, check_count, check_setting, value_at, values_over
 from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers import Traits
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
-from sghmc.samplers.settings import check_setting, value_at, values_over
 from sghmc.types import Normals, PyTree, Schedule, Step, StepInfo
 
 

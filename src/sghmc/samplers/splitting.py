@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from sghmc.core import random, tree
+from sghmc.core.checks import value_at
 from sghmc.gradients import Oracle
 from sghmc.samplers import Traits
 from sghmc.samplers.friction import FrictionKernel, FrictionSampler, SGHMCState
-from sghmc.samplers.settings import value_at
 from sghmc.types import Normals, PyTree, Step, StepInfo
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.core import matrices, random, tree
-from sghmc.core.checks import check_count, parse_factor
+from sghmc.core.checks import check_count, parse_factor, value_at
 from sghmc.gradients import Oracle
 from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.samplers import (
@@ -34,7 +34,6 @@ from sghmc.samplers import (
     as_protocol,
     fisher_of,
 )
-from sghmc.samplers.settings import value_at
 from sghmc.types import Normals, PyTree, Step, StepInfo
 
 
@@ -318,7 +317,7 @@ class Whitened(SamplerWrapper):
                 f"is {jax.tree.map(np.shape, self.center)}."
             )
         factor, dtype = self.matrix(like), tree.float_type(like)
-        flat = tree.flatten_leaves(self.center)
+        flat = jax.tree.map(jnp.ravel, self.center)
         return WhitenedKernel(
             inner=self.sampler.prepare(like, num_steps),
             center=jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), flat, like),
@@ -386,5 +385,6 @@ class WhitenedKernel(KernelWrapper):
         )
 
     def _to_z(self, position: PyTree) -> PyTree:
-        away = jax.tree.map(jnp.subtract, tree.flatten_leaves(position), self.center)
-        return tree.shape_leaves(self.inverse @ away, position)
+        away = jax.tree.map(lambda x, center: x.ravel() - center, position, self.center)
+        z = self.inverse @ away
+        return jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), z, position)

@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike
 from sghmc.core import checks, runtime
 from sghmc.core.runtime import double_precision
 from sghmc.gradients import GradientEstimator, Oracle
-from sghmc.gradients.exact import NoisyGradient
-from sghmc.gradients.noise import EmpiricalFisher
+from sghmc.gradients.noise import EmpiricalFisher, NoisyGradient
 from sghmc.posterior.target import Potential
 from sghmc.samplers import Kernel, Sampler
 from sghmc.types import PyTree

@@ -13,10 +13,8 @@ import numpy as np
 
 from sghmc import theory
 from sghmc.core.runtime import double_precision
-from sghmc.gradients import Gradient
+from sghmc.gradients import FullBatch, Gradient, Minibatch
 from sghmc.gradients.control_variate import ControlVariate
-from sghmc.gradients.exact import FullBatch
-from sghmc.gradients.minibatch import Minibatch
 from sghmc.gradients.noise import mean_gradient_noise
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import RowPosterior

@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from sghmc.gradients.exact import FullBatch
+from sghmc.gradients import FullBatch
 from sghmc.posterior.posterior import RowPosterior
 from sghmc.samplers.hmc import HMC
 from sghmc.tuning.pilots import PilotRun, Pilots

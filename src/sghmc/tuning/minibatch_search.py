@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.gradients.exact import FullBatch
+from sghmc.gradients import FullBatch
 from sghmc.posterior.host_potential import HostPotential
 from sghmc.posterior.posterior import RowPosterior
 from sghmc.posterior.target import Potential

@@ -8,9 +8,7 @@ import math
 
 import numpy as np
 
-from sghmc.gradients import Gradient
-from sghmc.gradients.exact import FullBatch
-from sghmc.gradients.minibatch import Minibatch
+from sghmc.gradients import FullBatch, Gradient, Minibatch
 from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.posterior.target import Target
 from sghmc.results.health import temperature_complaint

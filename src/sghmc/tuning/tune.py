@@ -18,18 +18,17 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from sghmc.core import tree
-from sghmc.core.checks import check_count
+from sghmc.core.checks import check_count, check_setting
 from sghmc.core.signals import whole_or_nothing
 from sghmc.engine import checks
 from sghmc.engine.layout import InitialPositions
 from sghmc.engine.options import RunOptions, hold_fixed
-from sghmc.gradients.minibatch import Minibatch, with_data
+from sghmc.gradients import Minibatch, with_data
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.host_potential import HostPotential, as_vector
 from sghmc.posterior.mode import ModeError
 from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, StackedPosterior
 from sghmc.posterior.target import Target
-from sghmc.samplers.settings import check_setting
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.tuning.budget import Budget, Costs, ModeAllowance, check_seconds
 from sghmc.tuning.choices import GradientCandidates, check_first_pilot, choose_engine
