@@ -155,10 +155,9 @@ def of_one_parameter(maps, heat):
             lags += products.mean() - means[(k + 1) % length] * means[j]
         product = products.mean()
         for _ in range(200):
-            for k in range(1, length + 1):
-                later = slope[k] * product + shift[k] * means[j]
-                lags += later - means[k % length] * means[j]
-            product = later
+            later = slope * product + shift * means[j]  # at steps 0, …, L of a later period
+            lags += sum(later[1:] - np.append(means[1:], means[0]) * means[j])
+            product = later[-1]
     return means.mean(), seconds.mean() - means.mean() ** 2, lags / length
 
 
