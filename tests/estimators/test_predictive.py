@@ -78,6 +78,14 @@ def test_crps_is_the_integral_of_squared_differences_of_cdfs(law):
         assert found[row] == pytest.approx(wanted, rel=0.02)
 
 
+def test_crps_of_two_observations_by_hand(law):
+    """Unbiased: ½|Y − Y'| for each pair, none of an observation with itself."""
+    y = np.array([0.3, -2.0])
+    one, other = law.sample(np.random.default_rng(3), 2)
+    wanted = (np.abs(one - y) + np.abs(other - y)) / 2 - np.abs(one - other) / 2
+    np.testing.assert_allclose(law.crps(y, np.random.default_rng(3), 2), wanted, rtol=1e-12)
+
+
 def test_samples_follow_the_law(law):
     """20,000 of each row: Kolmogorov's statistic fails once in 10⁵ seeds at 2.5 / √n."""
     drawn = law.sample(np.random.default_rng(0), 20_000)

@@ -230,6 +230,13 @@ def test_rows_that_come_in_their_own_order_cannot_be_asked_for():
         target.change(1.0, 2.0)
 
 
+def test_the_change_of_a_stack_s_potential_has_the_rows_that_are_real():
+    stack = sghmc.Posterior.stack(
+        [sghmc.Posterior(jnp.multiply, jnp.sum, ROWS[:count]) for count in (4, 3)]
+    )
+    assert [int(stack[i].change(jnp.zeros(()), jnp.ones(())).num_terms) for i in (0, 1)] == [4, 3]
+
+
 def test_the_change_of_a_potential_is_known():
     target = sghmc.Potential(lambda t: t**2)
     found = target.change(3.0, 5.0)
