@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sghmc.estimators import class_network
-from sghmc.estimators.class_network import Plan, rescaled
+from sghmc.estimators.class_network import RoundPlan, rescaled
 from sghmc.estimators.networks import activate
-from sghmc.estimators.weighted_rows import Rows, Scaling
+from sghmc.estimators.weighted_rows import Scaling, WeightedRows
 from sghmc.results.samples import DivergenceError
 
 
@@ -33,11 +33,11 @@ def test_new_scalings_leave_a_chains_function_as_it_was():
 
 
 def test_half_of_the_steps_warm_up():
-    assert Plan.of(50, 2000, 7, False) == Plan(10, 20, 5, 5, 7, False)
-    assert Plan.of(25, 2000, 7, True) == Plan(9, 37, 4, 3, 7, True)
-    assert Plan.of(50, 10, 7, False) == Plan(10, 1, 1, 5, 7, False)
-    assert Plan.of(50, 2000, 7, False).trial() == Plan(10, 20, 5, 2, 7, False)
-    assert Plan.of(50, 2000, 7, False).settling() == Plan(10, 20, 3, 5, 7, False)
+    assert RoundPlan.of(50, 2000, 7, False) == RoundPlan(10, 20, 5, 5, 7, False)
+    assert RoundPlan.of(25, 2000, 7, True) == RoundPlan(9, 37, 4, 3, 7, True)
+    assert RoundPlan.of(50, 10, 7, False) == RoundPlan(10, 1, 1, 5, 7, False)
+    assert RoundPlan.of(50, 2000, 7, False).trial() == RoundPlan(10, 20, 5, 2, 7, False)
+    assert RoundPlan.of(50, 2000, 7, False).settling() == RoundPlan(10, 20, 3, 5, 7, False)
 
 
 @pytest.mark.parametrize(("name", "gain"), [("relu", 2.0), ("tanh", 1.0), ("silu", 2.8)])
@@ -54,7 +54,7 @@ def test_rows_are_padded_and_scaled_to_a_sum_of_squares_of_one():
     of = class_network.Network.__new__(class_network.Network)
     of.num_inputs = 5
     x, weight = np.arange(15.0).reshape(3, 5), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    found = of._prepared(Rows(x, np.array([0, 2, 1]), weight), 6)
+    found = of._prepared(WeightedRows(x, np.array([0, 2, 1]), weight), 6)
     np.testing.assert_allclose(found.x[:3, :5], x / np.sqrt(5), rtol=1e-6)
     assert found.x.shape == (4, 6)
     assert (found.x[3].tolist(), found.x[:, 5].tolist()) == ([0] * 6, [0] * 4)
@@ -74,9 +74,9 @@ def test_masses_are_the_largest_curvatures_and_fall_by_half_at_most(monkeypatch)
     monkeypatch.setattr(class_network, "_NUM_CURVATURE_ROWS", 2)
     of = class_network.Network.__new__(class_network.Network)
     of.activation = "relu"
-    of.rows = Rows(np.ones((4, 2)), np.zeros(4), np.array([[1.0] * 4, [2.0] * 4]))
+    of.rows = WeightedRows(np.ones((4, 2)), np.zeros(4), np.array([[1.0] * 4, [2.0] * 4]))
     prior = {"0.weight": np.array([0.5, 0.25]), "0.bias": np.array([2.0, 4.0])}
-    chains = class_network.Chains([{"bias": np.array([[7.0], [9.0]])}], {"prior": prior})
+    chains = class_network.ClassChains([{"bias": np.array([[7.0], [9.0]])}], {"prior": prior})
     assert of._masses(chains, None) == [{"weight": 9.5, "bias": 7.0}]
     # Two of four rows, with the weight of all.
     assert [total for _, total in seen] == [4, 8]

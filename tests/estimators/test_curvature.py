@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from sghmc.estimators.networks import activate, largest_curvatures
-from sghmc.estimators.weighted_rows import Rows
+from sghmc.estimators.weighted_rows import WeightedRows
 
 
 @pytest.mark.slow
 def test_curvatures_are_those_of_the_hessian():
     """For a network without hidden layers Gauss–Newton and Hessian are the same."""
     generator = np.random.default_rng(0)
-    rows = Rows(generator.normal(size=(9, 2)), np.arange(9) % 3, generator.random(9))
+    rows = WeightedRows(generator.normal(size=(9, 2)), np.arange(9) % 3, generator.random(9))
     params = [{"weight": generator.normal(size=(2, 3)), "bias": generator.normal(size=3)}]
 
     def potential(weight):
@@ -35,7 +35,7 @@ def test_slopes_are_derivatives(name):
 def test_curvatures_are_eigenvalues_of_gauss_newton_blocks():
     """JᵀHJ by differences, with a hidden layer; six power steps reach the largest to 5 %."""
     generator = np.random.default_rng(1)
-    rows = Rows(generator.normal(size=(6, 2)), np.arange(6) % 3, generator.random(6) + 0.5)
+    rows = WeightedRows(generator.normal(size=(6, 2)), np.arange(6) % 3, generator.random(6) + 0.5)
     shapes = ((2, 4), (4, 3))
     params = [
         {"weight": generator.normal(size=s), "bias": generator.normal(size=s[1])} for s in shapes

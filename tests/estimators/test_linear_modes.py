@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sghmc.estimators import linear_posterior
-from sghmc.estimators.weighted_rows import Rows
+from sghmc.estimators.weighted_rows import WeightedRows
 
 RNG = np.random.default_rng(0)
 X = np.column_stack([np.ones(7), RNG.normal(size=(7, 2))])
@@ -62,7 +62,7 @@ def test_rounding_never_makes_squared_errors_negative():
 
 def logistic(num_logits: int) -> linear_posterior._Logistic:
     y = np.array([0, 1, 1, 0, 1, 0, 1]) if num_logits == 1 else np.array([0, 2, 1, 1, 0, 2, 2])
-    return linear_posterior._Logistic(Rows(X, y.astype(float), WEIGHT), num_logits)
+    return linear_posterior._Logistic(WeightedRows(X, y.astype(float), WEIGHT), num_logits)
 
 
 def logs_by_hand(target: linear_posterior._Logistic, beta: np.ndarray) -> np.ndarray:

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from sghmc.estimators import linear_posterior
-from sghmc.estimators.linear_posterior import Mode
-from sghmc.estimators.weighted_rows import Rows
+from sghmc.estimators.linear_posterior import LinearMode
+from sghmc.estimators.weighted_rows import WeightedRows
 
 RNG = np.random.default_rng(0)
 X = np.column_stack([np.ones(5), RNG.normal(size=(5, 2))])
 Y = RNG.normal(size=5)
 WEIGHT = np.array([0.5, 2.0, 1.5, 3.0, 0.7])
 FACTOR = np.array([[1.4, 0.0, 0.0], [0.3, 0.8, 0.0], [-0.5, 0.2, 1.9]])
-MODE = Mode(np.array([0.4, -1.2, 0.7]), FACTOR @ FACTOR.T, np.array([0.0, 1.0, 1.0]), 2.5, 0.3, 1.7)
+MODE = LinearMode(
+    np.array([0.4, -1.2, 0.7]), FACTOR @ FACTOR.T, np.array([0.0, 1.0, 1.0]), 2.5, 0.3, 1.7
+)
 Z = np.array([0.6, -0.9, 1.3], np.float32)
 HYPER = {"noise": jnp.float32(1.6), "precision": jnp.float32(0.35)}
 BETA = MODE.center + np.linalg.inv(FACTOR).T @ Z
@@ -92,9 +94,9 @@ def test_sums_of_a_perfect_fit_leave_no_negative_rest():
 def test_the_logistic_likelihood_is_that_of_each_row(num_logits, drawn):
     size = 3 * num_logits
     center = RNG.normal(size=size)
-    mode = Mode(center, 4 * np.eye(size), np.tile(MODE.is_weight, num_logits), 2.5, 0.3)
+    mode = LinearMode(center, 4 * np.eye(size), np.tile(MODE.is_weight, num_logits), 2.5, 0.3)
     labels = np.array([0, 1, 1, 0, 1]) if num_logits == 1 else np.array([0, 2, 1, 1, 0])
-    rows = Rows(X, labels.astype(float), WEIGHT)
+    rows = WeightedRows(X, labels.astype(float), WEIGHT)
     posterior, gibbs = linear_posterior.logistic_posterior(rows, 8, mode)
     z = RNG.normal(size=size).astype(np.float32)
     logits = X @ (center + 0.5 * z).reshape(num_logits, 3).T

@@ -10,7 +10,7 @@ import pytest
 from estimator_data import NETWORK, blobs, by_hand
 from sghmc.estimators import BayesianMLPClassifier, class_network, mlp_classifier
 from sghmc.estimators.networks import HeldOut
-from sghmc.estimators.weighted_rows import Rows
+from sghmc.estimators.weighted_rows import WeightedRows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -48,7 +48,7 @@ def test_powers_are_tried_in_turn_and_can_be_given(monkeypatch):
     monkeypatch.setattr(model, "_run_classes", run)
     monkeypatch.setattr(model, "_held_out", held_out)
     x, y = blobs()
-    rows, key = Rows(x, y, np.ones(len(x))), jax.random.key(0)
+    rows, key = WeightedRows(x, y, np.ones(len(x))), jax.random.key(0)
     model.set_params(sharpness=1.0)
     likely = {3: 0.6, 30: 0.7, 300: 0.8}
     assert model._choice(key, rows) == (300, 1)
@@ -131,7 +131,7 @@ def test_sharpness_is_an_exponent_of_the_averaged_probabilities():
 
 
 def test_held_out_rows_are_judged_by_the_chain_that_has_not_seen_them():
-    rows = Rows(np.zeros((3, 2)), np.array([0, 1, 0]), np.array([1.0, 2.0, 3.0]))
+    rows = WeightedRows(np.zeros((3, 2)), np.array([0, 1, 0]), np.array([1.0, 2.0, 3.0]))
     is_held = np.array([[True, False, False], [False, True, False]])
     found = hand_made()._held_out(rows, is_held)
     np.testing.assert_allclose(found.logs[0], -np.logaddexp(0, [-2, 2]))
@@ -156,7 +156,7 @@ def test_a_label_counts_as_often_as_its_power_says(monkeypatch):
     model = BayesianMLPClassifier(likelihood_power=7.0, sharpness=1.0, num_chains=2)
     with pytest.raises(StopError):
         model.fit(x, y, weight)
-    merged = Rows(x, y, weight).merged()
+    merged = WeightedRows(x, y, weight).merged()
     np.testing.assert_allclose(seen["weight"], np.tile(7 * merged.weight, (2, 1)))
 
 

@@ -10,7 +10,7 @@ from estimator_data import NETWORK, by_hand, line
 from sghmc.estimators import BayesianMLPRegressor, regression_chains
 from sghmc.estimators.regression_chains import Choice, RegressionChains, Run
 from sghmc.estimators.regression_network import RegressionNetwork
-from sghmc.estimators.weighted_rows import Rows, Scaling
+from sghmc.estimators.weighted_rows import Scaling, WeightedRows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 QUICK: dict[str, Any] = {"num_steps": 900, "num_chains": 4, "num_draws": 80, "random_state": 0}
@@ -268,7 +268,9 @@ def test_predictions_that_are_worse_than_none_are_an_error(monkeypatch):
 def test_rows_that_no_model_can_foresee_are_no_error():
     """A target of zeros and few large values, as burnt areas: its mean alone is far off, too."""
     count, size = 500, RegressionNetwork(2, (4,), "silu").num_parameters
-    rows = Rows(np.zeros((count, 2)), np.where(np.arange(count) == 0, 22.0, 0.0), np.ones(count))
+    rows = WeightedRows(
+        np.zeros((count, 2)), np.where(np.arange(count) == 0, 22.0, 0.0), np.ones(count)
+    )
     model = BayesianMLPRegressor((4,), num_chains=2)
     attributes = {"hidden_layer_sizes_": (4,), "noise_": "constant", "target_rounding_": 0.0}
     scaling = Scaling(np.zeros(()), np.ones(()))

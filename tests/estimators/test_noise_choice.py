@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from sghmc.estimators import regression_chains
-from sghmc.estimators.regression_chains import HeldOutScores, Plan
+from sghmc.estimators.regression_chains import ChainPlan, HeldOutScores
 from sghmc.estimators.regression_network import RegressionNetwork
-from sghmc.estimators.weighted_rows import Rows
+from sghmc.estimators.weighted_rows import WeightedRows
 
 NETWORK = RegressionNetwork(1, (8,), "silu")
-PLAN = Plan.of(100, 1)
+PLAN = ChainPlan.of(100, 1)
 
 
-def rows(count: int, kind: str) -> Rows:
+def rows(count: int, kind: str) -> WeightedRows:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(count, 1))
     noise = generator.normal(size=count)
@@ -24,7 +24,7 @@ def rows(count: int, kind: str) -> Rows:
     if kind == "student":
         noise = generator.standard_t(2.2, count)
     y = np.sin(x[:, 0]) + 0.3 * noise
-    return Rows(x, y / y.std(), np.ones(count))
+    return WeightedRows(x, y / y.std(), np.ones(count))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def told(monkeypatch):
     return told
 
 
-def chosen(data: Rows) -> str:
+def chosen(data: WeightedRows) -> str:
     return regression_chains.choose(jax.random.key(0), NETWORK, data, 8, PLAN).noise
 
 
@@ -90,9 +90,11 @@ def test_the_noise_that_is_there_is_likeliest(num_chains):
     """Of 300 held-out rows each, and by more than 0.02 a row against the wrong ones."""
     for kind in ("input", "student"):
         data = rows(1000, kind)
-        train, held = (Rows(*(c[part] for c in data)) for part in (slice(300, None), slice(300)))
+        train, held = (
+            WeightedRows(*(c[part] for c in data)) for part in (slice(300, None), slice(300))
+        )
         scores = regression_chains.held_out_scores(
-            jax.random.key(0), NETWORK, train, held, num_chains, Plan.of(1500, 1)
+            jax.random.key(0), NETWORK, train, held, num_chains, ChainPlan.of(1500, 1)
         )
         assert set(scores) == {"constant", "student"}
         assert scores["student"].log.mean() > scores["constant"].log.mean() + 0.02

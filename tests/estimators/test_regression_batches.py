@@ -10,7 +10,7 @@ import pytest
 
 from sghmc.estimators import regression_batches
 from sghmc.estimators.regression_batches import RegressionBatches
-from sghmc.estimators.regression_chains import Plan, RegressionChains, Run
+from sghmc.estimators.regression_chains import ChainPlan, RegressionChains, Run
 from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table
 
 NETWORK = RegressionNetwork(2, (), "silu")
@@ -146,7 +146,7 @@ def test_the_law_is_that_of_exact_chains():
     """Means within 5 standard errors, of eight chains each, and sds within 15 %."""
     kind = Kind.of("constant")
     exact = RegressionChains(NETWORK, TABLE, kind)
-    truth = exact.sample(jax.random.key(0), 8, Plan.of(9000, 100)).draws
+    truth = exact.sample(jax.random.key(0), 8, ChainPlan.of(9000, 100)).draws
     batches = RegressionBatches(NETWORK, TABLE, kind, 64, 8)
     start = batches.train(jax.random.key(2), 1000)
     found = batches.sample(jax.random.key(3), start, 16_000, 400).draws

@@ -11,22 +11,22 @@ import pytest
 import sghmc
 from sghmc.estimators import regression_chains
 from sghmc.estimators.regression_chains import (
+    ChainPlan,
     Explorer,
     ExplorerState,
-    Plan,
     RegressionChains,
     Run,
     in_threads,
     num_groups,
 )
 from sghmc.estimators.regression_network import Kind, RegressionNetwork, columns
-from sghmc.estimators.weighted_rows import Rows
+from sghmc.estimators.weighted_rows import WeightedRows
 from sghmc.gradients import Oracle
 from sghmc.samplers.microcanonical import MCHMC, MCHMCNoise
 from sghmc.types import Evaluation
 
 NETWORK = RegressionNetwork(2, (), "silu")
-TABLE = columns(Rows(np.zeros((30, 2)), np.zeros(30), np.ones(30)))
+TABLE = columns(WeightedRows(np.zeros((30, 2)), np.zeros(30), np.ones(30)))
 CHAINS = RegressionChains(NETWORK, TABLE, Kind.of("constant"))
 SIZE = NETWORK.num_parameters
 
@@ -34,13 +34,13 @@ SIZE = NETWORK.num_parameters
 @pytest.mark.parametrize(
     ("num_steps", "num_draws", "plan"),
     [
-        (9000, 50, Plan(explore=300, settle=50, keep=100, length=20)),
-        (9000, 400, Plan(explore=1200, settle=200, keep=400, length=5)),
-        (90, 50, Plan(explore=60, settle=10, keep=50, length=1)),
+        (9000, 50, ChainPlan(explore=300, settle=50, keep=100, length=20)),
+        (9000, 400, ChainPlan(explore=1200, settle=200, keep=400, length=5)),
+        (90, 50, ChainPlan(explore=60, settle=10, keep=50, length=1)),
     ],
 )
 def test_two_thirds_explore_a_ninth_settles_and_two_ninths_are_kept(num_steps, num_draws, plan):
-    assert Plan.of(num_steps, num_draws) == plan
+    assert ChainPlan.of(num_steps, num_draws) == plan
     assert plan.going_on() == plan._replace(explore=plan.explore // 4)
 
 
@@ -168,7 +168,7 @@ def test_chains_that_fell_behind_or_stand_still_draw_again(monkeypatch):
 
     monkeypatch.setattr(regression_chains, "in_threads", run)
     monkeypatch.setattr(regression_chains, "num_groups", lambda num_chains: 2)
-    plan = Plan.of(90_000, 3)
+    plan = ChainPlan.of(90_000, 3)
     found = CHAINS.sample(jax.random.key(0), 4, plan)
     short = plan._replace(explore=plan.explore // 20)
     assert [given for _, given in calls] == [plan, short, short]
@@ -197,7 +197,7 @@ def test_threads_draw_by_keys_and_starts_of_their_own(monkeypatch):
 
     monkeypatch.setattr(RegressionChains, "draw", draw)
     monkeypatch.setattr(RegressionChains, "train", train)
-    keys, plan = [jax.random.key(seed) for seed in (0, 1)], Plan(10, 5, 5, 2)
+    keys, plan = [jax.random.key(seed) for seed in (0, 1)], ChainPlan(10, 5, 5, 2)
     runs = in_threads([CHAINS, CHAINS], keys, [None, np.full((2, SIZE), 3.0)], 2, plan)
     assert [run.draws[0, 0, 0] for run in runs] == [7, 3]
     of_compiling, *of_groups = [
@@ -218,4 +218,4 @@ def test_ctrl_c_ends_the_fit(monkeypatch):
     short = types.SimpleNamespace(positions=np.zeros((2, 3, SIZE)))
     monkeypatch.setattr(regression_chains, "run", lambda *arguments: short)
     with pytest.raises(KeyboardInterrupt):
-        CHAINS.draw(jax.random.key(0), np.zeros((2, SIZE)), Plan(10, 5, 5, 2))
+        CHAINS.draw(jax.random.key(0), np.zeros((2, SIZE)), ChainPlan(10, 5, 5, 2))

@@ -5,8 +5,8 @@ import pytest
 
 from sghmc.estimators import weighted_rows
 from sghmc.estimators.weighted_rows import (
-    Rows,
     Scaling,
+    WeightedRows,
     hides_the_rest,
     padded,
     padded_size,
@@ -15,7 +15,7 @@ from sghmc.estimators.weighted_rows import (
 
 
 def rows(x, y, weight):
-    return Rows(np.array(x, float), np.array(y, float), np.array(weight, float))
+    return WeightedRows(np.array(x, float), np.array(y, float), np.array(weight, float))
 
 
 def test_equal_rows_are_one_with_their_weights_summed():

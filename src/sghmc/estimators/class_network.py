@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.estimators.networks import largest_curvatures
-from sghmc.estimators.weighted_rows import Rows, Scaling, padded, padded_size
+from sghmc.estimators.weighted_rows import Scaling, WeightedRows, padded, padded_size
 from sghmc.gradients import FullBatch, Minibatch
 from sghmc.models.mlp import MLP
 from sghmc.posterior.gibbs import GaussianPrior
@@ -50,7 +50,7 @@ def silu(z: jax.Array) -> jax.Array:
 _ACTIVATIONS = {"relu": relu, "tanh": tanh, "silu": silu}
 
 
-class Chains(NamedTuple):
+class ClassChains(NamedTuple):
     """Positions and precisions of the chains, all with a leading chain axis."""
 
     positions: PyTree
@@ -58,7 +58,7 @@ class Chains(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """Length of the sampling: rounds of `round_draws` draws a chain, `thinning` steps a draw."""
 
     round_draws: int
@@ -77,11 +77,11 @@ class Plan:
         warmup = max(1, -(-num_steps // (2 * round_draws * thinning)))
         return cls(round_draws, thinning, warmup, num_rounds, batch_size, progress)
 
-    def trial(self) -> "Plan":
+    def trial(self) -> "RoundPlan":
         """Return a plan of fewer draws, to judge a setting by."""
         return dataclasses.replace(self, num_rounds=-(-self.num_rounds // 3))
 
-    def settling(self) -> "Plan":
+    def settling(self) -> "RoundPlan":
         """Return a plan with half the warm-up, for chains that go on with more data."""
         return dataclasses.replace(self, num_warmup_rounds=-(-self.num_warmup_rounds // 2))
 
@@ -91,7 +91,7 @@ class Network:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: WeightedRows,
         hidden: tuple[int, ...],
         num_classes: int,
         activation: str,
@@ -115,23 +115,25 @@ class Network:
             [self.model.posterior(self.rows.x, self.rows.y, weight) for weight in self.rows.weight]
         )
 
-    def _prepared(self, rows: Rows, width: int) -> Rows:
+    def _prepared(self, rows: WeightedRows, width: int) -> WeightedRows:
         """Return rows padded to shapes that programs are compiled for, inputs divided by √d."""
         length = padded_size(len(rows.x), 1 if len(rows.x) <= 256 else 4)
         x = padded(padded(rows.x / self.num_inputs**0.5, width, axis=1), length)
         y = padded(rows.y.astype(np.int32), length)
         weight = padded(rows.weight, length, axis=1)
-        return Rows(x.astype(np.float32), y, weight.astype(np.float32))
+        return WeightedRows(x.astype(np.float32), y, weight.astype(np.float32))
 
-    def start(self, key: jax.Array) -> Chains:
+    def start(self, key: jax.Array) -> ClassChains:
         keys = jax.random.split(key, self.num_chains)
         precision = 1.0 if self.precision is None else self.precision
         positions = jax.vmap(lambda k: self.model.init(k, precision**-0.5))(keys)
         hyper = dict(self.posterior.chains.hyper)
         hyper["prior"] = jax.tree.map(lambda ones: precision * ones, hyper["prior"])
-        return Chains(*jax.tree.map(np.asarray, (positions, hyper)))
+        return ClassChains(*jax.tree.map(np.asarray, (positions, hyper)))
 
-    def run(self, key: jax.Array, chains: Chains, plan: Plan) -> tuple[PyTree, PyTree, Chains]:
+    def run(
+        self, key: jax.Array, chains: ClassChains, plan: RoundPlan
+    ) -> tuple[PyTree, PyTree, ClassChains]:
         """Return draws of positions and precisions, axes (chain, draw, …), and the chains' ends.
 
         If a chain becomes non-finite, everything is done again with half the step size.
@@ -145,7 +147,7 @@ class Network:
                     raise
         raise AssertionError
 
-    def _attempt(self, key, chains: Chains, plan: Plan, step_size: float):
+    def _attempt(self, key, chains: ClassChains, plan: RoundPlan, step_size: float):
         kept, masses = [], None
         for number in range(plan.num_warmup_rounds + plan.num_rounds):
             if number <= plan.num_warmup_rounds:
@@ -157,7 +159,9 @@ class Network:
         positions, hyper = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *kept)
         return positions, hyper, chains
 
-    def _round(self, key, chains: Chains, plan: Plan, masses, step_size: float) -> Samples:
+    def _round(
+        self, key, chains: ClassChains, plan: RoundPlan, masses, step_size: float
+    ) -> Samples:
         friction = jax.tree.map(lambda mass: mass * _MOMENTUM_DECAY / step_size, masses)
         is_full = plan.batch_size >= len(self.rows.x)
         hyper = jax.tree.map(jnp.asarray, chains.hyper)
@@ -181,7 +185,7 @@ class Network:
             raise KeyboardInterrupt
         return samples
 
-    def _masses(self, chains: Chains, before: PyTree) -> PyTree:
+    def _masses(self, chains: ClassChains, before: PyTree) -> PyTree:
         """Return each leaf's largest curvature, of likelihood and prior, over all chains.
 
         A chain that has become sure of its rows has little curvature there, and may have more a
@@ -193,7 +197,7 @@ class Network:
         for c, all_weights in enumerate(self.rows.weight.astype(np.float64)):
             weight = all_weights[chosen]
             share = weight.sum() / all_weights.sum()
-            rows = Rows(x, y, weight / max(share, np.finfo(float).tiny))
+            rows = WeightedRows(x, y, weight / max(share, np.finfo(float).tiny))
             here = jax.tree.map(lambda leaf, c=c: leaf[c].astype(np.float64), chains.positions)
             measured.append(largest_curvatures(here, rows, self.activation))
         largest = jax.tree.map(lambda *values: max(values), *measured)
@@ -209,9 +213,9 @@ class Network:
         return jax.tree.map(lambda new, old: max(new, _MIN_MASS_RATIO * old), masses, before)
 
 
-def _end(samples: Samples) -> Chains:
+def _end(samples: Samples) -> ClassChains:
     last = jax.tree.map(lambda leaf: leaf[:, -1], (samples.positions, samples.hyper))
-    return Chains(*last)
+    return ClassChains(*last)
 
 
 def rescaled(positions: PyTree, old: Scaling, new: Scaling) -> Any:

@@ -5,7 +5,7 @@ import numpy as np
 from sghmc.estimators.base import BayesianEstimator
 from sghmc.estimators.linear_posterior import (
     Draws,
-    Mode,
+    LinearMode,
     draw,
     linear_mode,
     linear_posterior,
@@ -13,7 +13,7 @@ from sghmc.estimators.linear_posterior import (
     logistic_posterior,
 )
 from sghmc.estimators.predictive import BayesianClassifier, BayesianRegressor, Predictive
-from sghmc.estimators.weighted_rows import Rows, Scaling, padded, padded_size
+from sghmc.estimators.weighted_rows import Scaling, WeightedRows, padded, padded_size
 
 _MAX_COEFFICIENTS = 4000
 
@@ -30,7 +30,7 @@ class _Linear(BayesianEstimator):
     def _inputs(self) -> np.ndarray:
         """Return standardized inputs with a column of ones, padded by zeros to a common width."""
         assert self._rows is not None
-        x = self.input_scaling_.apply(self._rows.x)
+        x = self._scaled(self._rows.x)
         return np.column_stack([np.ones(len(x)), padded(x, padded_size(x.shape[1], 2), axis=1)])
 
     def _is_weight(self, width: int, num_outputs: int) -> np.ndarray:
@@ -40,7 +40,7 @@ class _Linear(BayesianEstimator):
     @property
     def _precision_rate(self) -> float:
         """Return 1/d for d inputs; columns of zeros beside them must not change the law."""
-        return 1 / self.n_features_in_
+        return 1 / self._num_inputs
 
     def _check_size(self, size: int) -> None:
         if size > _MAX_COEFFICIENTS:
@@ -49,7 +49,7 @@ class _Linear(BayesianEstimator):
                 f"with (at most {_MAX_COEFFICIENTS}): use a network with hidden_layer_sizes=()."
             )
 
-    def _draw(self, key, posterior, gibbs, mode: Mode) -> Draws:
+    def _draw(self, key, posterior, gibbs, mode: LinearMode) -> Draws:
         last = None if self._chains is None else self._restarts(mode)
         return draw(
             key,
@@ -62,14 +62,14 @@ class _Linear(BayesianEstimator):
             self.progress,
         )
 
-    def _restarts(self, mode: Mode) -> np.ndarray:
+    def _restarts(self, mode: LinearMode) -> np.ndarray:
         """Return the chains' last positions in the scales that the rows have now."""
         beta, inputs, target = self._chains
         beta = _in_raw_units(beta.reshape(len(beta), -1, self._width(mode)), inputs, target)
         return _in_new_units(beta, self.input_scaling_, self._target()).reshape(len(beta), -1)
 
-    def _width(self, mode: Mode) -> int:
-        return padded_size(self.n_features_in_, 2) + 1
+    def _width(self, mode: LinearMode) -> int:
+        return padded_size(self._num_inputs, 2) + 1
 
     def _target(self) -> Scaling:
         return getattr(self, "target_scaling_", Scaling(np.zeros(()), np.ones(())))
@@ -77,7 +77,7 @@ class _Linear(BayesianEstimator):
     def _keep(self, draws: Draws, num_outputs: int) -> None:
         beta = draws.coefficients.reshape(len(draws.coefficients), num_outputs, -1)
         self.draws_ = {
-            "coef": beta[..., 1 : 1 + self.n_features_in_],
+            "coef": beta[..., 1 : 1 + self._num_inputs],
             "intercept": beta[..., 0],
             **draws.hyper,
         }
@@ -189,7 +189,7 @@ class BayesianLogisticRegression(_Linear, BayesianClassifier):
     def _sample(self, key):
         assert self._rows is not None
         x = self._inputs()
-        rows = Rows(x, self._rows.y, self._rows.weight)
+        rows = WeightedRows(x, self._rows.y, self._rows.weight)
         num_logits = 1 if len(self.classes_) == 2 else len(self.classes_)
         is_weight = self._is_weight(x.shape[1], num_logits)
         mode = logistic_mode(rows, num_logits, is_weight, self._precision_rate)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sghmc.estimators.weighted_rows import Rows, padded
+from sghmc.estimators.weighted_rows import WeightedRows, padded
 from sghmc.posterior.gibbs import Gibbs, draw_precision
 from sghmc.posterior.posterior import Posterior
 from sghmc.samplers.sghmc import SGHMC
@@ -32,7 +32,7 @@ _THINNING = 10
 _NUM_WARMUP = 10
 
 
-class Mode(NamedTuple):
+class LinearMode(NamedTuple):
     """Mode of the coefficients at typical precisions, and its curvature, in double precision.
 
     `rate` is that of the prior of the weights' precision.
@@ -135,17 +135,17 @@ class Draws(NamedTuple):
     last: np.ndarray
 
 
-def whitening(mode: Mode) -> np.ndarray:
+def whitening(mode: LinearMode) -> np.ndarray:
     """Return L with L Lᵀ = H⁻¹."""
     return np.linalg.inv(np.linalg.cholesky(mode.curvature)).T
 
 
-def around(mode: Mode) -> Coefficients:
+def around(mode: LinearMode) -> Coefficients:
     arrays = (mode.center, whitening(mode), mode.is_weight, mode.rate)
     return Coefficients(*(jnp.asarray(array, jnp.float32) for array in arrays))
 
 
-def linear_posterior(sums: dict[str, np.ndarray], mode: Mode) -> tuple[Posterior, Gibbs]:
+def linear_posterior(sums: dict[str, np.ndarray], mode: LinearMode) -> tuple[Posterior, Gibbs]:
     """Return the posterior given sums: count, XᵀX ("gram"), Xᵀy ("moment"), yᵀy ("square")."""
     factor, center = whitening(mode), mode.center
     gram, moment = sums["gram"], sums["moment"]
@@ -163,7 +163,9 @@ def linear_posterior(sums: dict[str, np.ndarray], mode: Mode) -> tuple[Posterior
     return posterior, Gibbs(model.update, every=_THINNING // 2)
 
 
-def logistic_posterior(rows: Rows, length: int, mode: Mode) -> tuple[Posterior, Gibbs]:
+def logistic_posterior(
+    rows: WeightedRows, length: int, mode: LinearMode
+) -> tuple[Posterior, Gibbs]:
     """Return the posterior given rows with a column of ones, padded to `length` by weights of 0."""
     model = LogisticModel(around(mode), len(mode.center) // rows.x.shape[1])
     data = {
@@ -180,7 +182,7 @@ def draw(
     key: jax.Array,
     posterior: Posterior,
     gibbs: Gibbs,
-    mode: Mode,
+    mode: LinearMode,
     last: np.ndarray | None,
     num_draws: int,
     num_chains: int,
@@ -224,7 +226,7 @@ _CLOSE = 1e-3
 """Relative error at which the precisions have converged."""
 
 
-def linear_mode(sums: dict[str, np.ndarray], is_weight: np.ndarray, rate: float) -> Mode:
+def linear_mode(sums: dict[str, np.ndarray], is_weight: np.ndarray, rate: float) -> LinearMode:
     """Return the mode at the noise and prior precisions that expectation maximization finds."""
     noise, precision = 1.0, 1.0
     for _ in range(_NUM_ROUNDS):
@@ -240,10 +242,12 @@ def linear_mode(sums: dict[str, np.ndarray], is_weight: np.ndarray, rate: float)
             break
     curvature = noise * sums["gram"] + np.diag(_prior(precision, is_weight))
     center = np.linalg.solve(curvature, noise * sums["moment"])
-    return Mode(center, curvature, is_weight, precision, rate, noise)
+    return LinearMode(center, curvature, is_weight, precision, rate, noise)
 
 
-def logistic_mode(rows: Rows, num_logits: int, is_weight: np.ndarray, rate: float) -> Mode:
+def logistic_mode(
+    rows: WeightedRows, num_logits: int, is_weight: np.ndarray, rate: float
+) -> LinearMode:
     """Return the mode: Newton's method at a precision, a typical precision there, and so on."""
     target = _Logistic(rows, num_logits)
     beta, precision = np.zeros(num_logits * rows.x.shape[1]), 1.0
@@ -255,7 +259,7 @@ def logistic_mode(rows: Rows, num_logits: int, is_weight: np.ndarray, rate: floa
         if np.isclose(old, precision, rtol=_CLOSE):
             break
     beta, curvature = _newton(target, beta, _prior(precision, is_weight))
-    return Mode(beta, curvature, is_weight, precision, rate)
+    return LinearMode(beta, curvature, is_weight, precision, rate)
 
 
 def _prior(precision: float, is_weight: np.ndarray) -> np.ndarray:
@@ -270,7 +274,7 @@ def _typical_precision(center, covariance, is_weight, rate: float) -> float:
 class _Logistic:
     """The log-likelihood of a (multinomial) logistic regression, in double precision."""
 
-    def __init__(self, rows: Rows, num_logits: int):
+    def __init__(self, rows: WeightedRows, num_logits: int):
         self.rows, self.num_logits = rows, num_logits
         self.labels = rows.y[:, None] if num_logits == 1 else np.eye(num_logits)[rows.y.astype(int)]
 

@@ -4,12 +4,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from sklearn.utils.validation import check_is_fitted
 
-from sghmc.estimators.class_network import Network, Plan, rescaled
+from sghmc.estimators.class_network import Network, RoundPlan, rescaled
 from sghmc.estimators.networks import (
     BayesianNetwork,
-    Diagnostics,
     HeldOut,
     activate,
     clearly_likeliest,
@@ -18,7 +16,7 @@ from sghmc.estimators.networks import (
     random_parts,
 )
 from sghmc.estimators.predictive import BayesianClassifier, softmax
-from sghmc.estimators.weighted_rows import Rows
+from sghmc.estimators.weighted_rows import WeightedRows, bounded
 
 _FULL_BATCH, _BATCH = 2048, 1024
 _MIN_PARTS, _MAX_HELD_ROWS = 4, 512
@@ -27,8 +25,6 @@ one number by."""
 _POWERS = (3.0, 30.0, 300.0)
 """Powers that are tried: for labels that are partly random, measured, or agreed on by people."""
 _USUAL_POWER = 30.0
-_FAR = 3.0
-"""Standard deviations up to which inputs are taken nearly as they are."""
 _PRECISION = "precision."
 
 
@@ -74,8 +70,6 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
     array([ True, False,  True])
     """
 
-    diagnostics_: dict[str, Any]
-
     def __init__(
         self,
         hidden_layer_sizes=(100,),
@@ -113,15 +107,15 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
                 )
 
     def _scaled(self, x):
-        return _FAR * np.arcsinh(super()._scaled(x) / _FAR)
+        return bounded(super()._scaled(x))
 
-    def _plan(self, num_rows: int) -> Plan:
+    def _plan(self, num_rows: int) -> RoundPlan:
         size = self.batch_size
         if size is None:
             size = num_rows if num_rows <= _FULL_BATCH else _BATCH
         # Rows are padded: a batch of all of them is one that is larger than any padding makes it.
         size = 2 * num_rows + 1 if size >= num_rows else int(size)
-        return Plan.of(self._draws_per_chain, self.num_steps, size, self.progress)
+        return RoundPlan.of(self._draws_per_chain, self.num_steps, size, self.progress)
 
     def _sample(self, key):
         assert self._rows is not None
@@ -133,12 +127,7 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
         self._run_classes(key, rows, self.likelihood_power_, self._plan(len(rows.x)))
         self._judge(rows)
 
-    def diagnostics(self) -> Diagnostics:
-        """Return whether chains agree in the probabilities that they predict."""
-        check_is_fitted(self)
-        return Diagnostics.of_plain(self.diagnostics_)
-
-    def _judge(self, rows: Rows) -> None:
+    def _judge(self, rows: WeightedRows) -> None:
         """Compare the chains; a class is a number 0 or 1 with mean p and variance p (1 − p)."""
         p = self._probabilities(rows.x[judged_rows(len(rows.x))])
         p = p.reshape(self.num_chains, -1, p.shape[1] * p.shape[2])
@@ -147,7 +136,7 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
         self.diagnostics_ = found.plain()
         found.warn()
 
-    def _run_classes(self, key, rows: Rows, power: float, plan: Plan) -> None:
+    def _run_classes(self, key, rows: WeightedRows, power: float, plan: RoundPlan) -> None:
         """Start the chains, or let them go on.
 
         `rows.weight` is the same for all chains, or has a leading axis of chains.
@@ -169,9 +158,9 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
             plan = plan.settling()
         positions, hyper, chains = network.run(run_key, chains, plan)
         self._chains = (chains, self.input_scaling_)
-        self.draws_ = _named(positions, hyper, self.n_features_in_)
+        self.draws_ = _named(positions, hyper, self._num_inputs)
 
-    def _choice(self, key, rows: Rows) -> tuple[float, float]:
+    def _choice(self, key, rows: WeightedRows) -> tuple[float, float]:
         """Choose power and sharpness on rows that a chain leaves out, by weights of 0.
 
         From power to power, and then with all rows, the chains go on from where they are. Larger
@@ -201,7 +190,7 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
                 break
         return float(chosen), sharpnesses[chosen]
 
-    def _held_out(self, rows: Rows, is_held: np.ndarray) -> HeldOut:
+    def _held_out(self, rows: WeightedRows, is_held: np.ndarray) -> HeldOut:
         """Return held-out rows, each judged by the chain that has not seen it."""
         logs = np.zeros((len(rows.x), len(self.classes_)))
         for chain, places in enumerate(is_held):
@@ -216,7 +205,7 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
         return softmax(self.sharpness_ * np.log(p))
 
     def _outputs(self, x):
-        value, layer = x / self.n_features_in_**0.5, 0
+        value, layer = x / self._num_inputs**0.5, 0
         while True:
             weight = self.draws_[f"{layer}.weight"].astype(np.float64)
             value = value @ weight + self.draws_[f"{layer}.bias"][:, None].astype(np.float64)
@@ -226,7 +215,7 @@ class BayesianMLPClassifier(BayesianNetwork, BayesianClassifier):
             value, _ = activate(self.activation, value)
 
     def _numbers_per_row(self):
-        widest = max(self.n_features_in_, *self._hidden_sizes(), len(self.classes_))
+        widest = max(self._num_inputs, *self._hidden_sizes(), len(self.classes_))
         return len(self.draws_["0.bias"]) * widest
 
 

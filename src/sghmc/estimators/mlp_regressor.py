@@ -5,15 +5,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from sklearn.utils.validation import check_is_fitted
 
 from sghmc.estimators import regression_chains
-from sghmc.estimators.networks import BayesianNetwork, Diagnostics, diagnose, judged_rows
+from sghmc.estimators.networks import BayesianNetwork, diagnose, judged_rows
 from sghmc.estimators.predictive import BayesianRegressor
 from sghmc.estimators.regression_batches import RegressionBatches
-from sghmc.estimators.regression_chains import Plan, RegressionChains, Run
+from sghmc.estimators.regression_chains import ChainPlan, RegressionChains, Run
 from sghmc.estimators.regression_network import KINDS, Kind, RegressionNetwork, columns
-from sghmc.estimators.weighted_rows import Rows, Scaling, rounding
+from sghmc.estimators.weighted_rows import Scaling, WeightedRows, bent, bounded, rounding
 
 _FULL_BATCH, _BATCH = 12_288, 512
 _SMALL, _LARGE = (16, 16), (50, 50)
@@ -62,7 +61,6 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
     noise_: str
     hidden_layer_sizes_: tuple[int, ...]
     target_rounding_: float
-    diagnostics_: dict[str, Any]
     _error_ratio: float | None = None
 
     def __init__(
@@ -90,13 +88,8 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
                 f"noise must be one of auto, {', '.join(KINDS)}, but is {self.noise!r}."
             )
 
-    def diagnostics(self) -> Diagnostics:
-        """Return whether chains agree in their predictions, and how their steps did."""
-        check_is_fitted(self)
-        return Diagnostics.of_plain(self.diagnostics_)
-
     def _network(self) -> RegressionNetwork:
-        return RegressionNetwork(self.n_features_in_, self.hidden_layer_sizes_, self.activation)
+        return RegressionNetwork(self._num_inputs, self.hidden_layer_sizes_, self.activation)
 
     def _batch_size(self, num_rows: int) -> int | None:
         """Return the rows of a step, or None for all."""
@@ -129,12 +122,12 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         self._keep(run.draws)
         self._judge(run, rows)
 
-    def _choose_noise(self, key, rows: Rows, num_steps: int) -> None:
+    def _choose_noise(self, key, rows: WeightedRows, num_steps: int) -> None:
         """Choose the noise on held-out rows; chains that had another one begin anew."""
         self._num_judged = len(rows.x)
         sizes = self.hidden_layer_sizes_ if len(rows.x) <= _FULL_BATCH else _SMALL
         network = dataclasses.replace(self._network(), hidden=sizes)
-        plan = Plan.of(num_steps, self._draws_per_chain)
+        plan = ChainPlan.of(num_steps, self._draws_per_chain)
         chosen = regression_chains.choose(key, network, rows, self.num_chains, plan)
         if self._chains is not None and chosen.noise != self.noise_:
             self._chains = None
@@ -152,7 +145,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
             return self._hidden_sizes()
         return _SMALL if num_rows <= _FULL_BATCH else _LARGE
 
-    def _run(self, key, rows: Rows, num_steps: int) -> Run:
+    def _run(self, key, rows: WeightedRows, num_steps: int) -> Run:
         """Sample from trained starts, or from where the chains have come to."""
         start_key, key = jax.random.split(key)
         network, table, start = self._network(), columns(rows), None
@@ -166,7 +159,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
             if start is None:
                 start = batches.train(start_key, num_steps)
             return batches.sample(key, start, num_steps, self._draws_per_chain)
-        plan = Plan.of(num_steps, self._draws_per_chain)
+        plan = ChainPlan.of(num_steps, self._draws_per_chain)
         plan = plan if start is None else plan.going_on()
         chains = RegressionChains(network, table, kind, self.progress)
         return chains.sample(key, count, plan, start)
@@ -175,7 +168,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         places = np.linspace(0, draws.shape[1] - 1, self._draws_per_chain).round().astype(int)
         self.draws_ = {"z": draws[:, places].reshape(-1, draws.shape[-1])}
 
-    def _judge(self, run: Run, rows: Rows) -> None:
+    def _judge(self, run: Run, rows: WeightedRows) -> None:
         """Set `diagnostics_`, warn about doubtful chains, and raise if the fit is useless."""
         places = judged_rows(len(rows.x))
         law = self._law(rows.x[places])
@@ -209,6 +202,13 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
     def _law(self, x):
         return self._network().predictive(self.draws_["z"], x.T, self.noise_, self._least_scale())
 
+    def _scaled(self, x):
+        """Standardize, and take what is beyond the fitted rows by its logarithm from there on."""
+        ends = x[:0] if self.input_range_ is None else self.input_range_
+        z, far = super()._scaled(np.concatenate([ends, x])), list(self.far_columns_)
+        z[:, far] = bounded(z[:, far])
+        return bent(z[len(ends) :], z[: len(ends)], x.shape[1])
+
     def _least_scale(self) -> float:
         return self.target_rounding_ / float(self.target_scaling_.scale)
 
@@ -217,7 +217,7 @@ what takes some ten seconds on two cores up to 2500 rows, 17500 for few |
         return self._network().named(self.draws_["z"])
 
     def _numbers_per_row(self):
-        return len(self.draws_["z"]) * max(self.n_features_in_, *self.hidden_layer_sizes_, 2)
+        return len(self.draws_["z"]) * max(self._num_inputs, *self.hidden_layer_sizes_, 2)
 
 
 def _refuse_what_is_lost(run: Run, mean: np.ndarray, y: np.ndarray, weight: np.ndarray) -> None:

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_is_fitted
 
 from sghmc.estimators.base import BayesianEstimator
 from sghmc.estimators.predictive import softmax
 from sghmc.estimators.regression_network import ACTIVATIONS
-from sghmc.estimators.weighted_rows import Rows
+from sghmc.estimators.weighted_rows import WeightedRows
 from sghmc.results.convergence import by_quantity, effective_size, pooled_r_hat
 from sghmc.types import PyTree
 
@@ -20,6 +21,7 @@ from sghmc.types import PyTree
 class BayesianNetwork(BayesianEstimator):
     """Base of the estimators with hidden layers, with checks of the settings that they share."""
 
+    diagnostics_: dict[str, Any]
     may_be_auto = False
     """True if sizes and steps may be "auto", which depends on the number of rows."""
 
@@ -42,6 +44,11 @@ class BayesianNetwork(BayesianEstimator):
         self.batch_size = batch_size
         self.random_state = random_state
         self.progress = progress
+
+    def diagnostics(self) -> "Diagnostics":
+        """Return whether chains agree in their predictions, and how their steps did."""
+        check_is_fitted(self)
+        return Diagnostics.of_plain(self.diagnostics_)
 
     def _hidden_sizes(self) -> tuple[int, ...]:
         sizes = self.hidden_layer_sizes
@@ -242,7 +249,9 @@ class Pass:
         return cotangent
 
 
-def largest_curvatures(params: PyTree, rows: Rows, activation: str) -> list[dict[str, float]]:
+def largest_curvatures(
+    params: PyTree, rows: WeightedRows, activation: str
+) -> list[dict[str, float]]:
     """Return the largest eigenvalue of each leaf's block of the Gauss–Newton matrix."""
     run = Pass(params, rows.x, activation)
     bend = _bend(run.output, rows.weight[:, None])

@@ -189,21 +189,28 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def _encoded(self, y):
         return y.astype(np.float64)
 
-    def predict(self, X, return_std: bool = False):
-        """Return the mean; with `return_std` also the standard deviation of a new observation."""
-        if not return_std:
-            return np.concatenate([law.mean() for _, law in self._laws(X)])
-        pairs = [(law.mean(), law.uncertainty().std) for _, law in self._laws(X)]
-        return tuple(np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    def predict(self, X, return_std: bool = False, interval: float | None = None):
+        """Return the mean; with `return_std` also the standard deviation of a new observation.
+
+        With `interval` the ends of `predict_interval(X, interval)` come last. These are arguments,
+        so that a Pipeline passes them on.
+        """
+        levels = () if interval is None else _ends(interval, "interval")
+        parts = []
+        for _, law in self._laws(X):
+            part = [law.mean()] + ([law.uncertainty().std] if return_std else [])
+            parts.append(
+                [*part, np.stack([law.quantile(q) for q in levels], 1)] if levels else part
+            )
+        found = tuple(np.concatenate(each) for each in zip(*parts, strict=True))
+        return found if return_std or levels else np.concatenate(found)
 
     def predict_interval(self, X, coverage: float = 0.9) -> np.ndarray:
         """Return ends (row, 2) that hold a new observation with probability `coverage`.
 
         As much probability is left below as above.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must be between 0 and 1, but is {coverage}.")
-        return self.predict_quantiles(X, [0.5 - coverage / 2, 0.5 + coverage / 2])
+        return self.predict_quantiles(X, _ends(coverage, "coverage"))
 
     def predict_quantiles(self, X, levels: Sequence[float]) -> np.ndarray:
         """Return values (row, level) that a new observation is below with these probabilities."""
@@ -246,6 +253,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
                 places,
                 Predictive(center + scale * law.location, scale * law.scale, law.degrees),
             )
+
+
+def _ends(coverage: float, name: str) -> list[float]:
+    if not 0 < coverage < 1:
+        raise ValueError(f"{name} must be between 0 and 1, but is {coverage}.")
+    return [0.5 - coverage / 2, 0.5 + coverage / 2]
 
 
 # Classifiers.

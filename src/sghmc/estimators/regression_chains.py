@@ -21,7 +21,7 @@ from sghmc.engine.options import RunOptions
 from sghmc.engine.run import run
 from sghmc.estimators.networks import clearly_likeliest
 from sghmc.estimators.regression_network import Kind, RegressionNetwork, Table, columns, train
-from sghmc.estimators.weighted_rows import Rows, rounding
+from sghmc.estimators.weighted_rows import WeightedRows, rounding
 from sghmc.gradients import Oracle
 from sghmc.posterior.target import Potential
 from sghmc.samplers import Sampler, Traits
@@ -54,7 +54,7 @@ _MAX_ERROR = 1e8
 _TINY = 1e-30
 
 
-class Plan(NamedTuple):
+class ChainPlan(NamedTuple):
     """Numbers of trajectories in each phase, and the steps of one trajectory."""
 
     explore: int
@@ -63,14 +63,14 @@ class Plan(NamedTuple):
     length: int
 
     @classmethod
-    def of(cls, num_steps: int, num_draws: int) -> "Plan":
+    def of(cls, num_steps: int, num_draws: int) -> "ChainPlan":
         """Return a plan: two thirds of the steps explore, a ninth settles, the rest makes draws."""
         keep_steps = max(2 * num_steps // 9, 1)
         length = int(np.clip(keep_steps // num_draws, 1, _TRAJECTORY_STEPS))
         explore, settle = _up(2 * num_steps / 3 / length), _up(num_steps / 9 / length)
         return cls(explore, settle, _up(max(keep_steps / length, num_draws)), length)
 
-    def going_on(self) -> "Plan":
+    def going_on(self) -> "ChainPlan":
         """Return a plan that explores a quarter as long, for a trial or to take in rows."""
         return self._replace(explore=_up(self.explore / 4))
 
@@ -226,7 +226,7 @@ class RegressionChains:
         steps, size = (_FULL_STEPS, None) if is_small else (_TRAIN_STEPS, _TRAIN_BATCH)
         return train(self.network, key, start, self.table, self.kind.plain(), steps, size)
 
-    def draw(self, key: jax.Array, position, plan: Plan, progress: bool = False) -> Run:
+    def draw(self, key: jax.Array, position, plan: ChainPlan, progress: bool = False) -> Run:
         """Return the draws of a plan; those of the exploration if it keeps no others."""
         warmup, count = (plan.explore + plan.settle, plan.keep) if plan.keep else (0, plan.explore)
         target = Potential(_TablePotential(self.network, self.table, self.kind))
@@ -246,7 +246,7 @@ class RegressionChains:
         assert acceptance is not None
         return Run(samples.positions, np.asarray(samples.info.potential), acceptance.mean(1))
 
-    def sample(self, key: jax.Array, num_chains: int, plan: Plan, position=None) -> Run:
+    def sample(self, key: jax.Array, num_chains: int, plan: ChainPlan, position=None) -> Run:
         """Return exact draws; chains that were left behind or accept too few draw again."""
         groups = num_groups(num_chains)
         size, keys = num_chains // groups, list(jax.random.split(key, groups))
@@ -284,7 +284,7 @@ def num_groups(num_chains: int) -> int:
 
 
 def in_threads(
-    chains: Sequence[RegressionChains], keys, starts: list, size: int, plan: Plan
+    chains: Sequence[RegressionChains], keys, starts: list, size: int, plan: ChainPlan
 ) -> list[Run]:
     """Run `size` chains of each of some models from their starts, trained where there are none."""
 
@@ -301,7 +301,7 @@ def in_threads(
     first = begun(0)
     if len(chains) > 1:
         # Compiled before the threads begin: each would do it by itself.
-        chains[0].draw(jax.random.fold_in(keys[0], 2), first, Plan(0, 0, 1, plan.length))
+        chains[0].draw(jax.random.fold_in(keys[0], 2), first, ChainPlan(0, 0, 1, plan.length))
     with ThreadPoolExecutor(num_groups(2 * size)) as pool:
         return list(pool.map(drawn, range(len(chains))))
 
@@ -340,7 +340,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    key: jax.Array, network: RegressionNetwork, rows: Rows, num_chains: int, plan: Plan
+    key: jax.Array, network: RegressionNetwork, rows: WeightedRows, num_chains: int, plan: ChainPlan
 ) -> Choice:
     """Choose the kind of noise on held-out rows, after some exploration.
 
@@ -351,7 +351,7 @@ def choose(
         return Choice(_PLAIN)
     order = np.random.default_rng(0).permutation(len(rows.x))[:_MAX_ROWS]
     parts = np.split(order, [round(_HELD_SHARE * len(order))])
-    held, seen = (Rows(*(column[np.sort(part)] for column in rows)) for part in parts)
+    held, seen = (WeightedRows(*(column[np.sort(part)] for column in rows)) for part in parts)
     scores = held_out_scores(key, network, seen, held, num_chains, plan)
     chosen = clearly_likeliest({name: each.log for name, each in scores.items()}, _USUAL)
     plain, usual = scores[_PLAIN].crps, scores[_USUAL].crps
@@ -365,7 +365,12 @@ def choose(
 
 
 def held_out_scores(
-    key: jax.Array, network: RegressionNetwork, seen: Rows, held: Rows, num_chains: int, plan: Plan
+    key: jax.Array,
+    network: RegressionNetwork,
+    seen: WeightedRows,
+    held: WeightedRows,
+    num_chains: int,
+    plan: ChainPlan,
 ) -> dict[str, HeldOutScores]:
     """Return the scores of held-out rows under each kind of noise tried."""
     # Of the length that the fit of all rows has: its program serves the trial, too.

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from sghmc.estimators.predictive import Predictive
-from sghmc.estimators.weighted_rows import Rows, Scaling, padded, padded_size
+from sghmc.estimators.weighted_rows import Scaling, WeightedRows, padded, padded_size
 
 _GAINS = {"relu": 2.0, "tanh": 1.6, "silu": 2.8}
 """Gains 1 / E[σ(z)²] for z ~ N(0, 1), with which a layer keeps the size of its inputs."""
@@ -63,7 +63,7 @@ class Table(NamedTuple):
     weight: Any
 
 
-class Law(NamedTuple):
+class RegressionLaw(NamedTuple):
     """The distribution of y at each row: location, 1/scale², Student's degrees of freedom."""
 
     location: Any
@@ -148,7 +148,7 @@ class RegressionNetwork:
             place += rows * columns
         return found
 
-    def law(self, z, x, kind: Kind, numpy=jnp) -> Law:
+    def law(self, z, x, kind: Kind, numpy=jnp) -> RegressionLaw:
         """Return the law of y for one z, or with numpy for several (…, parameter) at once."""
         value = x
         layers = self.layers(z)
@@ -164,7 +164,7 @@ class RegressionNetwork:
         variance = variance + numpy.exp(2 * kind.log_least)
         precision = 1 / variance + np.float32(_MAX_SCALE**-2)
         degrees = _MIN_DEGREES + numpy.exp(_LOG_DEGREES + _LOG_DEGREES_SPREAD * z[..., -1])
-        return Law(value[..., 0, :], precision, degrees)
+        return RegressionLaw(value[..., 0, :], precision, degrees)
 
     def log_likelihood(self, z: jax.Array, table: Table, kind: Kind) -> jax.Array:
         """Return the weighted sum of the rows' log-likelihoods."""
@@ -186,10 +186,10 @@ class RegressionNetwork:
     ) -> Predictive:
         """Return the law on the host, for draws (draw, parameter) and inputs as columns."""
         kind = Kind.of(name, least_scale)
-        law = self.law(z, x.astype(np.float32), kind, np)
-        degrees = np.where(kind.is_student > 0, law.degrees, np.inf)[:, None]
-        location, precision = (part.astype(np.float64) for part in law[:2])
-        return Predictive(location, precision**-0.5, degrees)
+        law = self.law(z, x, kind, np)
+        location, precision, degrees = (part.astype(np.float64) for part in law)
+        degrees = degrees if kind.is_student > 0 else np.full_like(degrees, np.inf)
+        return Predictive(location, precision**-0.5, degrees[:, None])
 
     def constant(self, key: jax.Array, count: int, num_rows: float) -> np.ndarray:
         """Return draws whose mean is 0 everywhere, with the noise that `num_rows` rows of 0 allow.
@@ -251,7 +251,7 @@ def _activated(name: str, value, numpy):
         return value / (1 + np.exp(-value))
 
 
-def columns(rows: Rows, room: int = 0) -> Table:
+def columns(rows: WeightedRows, room: int = 0) -> Table:
     """Return standardized rows as columns, padded to lengths that programs are compiled for.
 
     The length is that of a table of `room` rows, if these are more.

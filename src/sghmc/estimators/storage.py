@@ -20,6 +20,8 @@ _MAGIC = b"sghmc model, format "
 _VERSION = 3
 _ATTRIBUTES = (
     "n_features_in_",
+    "missing_columns_",
+    "far_columns_",
     "likelihood_power_",
     "sharpness_",
     "noise_",
@@ -30,7 +32,7 @@ _ATTRIBUTES = (
     "likelihood_",
 )
 _SCALINGS = ("input_scaling_", "target_scaling_")
-_ARRAYS = ("classes_", "feature_names_in_")
+_ARRAYS = ("classes_", "feature_names_in_", "input_range_")
 _PLAIN = (str, bool, int, float)
 _MAX_LINE_BYTES = 100
 """Bytes that the first two lines do not exceed."""
@@ -109,8 +111,7 @@ def _packed(model: Any) -> bytes:
             for part, values in getattr(model, name)._asdict().items():
                 arrays[f"{name}/{part}"] = np.asarray(values)
     for name in _ARRAYS:
-        if hasattr(model, name):
-            values = getattr(model, name)
+        if (values := getattr(model, name, None)) is not None:
             if values.dtype == object:
                 header["lists"][name] = [_plain(name, value) for value in values.tolist()]
             else:
