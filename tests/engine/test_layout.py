@@ -2,9 +2,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import sghmc
 from cases import GRADIENTS, params, posterior
-from sghmc.engine.layout import Layout
+from sghmc.engine.layout import Layout, num_bytes
 
 SMALL = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(())}
 LARGE = {"a": jnp.zeros((20, 20)), "b": jnp.zeros(())}
@@ -49,3 +51,25 @@ def test_an_oracle_of_flat_parameters_is_the_oracle():
         assert leaf.shape == model.shape
         assert leaf.dtype == model.dtype
         np.testing.assert_array_equal(leaf, jnp.ravel(grad))
+
+
+def test_bytes_are_those_of_a_device_s_own_part():
+    """2 · 6 and 3 numbers of four bytes, the first cut in two; momenta are as many again."""
+    like = {"a": jnp.zeros((2, 6)), "b": jnp.zeros(3)}
+    mesh = jax.sharding.AbstractMesh((2,), ("model",))
+    where = [jax.sharding.NamedSharding(mesh, spec) for spec in (P(None, "model"), P())]  # pyright: ignore
+    kernel = sghmc.SGHMC(0.1, 1.0).prepare(like)
+    for shardings, count in ((None, 15), (tuple(where), 9)):
+        layout = Layout.of(like, 3, shardings)
+        assert layout.position_bytes() == 4 * count
+        assert layout.state_bytes(kernel) == 2 * 4 * count
+
+
+@pytest.mark.parametrize(("num_parameters", "axis"), [(255, -1), (256, 0)])
+def test_chains_come_last_where_vectors_over_parameters_are_short(num_parameters, axis):
+    assert Layout.of(jnp.zeros(num_parameters), 2).axis == axis
+
+
+def test_an_array_that_is_there_twice_counts_once_in_bytes():
+    leaf = jnp.zeros(5)
+    assert num_bytes({"a": leaf, "b": leaf, "c": jnp.zeros((2, 3), jnp.bfloat16), "d": 7}) == 32
