@@ -78,10 +78,13 @@ def test_a_device_picks_its_own_rows_of_the_second_batch():
     np.testing.assert_array_equal(seen, np.tile(TABLE["y"][[4, 3, 11, 8, 7]], (3, 1)))
 
 
-def test_the_estimate_of_a_batch_is_that_of_one_device(monkeypatch):
-    """A device looks at three of its rows at once, at the last of them with repeated ones."""
+@pytest.mark.parametrize("numbers", [[4, 3, 0, 1, 8, 2, 4], [3, 0, 1, 2, 0, 1, 2]])
+def test_the_estimate_of_a_batch_is_that_of_one_device(monkeypatch, numbers):
+    """A device looks at three of its rows at once, at the last of them with repeated ones.
+
+    All rows may be those of one device, whose number is no multiple of three either.
+    """
     monkeypatch.setattr(shards, "_CPU_CHUNK_ROWS", 3)
-    numbers = np.array([4, 3, 0, 1, 8, 2, 4])
 
     def of_shard(shard):
         batch = shard.batch(jnp.asarray(numbers), 0, len(numbers))

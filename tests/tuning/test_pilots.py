@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from rich.console import Console
 
 import sghmc
 from sghmc.gradients import FullBatch
+from sghmc.results.summaries import Info
 from sghmc.tuning import pilots as pilots_module
 from sghmc.tuning.budget import Budget, BudgetError
 from sghmc.tuning.pilots import HalvingTest, PilotRun, Pilots, compare_halved
@@ -121,6 +123,48 @@ SAMPLER = sghmc.HMC(0.6, 3)
 
 def run(pilots, num_draws):
     return pilots.run(SAMPLER, FullBatch(), WHITENING, np.zeros((3, 2)), num_draws)
+
+
+def test_a_pilot_run_goes_on_from_its_last_draws_and_loses_what_is_not_finite(monkeypatch):
+    """Draws are raveled leaf by leaf; a potential that is not finite takes its draw along."""
+    asked = []
+
+    def told(key, target, sampler, init, options):
+        asked.append((init, options))
+        shape = len(init["b"]), options.num_samples
+        number = 100.0 * len(asked) + np.arange(shape[0] * shape[1]).reshape(shape)
+        potential = np.where(number == 305, np.inf, number)
+        return types.SimpleNamespace(
+            positions={"a": np.stack([number, -number], -1), "b": 2 * number},
+            info=Info(potential, np.isfinite(potential), acceptance=number / 10),
+            num_draws=shape[1],
+            is_interrupted=False,
+        )
+
+    monkeypatch.setattr(pilots_module, "run", told)
+    like = {"a": np.zeros(2), "b": np.zeros(())}
+    whitening = Whitening(like, np.zeros(3), np.eye(3), 0.0, True)
+    pilots = Pilots(jax.random.key(0), TARGET, 2, 4, Budget(1e3))
+    starts = np.arange(6.0).reshape(2, 3)
+    found = pilots.run(SAMPLER, FullBatch(), whitening, starts, 10, thinning=7)
+    assert [options.num_samples for _, options in asked] == [4, 4, 2]
+    assert {(options.thinning, options.init_axis) for _, options in asked} == {(7, 0)}
+    np.testing.assert_array_equal(asked[0][0]["a"], starts[:, :2])
+    np.testing.assert_array_equal(asked[1][0]["b"], [206, 214])
+    np.testing.assert_array_equal(asked[2][0]["a"], [[203, -203], [207, -207]])
+    assert found.draws.shape == (2, 10, 3)
+    np.testing.assert_array_equal(found.draws[1, 4], [204, -204, 408])
+    np.testing.assert_array_equal(found.acceptance[0, 8:], [30, 30.1])
+    assert np.isnan(found.temperature).all()
+    lost = pilots.run(SAMPLER, FullBatch(), whitening, starts, 4)
+    assert np.isfinite(lost.draws).all()
+    three = np.arange(9.0).reshape(3, 3)
+    asked.clear()
+    asked += [None, None]
+    lost = pilots.run(SAMPLER, FullBatch(), whitening, three, 10)
+    assert len(asked) == 3
+    np.testing.assert_array_equal(np.isnan(lost.draws).any(-1), lost.potential == np.inf)
+    assert np.isnan(lost.draws[1, 1]).all()
 
 
 @pytest.mark.slow
