@@ -74,6 +74,14 @@ def test_a_mean_that_is_far_off_outweighs_a_good_likelihood(told):
         assert chosen(rows(200, "constant")) == wanted
 
 
+@pytest.mark.parametrize(("spread", "wanted"), [(1.0, "constant"), (1.12, "student")])
+def test_a_gain_by_crps_must_be_two_of_its_errors(told, spread, wanted):
+    """The mean of 50 gains is 0.3, the error of their sum `spread` times √50."""
+    told["likely"] = {"constant": -2.0, "student": -1.0}
+    told["crps"] = {"constant": 0.7 + spread * np.tile([1.0, -1.0], 25), "student": 1.0}
+    assert chosen(rows(200, "constant")) == wanted
+
+
 def test_a_trial_is_compared_with_a_constant(told):
     told["likely"] = {"constant": -1.0, "student": -1.0}
     data = rows(200, "constant")

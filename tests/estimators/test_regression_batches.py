@@ -134,6 +134,23 @@ def test_rounds_that_lose_what_was_learned_are_done_again(batches, monkeypatch):
         batches.sample(jax.random.key(0), np.zeros((2, NETWORK.num_parameters)), 100, 10)
 
 
+def test_a_round_is_held_against_the_best_that_each_chain_had(batches, monkeypatch):
+    """Small losses add up; a chain alone is enough; what was gained since counts."""
+    steps: list[float] = []
+    allowed = NETWORK.num_parameters / TABLE.x.shape[1] + 0.1
+    levels = [(-0.6, -0.6), (-1.05, 0.0), (0.5, 0.0), (0.0, -1.05), (-0.45, -0.9), (-0.55, 0.0)]
+    told = iter(levels + 9 * [(0.5, 0.0)])
+    monkeypatch.setattr(regression_batches, "_levels", lambda *given: np.zeros(2))
+    monkeypatch.setattr(batches, "_step", lambda position, squares: 0.1)
+    monkeypatch.setattr(batches, "_fisher", lambda position: None)
+    monkeypatch.setattr(batches, "_round", rounds([], steps))
+    monkeypatch.setattr(batches, "_reached", lambda run, part: allowed * np.array(next(told)))
+    batches.sample(jax.random.key(0), np.zeros((2, NETWORK.num_parameters)), 100, 10)
+    halvings = [0, 0, 1, 1, 2, 2] + 6 * [3]
+    assert len(steps) == 11
+    np.testing.assert_allclose(steps, 0.1 / 2.0 ** np.array(halvings)[:11])
+
+
 def test_ctrl_c_ends_the_fit(batches, monkeypatch):
     short = types.SimpleNamespace(positions=np.zeros((2, 3, NETWORK.num_parameters)))
     monkeypatch.setattr(regression_batches, "sample", lambda *arguments, **options: short)
