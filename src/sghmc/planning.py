@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from sghmc.core import runtime
 from sghmc.engine import loop
-from sghmc.engine.chain import LoopState, RunSpec
+from sghmc.engine.chain import RunSpec
 from sghmc.engine.checks import device_room, shown
 from sghmc.engine.devices import CHAIN, DATA
 from sghmc.engine.driver import capacity_for
-from sghmc.engine.layout import num_bytes
+from sghmc.engine.layout import LoopState, num_bytes
 from sghmc.engine.mesh import OverMesh
 from sghmc.engine.options import RunOptions, hold_fixed
 from sghmc.engine.program_hash import with_batches

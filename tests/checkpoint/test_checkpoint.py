@@ -27,7 +27,7 @@ from sghmc import sampling
 from sghmc.checkpoint import manifest, zarr
 from sghmc.checkpoint.checkpoint import DamagedError
 from sghmc.checkpoint.folder import open_folder
-from sghmc.engine import blocking, driver, run
+from sghmc.engine import driver, run
 from sghmc.engine.driver import Bar
 from sghmc.tuning.result import TuneReport
 
@@ -570,7 +570,7 @@ def test_ctrl_c_keeps_everything(tmp_path, whole, monkeypatch):
                 signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(driver, "Bar", CtrlC)
-    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(driver, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     with pytest.warns(UserWarning, match="Interrupted after 5 of 9 draws"):
         partial = sample(tmp_path)
     np.testing.assert_array_equal(partial.positions, whole.positions[:, :5])
@@ -622,7 +622,7 @@ def test_a_run_that_diverges_does_so_again(tmp_path):
 
 
 def test_saves_by_time_and_the_last_few_stay(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(driver, "_BLOCK_SECONDS", 1e-9)
     same(sample(tmp_path, saving={"seconds": 1e-9, "num_saves": 2}), whole)
     assert saves(tmp_path) == [8, 9]
 

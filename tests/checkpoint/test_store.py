@@ -16,7 +16,7 @@ import sghmc
 from sghmc.checkpoint import zarr
 from sghmc.checkpoint.store import DiskStore
 from sghmc.checkpoint.zarr import DrawFile
-from sghmc.engine import blocking, driver
+from sghmc.engine import driver
 from sghmc.engine.driver import Bar
 from sghmc.results import summaries
 
@@ -152,7 +152,7 @@ def test_an_interrupted_run_is_there_until_its_last_save(finished, tmp_path, mon
                 raise Killed
 
     monkeypatch.setattr(driver, "Bar", Death)
-    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(driver, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     with pytest.raises(Killed):
         sample(tmp_path)
     check_same(opened(tmp_path / "draws"), finished[1].to_arviz(), num_draws=EVERY)
@@ -168,7 +168,7 @@ def test_no_draws_are_promised_that_a_resumed_run_takes_away(copy, finished, mon
     def die(*_):
         raise Killed
 
-    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(driver, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     ways = (
         (DrawFile, "reopen", contextlib.nullcontext()),
         (Bar, "update", pytest.warns(match="is damaged")),

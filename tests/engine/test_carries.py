@@ -12,8 +12,7 @@ from jax.sharding import PartitionSpec as P
 import marked
 from marked import MarkedState
 from sghmc.engine import devices
-from sghmc.engine.chain import LoopState
-from sghmc.engine.layout import Layout
+from sghmc.engine.layout import Layout, LoopState
 from sghmc.types import StepInfo
 
 MESH = AbstractMesh((2,), ("model",))

@@ -11,9 +11,9 @@ import pytest
 import sghmc
 from marked import MarkedKernel
 from sghmc.engine import driver, run
-from sghmc.engine.chain import NEVER, DrawInfo, DrawRecord
+from sghmc.engine.chain import NEVER
 from sghmc.engine.driver import Driver, StoredDraws, capacity_for
-from sghmc.engine.layout import Layout
+from sghmc.engine.layout import DrawInfo, DrawRecord, Layout
 from sghmc.engine.options import RunOptions
 from sghmc.gradients.noise import RunningNoise
 from sghmc.results.samples import Growth

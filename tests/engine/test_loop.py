@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sghmc
-from sghmc.engine import blocking, loop
+from sghmc.engine import chain, loop
 from sghmc.engine.chain import RunSpec
 from sghmc.engine.driver import OneDevice
 from sghmc.engine.layout import InitialPositions, Layout
@@ -128,8 +128,8 @@ def test_whole_blocks_of_an_accelerator_give_the_same_draws_and_averages(monkeyp
         )
 
     usual = run(gaussian)
-    monkeypatch.setattr(blocking.runtime, "has_accelerator", lambda: True)
-    monkeypatch.setattr(blocking, "_BLOCK_DRAWS", 4)
+    monkeypatch.setattr(chain.runtime, "has_accelerator", lambda: True)
+    monkeypatch.setattr(chain, "_BLOCK_DRAWS", 4)
     padded = run(functools.partial(gaussian))  # another function: nothing compiled fits it
     for one, other in ((usual.positions, padded.positions), (usual.averages, padded.averages)):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), one, other)

@@ -18,9 +18,8 @@ from marked import LazyMarkedKernel, MarkedKernel, MarkedState
 from sghmc.adapt import Adaptation
 from sghmc.core import runtime, tree
 from sghmc.engine import loop
-from sghmc.engine.blocking import Blocking
-from sghmc.engine.chain import GRADIENT, MOTION, NEVER, LoopState, RunSpec
-from sghmc.engine.layout import Layout
+from sghmc.engine.chain import GRADIENT, MOTION, NEVER, Blocking, RunSpec
+from sghmc.engine.layout import Layout, LoopState
 from sghmc.gradients import Oracle
 from sghmc.types import Evaluation, StepInfo
 

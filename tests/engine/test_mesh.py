@@ -25,8 +25,7 @@ import sghmc
 from marked import MarkedKernel
 from sghmc.engine import devices
 from sghmc.engine import mesh as mesh_file
-from sghmc.engine.chain import Batches
-from sghmc.engine.layout import Layout
+from sghmc.engine.layout import Batches, Layout
 from sghmc.engine.mesh import OverMesh, _table
 from sghmc.engine.options import RunOptions
 from sghmc.posterior.sharded import CompilerShardedPosterior, ManuallyShardedPosterior

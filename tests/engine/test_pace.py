@@ -2,12 +2,12 @@
 
 import pytest
 
-from sghmc.engine import blocking
+from sghmc.engine import driver
 
 
 def blocks(seconds_per_draw, compilation, num_blocks, most=10**9, least=1):
     """Follow blocks whose times are known, the first with a compilation."""
-    pace, steps = blocking.Pace(least), []
+    pace, steps = driver.Pace(least), []
     for i in range(num_blocks):
         count = min(pace.count, most)
         pace.follow(count, count * seconds_per_draw + (compilation if i == 0 else 0.0))
@@ -36,7 +36,7 @@ def test_no_fewer_than_a_program_makes_at_once():
 
 def test_memory_is_given_back_after_a_long_first_block_alone(monkeypatch):
     given = []
-    monkeypatch.setattr(blocking, "_give_memory_back", lambda: given.append(True))
+    monkeypatch.setattr(driver, "_give_memory_back", lambda: given.append(True))
     blocks(0.001, compilation=0.9, num_blocks=3)
     assert given == []
     blocks(2.0, compilation=0.5, num_blocks=3)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from marked import LazyMarkedKernel, MarkedKernel
-from sghmc.engine import blocking
-from sghmc.engine.blocking import Blocking
+from sghmc.engine import chain
+from sghmc.engine.chain import Blocking
 from sghmc.engine.layout import Layout
 
 
@@ -40,7 +40,7 @@ def planned(num_normals=2, num_rows=3, capacity=100, must_watch=False, **parts) 
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    monkeypatch.setattr(blocking.runtime, "has_accelerator", lambda: True)
+    monkeypatch.setattr(chain.runtime, "has_accelerator", lambda: True)
 
 
 def test_a_small_model_has_the_variates_of_many_draws_together():

@@ -11,17 +11,8 @@ import sghmc
 from marked import LazyMarkedKernel, MarkedEstimator, MarkedKernel, MarkedState
 from sghmc.adapt import Adaptation
 from sghmc.core import random, runtime, tree
-from sghmc.engine.chain import (
-    GIBBS,
-    GRADIENT,
-    INIT,
-    MOTION,
-    NEVER,
-    Batches,
-    LoopState,
-    RunSpec,
-    Variates,
-)
+from sghmc.engine.chain import GIBBS, GRADIENT, INIT, MOTION, NEVER, RunSpec
+from sghmc.engine.layout import Batches, LoopState, Variates
 from sghmc.types import StepInfo
 
 T = 4

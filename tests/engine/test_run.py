@@ -15,7 +15,7 @@ from rich.console import Console
 
 import sghmc
 from cases import halving, params, posterior
-from sghmc.engine import blocking, driver
+from sghmc.engine import chain, driver
 from sghmc.engine import run as run_file
 from sghmc.engine.chain import GRADIENT, MOTION
 from sghmc.engine.driver import Bar
@@ -130,7 +130,7 @@ def terminal(monkeypatch):
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=120)
     monkeypatch.setattr(rich, "_console", console)
-    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)
+    monkeypatch.setattr(driver, "_BLOCK_SECONDS", 1e-9)
     return written
 
 
@@ -252,7 +252,7 @@ def test_draws_do_not_depend_on_blocks_of_variates(thinning, monkeypatch):
     settings = {"num_samples": 6, "thinning": thinning, "num_chains": 2}
     usual = sample(POSTERIOR, gradient=sghmc.Minibatch(3), **settings)
     for variates in (1, 25):  # one step at a time; two steps, so that blocks do not fit draws
-        monkeypatch.setattr(blocking, "_BLOCK_VARIATES", variates)
+        monkeypatch.setattr(chain, "_BLOCK_VARIATES", variates)
         anew = functools.partial(log_likelihood)  # another function: nothing compiled fits it
         target = sghmc.Posterior(anew, log_prior, DATA)
         samples = sample(target, gradient=sghmc.Minibatch(3), **settings)
@@ -261,12 +261,12 @@ def test_draws_do_not_depend_on_blocks_of_variates(thinning, monkeypatch):
 
 @pytest.mark.slow
 def test_draws_do_not_depend_on_segments_or_the_progress_bar(plain, monkeypatch, capsys):
-    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(driver, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     monkeypatch.setattr(driver, "_BLOCK_BYTES", 100)
     segmented = sample(progress=True, num_burnin=2, num_samples=10)
     close(segmented.positions, plain.positions[:, 2:])
     assert capsys.readouterr() == ("", "")  # no terminal, no bar
-    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e9)
+    monkeypatch.setattr(driver, "_BLOCK_SECONDS", 1e9)
     close(sample(num_burnin=2, num_samples=10).positions, plain.positions[:, 2:])
 
 
@@ -397,7 +397,7 @@ def walk(**given: Any):
 
 
 def test_divergence_raises_with_chain_step_and_remedy_and_carries_the_draws(monkeypatch):
-    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e9)
+    monkeypatch.setattr(driver, "_BLOCK_SECONDS", 1e9)
     with pytest.raises(sghmc.DivergenceError, match=r"step_size.*throw=False") as caught:
         walk()
     message = str(caught.value)

@@ -41,7 +41,7 @@ def test_other_coordinates_have_their_own_gradient():
     """θ = 5z: the gradient in z is five times that in θ."""
     view = RowView(lambda i: i, lambda rows, like: (rows, like))  # pyright: ignore
     for keeps_rows in (True, False):
-        seen = oracle(is_exact=True, rows=view).through(
+        seen = oracle(is_exact=True, row_view=view).through(
             lambda z: 5 * z, lambda grad: 5 * grad, keeps_rows=keeps_rows
         )
         assert seen(1, 2.0) == (200.0, 100.0)

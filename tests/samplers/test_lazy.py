@@ -21,7 +21,7 @@ import sghmc
 from laws import sghmc_covariance
 from sghmc import theory
 from sghmc.core import runtime, tree
-from sghmc.engine import blocking, driver, loop
+from sghmc.engine import driver, loop
 from sghmc.engine.chain import RunSpec
 from sghmc.engine.driver import Bar
 from sghmc.engine.layout import InitialPositions, Layout
@@ -350,7 +350,7 @@ def test_the_same_key_gives_the_same_chain_however_it_is_cut(tmp_path, monkeypat
     whole = run(sghmc.Lazy(WARM))
     folder = sghmc.Checkpoint(tmp_path / "run", every=1)
     monkeypatch.setattr(driver, "Bar", CtrlC)
-    monkeypatch.setattr(blocking, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
+    monkeypatch.setattr(driver, "_BLOCK_SECONDS", 1e-9)  # a draw at a time
     with pytest.warns(UserWarning, match="Interrupted after 1"):
         run(sghmc.Lazy(WARM), checkpoint=folder)
     monkeypatch.undo()

@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 import sghmc
 from sghmc.engine import checks
-from sghmc.engine.chain import Batches, RunSpec, chain_keys
+from sghmc.engine.chain import RunSpec, chain_keys
 from sghmc.engine.devices import for_compiler
-from sghmc.engine.layout import InitialPositions, Layout
+from sghmc.engine.layout import Batches, InitialPositions, Layout
 from sghmc.engine.mesh import OverMesh, placement_for
 from sghmc.engine.options import RunOptions
 from sghmc.posterior.sharded import CompilerShardedPosterior, ManuallyShardedPosterior

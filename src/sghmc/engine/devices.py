@@ -17,9 +17,8 @@ from jaxtyping import Int32
 
 from sghmc.core import runtime
 from sghmc.engine import loop
-from sghmc.engine.blocking import Blocking
-from sghmc.engine.chain import Batches, DrawRecord, LoopState, RunSpec
-from sghmc.engine.layout import InitialPositions, Layout
+from sghmc.engine.chain import Blocking, RunSpec
+from sghmc.engine.layout import Batches, DrawRecord, InitialPositions, Layout, LoopState
 from sghmc.posterior.sources import increasing, inverse
 from sghmc.types import PyTree
 

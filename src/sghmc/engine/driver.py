@@ -1,5 +1,7 @@
 """The driver of a run: has the compiled loop make draws block by block, and gathers them."""
 
+import contextlib
+import ctypes
 import dataclasses
 import time
 import warnings
@@ -15,11 +17,10 @@ from sghmc.checkpoint.store import DiskStore, RamStore
 from sghmc.core import runtime, tree
 from sghmc.core.signals import Interruption
 from sghmc.engine import loop
-from sghmc.engine.blocking import Blocking, Pace
-from sghmc.engine.chain import NEVER, DrawInfo, DrawRecord, LoopState, RunSpec
+from sghmc.engine.chain import NEVER, Blocking, RunSpec
 from sghmc.engine.checks import check_initial_states
 from sghmc.engine.devices import Placement
-from sghmc.engine.layout import InitialPositions, Layout
+from sghmc.engine.layout import DrawInfo, DrawRecord, InitialPositions, Layout, LoopState
 from sghmc.engine.messages import divergence, too_much_noise
 from sghmc.engine.prefetch import Reader
 from sghmc.engine.progress import NotebookBar, TerminalBar
@@ -75,6 +76,40 @@ class Bar:
     def __exit__(self, *exception) -> None:
         if self.shown is not None:
             self.shown.stop()
+
+
+# How many draws the compiled loop makes before the host checks the run
+
+_BLOCK_SECONDS = 0.5
+"""Time between two checks of the run: Ctrl-C and the progress bar wait no longer than that."""
+_MAX_GROWTH = 16.0
+"""Largest factor by which a block may grow over the one before; the first block is mostly
+compilation, so its time predicts little."""
+_LONG_COMPILATION_SECONDS = 1.0
+"""Seconds from which a first block was mostly compilation of a large spec."""
+
+
+class Pace:
+    """Draws of the next block: `least`, to compile, then as many as take half a second."""
+
+    def __init__(self, least: int = 1):
+        self.count, self.least, self.first_seconds = least, least, 0.0
+
+    def follow(self, count: int, seconds: float) -> None:
+        """Choose the next block by the time that `count` draws took."""
+        if not self.first_seconds and seconds > _LONG_COMPILATION_SECONDS:
+            _give_memory_back()
+        self.first_seconds = self.first_seconds or seconds
+        self.count = max(self.least, int(count * min(_MAX_GROWTH, _BLOCK_SECONDS / seconds)))
+
+
+def _give_memory_back() -> None:
+    """Let the system have what a compiler freed: glibc would keep it, and draws come on top."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have no such call
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+# The run
 
 
 class OneDevice(Placement):

@@ -1,4 +1,4 @@
-"""Initial positions, and how parameters and chains lie in memory inside the loop.
+"""Arrays of a run: initial positions, how chains lie in memory, what the loop carries and records.
 
 Leaves are raveled to 1-D, except where they lie on several devices. A single chain has no chain
 axis. Many chains have it last where a chain has few parameters, so that XLA vectorizes over chains,
@@ -20,12 +20,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
+from jaxtyping import Array, Bool, Float, Int32
 
 from sghmc.core import tree
 from sghmc.core.checks import as_array
+from sghmc.gradients.noise import RunningNoise
 from sghmc.samplers import Kernel
-from sghmc.types import PyTree
+from sghmc.types import PyTree, StepInfo
 
 _MIN_PARAMETERS_CHAINS_FIRST = 256
 """Parameters of a chain from which on the chain axis is first: with fewer, vectors over parameters
@@ -152,3 +155,71 @@ def num_bytes(arrays: PyTree) -> int:
         if eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
     }
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
+
+
+# What the loop carries, draws and records
+
+
+class LoopState(NamedTuple):
+    """All that a run needs to go on, for every chain: `Layout` says where their axis is.
+
+    `kernel` is there only where it changes, `noise` only where V̂ is estimated, and `adaptation`,
+    what an adaptation remembers, only where there is one.
+    """
+
+    kernel: Kernel | None
+    state: Any
+    hyper: PyTree
+    anchor: PyTree
+    noise: RunningNoise | None
+    sums: tree.RunningSum | None
+    info: StepInfo
+    failed_at: Int32[Array, "*chain"]
+    adaptation: PyTree = None
+
+
+class DrawInfo(NamedTuple):
+    """Diagnostics that are recorded with each kept draw; without `info`, `is_finite` alone."""
+
+    potential: Float[Array, "*chain"] | None
+    kinetic_temperature: Float[Array, "*chain"] | None
+    acceptance: Float[Array, "*chain"] | None
+    data_share: Float[Array, "*chain"] | None
+    is_finite: Bool[Array, "*chain"]
+
+
+class DrawRecord(NamedTuple):
+    """Parts of a kept draw, as the loop hands them out."""
+
+    kept: PyTree
+    hyper: PyTree
+    trace: PyTree
+    info: DrawInfo
+
+
+class Batches(NamedTuple):
+    """Rows that the host read for the steps from `first` on, and which of them each step takes.
+
+    `places` has axes ([chain,] step, row of the step's batches), without the chain axis where all
+    chains take the same. The rows lie in the order in which reading them was quickest.
+    """
+
+    rows: PyTree
+    places: Int32[Array, "*chain step row"]
+    first: Int32[Array, ""]
+
+    def of_steps(self, first_step, num_steps: int) -> PyTree:
+        """Return the rows of some steps, step after step, as one chain sees them."""
+        first = first_step - self.first
+        places = lax.dynamic_slice_in_dim(self.places, first, num_steps).reshape(-1)
+        return jax.tree.map(lambda leaf: leaf.at[places].get(mode="promise_in_bounds"), self.rows)
+
+
+class Variates(NamedTuple):
+    """Raw variates of some steps, for the sampler and for its gradients: 1-D, step after step.
+
+    Where the data are a source, those for the gradients are the rows that the host read.
+    """
+
+    motion: PyTree = None
+    gradient: PyTree = None

@@ -17,9 +17,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from sghmc.core import runtime, tree
-from sghmc.engine.blocking import Blocking
-from sghmc.engine.chain import DrawRecord, LoopState, RunSpec, Variates
-from sghmc.engine.layout import repeated
+from sghmc.engine.chain import Blocking, RunSpec
+from sghmc.engine.layout import DrawRecord, LoopState, Variates, repeated
 from sghmc.samplers import Kernel, LazyRows, fisher_of
 from sghmc.types import PyTree, StepInfo
 
@@ -247,15 +246,16 @@ def _block(spec: RunSpec, t: Any, num_steps: int, *, has_motion: bool) -> Variat
     is_shared = spec.estimator.is_shared
     is_given = spec.batches is not None
 
-    def of_chains(chains: RunSpec) -> Variates:
-        return chains.draw(t, num_steps, motion=has_motion, gradient=not (is_shared or is_given))
-
+    own_gradient = not (is_shared or is_given)
+    draw = functools.partial(
+        RunSpec.draw, t=t, num_steps=num_steps, motion=has_motion, gradient=own_gradient
+    )
     if spec.layout.axis == -1 and not spec.is_stacked:
         # All chains at once: vmap would have XLA put their axis first.
         keys = spec.layout.to_loop(spec.keys)
-        variates = of_chains(dataclasses.replace(spec, keys=keys))
+        variates = draw(dataclasses.replace(spec, keys=keys))
     else:
-        variates = each_chain(spec, of_chains, None)
+        variates = each_chain(spec, draw, None)
     if is_shared and not is_given:
         of_first = dataclasses.replace(spec, keys=spec.keys[0])
         gradient = of_first.draw(t, num_steps, motion=False).gradient

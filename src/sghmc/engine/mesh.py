@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from sghmc.core import runtime
 from sghmc.engine import devices, loop
-from sghmc.engine.chain import Batches, LoopState, RunSpec
+from sghmc.engine.chain import RunSpec
 from sghmc.engine.devices import (
     AXES,
     CHAIN,
@@ -40,7 +40,7 @@ from sghmc.engine.devices import (
     shardings,
     used_axes,
 )
-from sghmc.engine.layout import InitialPositions, Layout, repeated
+from sghmc.engine.layout import Batches, InitialPositions, Layout, LoopState, repeated
 from sghmc.engine.loop import InitialState
 from sghmc.engine.options import RunOptions
 from sghmc.gradients import Gradient

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
-from sghmc.engine.chain import GRADIENT, Batches, RunSpec
+from sghmc.engine.chain import GRADIENT, RunSpec
 from sghmc.engine.devices import Placement
+from sghmc.engine.layout import Batches
 from sghmc.engine.mesh import OverMesh
 from sghmc.gradients import BatchEstimator, GradientEstimator
 from sghmc.posterior.posterior import AbstractPosterior

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sghmc.checkpoint.fingerprint import jaxpr_hash
-from sghmc.engine.chain import Batches, DrawRecord, LoopState, RunSpec
+from sghmc.engine.chain import RunSpec
+from sghmc.engine.layout import Batches, DrawRecord, LoopState
 from sghmc.engine.loop import each_chain
 from sghmc.samplers import fisher_of
 from sghmc.types import PyTree

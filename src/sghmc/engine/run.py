@@ -103,7 +103,8 @@ def checked(
     place, over = OneDevice(), None
     if options.mesh is not None or options.sharding is not None or runtime.is_multiprocess():
         place = over = placement_for(options, target)
-    runtime.avoid_preemption()
+    if runtime.is_multiprocess():
+        runtime.avoid_preemption()
     like = checks.check_init(init, options.init_axis, num_chains)
     layout = Layout.of(like, num_chains, None if over is None else over.shardings(like))
     one = target[0] if isinstance(target, StackedPosterior) else target

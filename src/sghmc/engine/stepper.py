@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int32, UInt32
 
 from sghmc.core import tree
 from sghmc.engine import checks, loop
-from sghmc.engine.chain import NUM_STREAMS, LoopState, RunSpec, chain_keys
-from sghmc.engine.layout import Layout
+from sghmc.engine.chain import NUM_STREAMS, RunSpec, chain_keys
+from sghmc.engine.layout import Layout, LoopState
 from sghmc.gradients import FullBatch, Gradient
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.target import Target

@@ -44,46 +44,46 @@ class Oracle:
     steps that use a part of the data. `oracle.rows` is for parameters that are tables.
     """
 
-    _evaluate: Callable[..., Evaluation]
-    _potential: Callable[[PyTree], jax.Array] | None
+    evaluate: Callable[..., Evaluation]
+    exact_potential: Callable[[PyTree], jax.Array] | None
     is_exact: bool
-    _change: Callable[[PyTree, PyTree], Change] | None = None
-    _rows: RowView | None = None
+    exact_change: Callable[[PyTree, PyTree], Change] | None = None
+    row_view: RowView | None = None
 
     def __call__(self, i, position: PyTree) -> Evaluation:
-        return self._evaluate(i, position)
+        return self.evaluate(i, position)
 
     def potential(self, position: PyTree) -> jax.Array:
-        if self._potential is None:
+        if self.exact_potential is None:
             raise ValueError(
                 "The accept step needs the potential over all data, but this source of data has no "
                 "full pass: use metropolis=False, or SGHMC, which needs no accept step."
             )
-        return self._potential(position)
+        return self.exact_potential(position)
 
     def change(self, old: PyTree, new: PyTree) -> Change:
-        if self._change is None:
+        if self.exact_change is None:
             raise ValueError(
                 "The accept step needs single rows of the data, but this source of data has no "
                 "random access: use metropolis=False, or SGHMC without replicas."
             )
-        return self._change(old, new)
+        return self.exact_change(old, new)
 
     @property
     def rows(self) -> RowView:
-        if self._rows is None:
+        if self.row_view is None:
             raise TypeError(
                 "Lazy moves the rows that a batch uses, but it is not known which they are: give "
                 "Posterior(RowLikelihood(…), RowPrior(…), data) in its own coordinates, with all "
                 "parameters trainable, and gradient=Minibatch(…). Other gradients use every row in "
                 "every step, where SGHMC itself is as quick."
             )
-        return self._rows
+        return self.row_view
 
     def from_batch(self, first) -> "Oracle":
         """Return this oracle with batches counted from `first` on, for one of several replicas."""
         return dataclasses.replace(
-            self, _evaluate=lambda i, position: self(first + i, position), _rows=None
+            self, evaluate=lambda i, position: self(first + i, position), row_view=None
         )
 
     def through(
@@ -96,7 +96,7 @@ class Oracle:
         """
 
         def evaluate(i, z):
-            potential, grad = self(i, to_position(z))
+            potential, grad = self.evaluate(i, to_position(z))
             return Evaluation(potential, pull_back(grad))
 
         def exact(z):
@@ -105,7 +105,7 @@ class Oracle:
         def change(old, new):
             return self.change(to_position(old), to_position(new))
 
-        return Oracle(evaluate, exact, self.is_exact, change, self._rows if keeps_rows else None)
+        return Oracle(evaluate, exact, self.is_exact, change, self.row_view if keeps_rows else None)
 
 
 class Gradient(eqx.Module):

@@ -60,8 +60,8 @@ class AbstractPosterior(Target):
     @property
     def num_rows(self) -> int:
         """The number of rows stored here, padding included."""
-        if self.source is not None:
-            return self.source.num_rows
+        if isinstance(self.data, SourceRef):
+            return self.data.source.num_rows
         return jax.tree.leaves(self.data)[0].shape[0]
 
     @property
