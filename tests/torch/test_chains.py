@@ -1,6 +1,8 @@
 # ruff: noqa: E402
 """Networks side by side: each chain is the chain that it would be alone."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -136,3 +138,23 @@ def test_draws_of_chains_are_those_of_arviz():
         collector.step()
     posterior = collector.samples().to_arviz()["posterior"]
     assert posterior["2.weight"].shape == (2, 3, 2, 4)
+
+
+def test_frozen_parameters_stay_frozen():
+    models = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)) for _ in range(2)]
+    for model in models:
+        model[0].requires_grad_(False)
+    moving = [name for name, param in Chains(models).named_parameters() if param.requires_grad]
+    assert moving == ["1/weight", "1/bias"]
+
+
+def test_copies_are_chains_too():
+    chains = copy.deepcopy(Chains([torch.nn.Linear(3, 2) for _ in range(2)]))
+    with pytest.raises(ValueError, match="One thermostat would tie all chains together"):
+        SGNHT(chains.parameters(), 0.1, num_data=1, prior=None, seed=0)
+
+
+def test_arguments_by_name_reach_the_network():
+    chains = Chains([torch.nn.Linear(3, 2) for _ in range(2)])
+    x = torch.ones(5, 3)
+    assert torch.equal(chains(input=x), chains(x))

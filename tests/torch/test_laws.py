@@ -18,7 +18,7 @@ from gaussian_settings import (
     SIZE,
 )
 from sghmc import theory
-from sghmc.torch import BAOAB, PSGLD, SGHMC, SGLD, SGNHT, GaussianPrior, pieces
+from sghmc.torch import BAOAB, PSGLD, SGHMC, SGLD, SGNHT, GaussianPrior, pieces, priors
 from sghmc.torch import sghmc as baoab_file
 from sghmc.torch import sghmc as momentum
 from sghmc.torch import sghmc as sghmc_file
@@ -257,6 +257,16 @@ def without_num_data(real, self, *rest):
         return real(self, *rest)
 
 
+def adding(change):
+    """A gradient of the potential with another prior or number of rows."""
+
+    def wrap(real, target, piece, prior, factor, num_data):
+        prior, num_data = change(prior, num_data)
+        return real(target, piece, prior, factor, num_data)
+
+    return wrapped(priors, "add_gradient", wrap)
+
+
 def scaled_noise(change):
     return wrapped(
         Piece, "add_noise", lambda real, self, targets, scale: real(self, targets, change(scale))
@@ -360,25 +370,15 @@ BAOAB_FAULTS = {
     ),
 }
 SGLD_FAULTS = {
-    "SGLD forgets N": wrapped(SGLD, "_add_gradient", without_num_data),
+    "SGLD forgets N": adding(lambda prior, num_data: (prior, 1)),
     "no preconditioner": with_group(SGLD, "_move", lambda g: {"preconditioner": 1.0}),
     "temperature squared": with_group(
         SGLD, "_move", lambda g: {"temperature": g["temperature"] ** 2}
     ),
     "SGLD forgets gradient noise": with_group(SGLD, "_move", lambda g: {"gradient_noise": 0.0}),
-    "SGLD's prior forgotten": wrapped(
-        SGLD,
-        "_add_gradient",
-        lambda real, self, target, group, *rest: real(
-            self, target, {**group, "prior": None}, *rest
-        ),
-    ),
-    "SGLD's prior of the other sign": wrapped(
-        SGLD,
-        "_add_gradient",
-        lambda real, self, target, group, *rest: real(
-            self, target, {**group, **with_precision(-1)(group)}, *rest
-        ),
+    "SGLD's prior forgotten": adding(lambda prior, num_data: (None, num_data)),
+    "SGLD's prior of the other sign": adding(
+        lambda prior, num_data: (with_precision(-1)({"prior": prior})["prior"], num_data)
     ),
 }
 SGNHT_FAULTS = {

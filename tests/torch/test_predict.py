@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from scipy import stats
 
 from sghmc.torch import Collector, gaussian_loss
-from sghmc.torch.predict import predict
+from sghmc.torch.predict import parts, predict
 
 FUNCTIONAL = torch.nn.functional
 
@@ -158,3 +158,23 @@ def test_the_loss_of_a_regression_has_a_stated_variance():
         gaussian_loss(f, y[:, 0], 0.0)
     with pytest.raises(ValueError, match="must have as many numbers"):
         gaussian_loss(f, y, 1.0)
+
+
+def test_rows_without_a_target_do_not_count():
+    """Tokens of padding have the target −100, as in torch's own cross entropy."""
+    outputs, y = numbers(1, 4, 3), torch.tensor([0, 2, 1, 1])
+    expected = of_outputs(outputs[:, :3], y[:3], link="softmax")
+    seen = of_outputs(outputs, y.index_fill(0, torch.tensor([3]), -100), link="softmax")
+    assert seen.nll() == pytest.approx(expected.nll())
+    assert seen.calibration_error() == pytest.approx(expected.calibration_error())
+
+
+@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan])
+def test_a_noise_that_is_no_standard_deviation_is_refused(noise):
+    with pytest.raises(ValueError, match="noise must be positive and finite"):
+        of_outputs(numbers(2, 5, 1), link="gaussian", noise=noise)
+
+
+def test_batches_whose_targets_cannot_be_told_are_refused():
+    with pytest.raises(ValueError, match=r"A batch has 3 parts, but must be \(inputs, targets\)"):
+        parts((numbers(2), numbers(2), numbers(2)))

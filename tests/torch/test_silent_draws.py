@@ -1,6 +1,8 @@
 # ruff: noqa: E402
 """Draws are of the sampler's own steps, of the model that it moves, and all that a folder has."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -156,3 +158,40 @@ def test_chains_in_a_folder_are_predicted_alike(tmp_path):
         collector.step()
     seen = [each.predict([data()[0]], "softmax").probabilities for each in stores]
     assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize(
+    "wrap", [torch.nn.DataParallel, lambda m: torch.compile(m, backend="eager")]
+)
+def test_wrapped_models_are_collected_and_predicted_as_they_are(wrap):
+    model = network()
+    collector = Collector(wrap(model), make("sghmc", model), keep=None)
+    train(model, collector.sampler, 1)
+    collector.step()
+    assert list(collector.samples().positions) == [name for name, _ in model.named_parameters()]
+    expected = torch.softmax(model(data()[0]), -1)
+    torch.testing.assert_close(collector.predict([data()[0]], "softmax").probabilities, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_precision_predict_as_they_do(dtype):
+    model, (x, _) = network(dtype), data(dtype)
+    collector = Collector(model)
+    collector.step()
+    seen = collector.predict([x], "softmax").probabilities
+    assert torch.equal(seen, torch.softmax(model(x).float(), -1))
+
+
+@pytest.mark.parametrize("are_chains", [False, True])
+def test_predict_leaves_every_module_in_its_mode(are_chains):
+    """A BatchNorm that is frozen stays so."""
+    layers = torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5)
+    network = torch.nn.Sequential(*layers)
+    network[1].eval()
+    model = Chains([network]) if are_chains else network
+    collector = Collector(model)
+    collector.step()
+    seen = [collector.predict([data()[0]], "softmax").probabilities for _ in range(2)]
+    assert torch.equal(*seen)
+    one: Any = model.template if isinstance(model, Chains) else model
+    assert [module.training for module in (model, *one)] == [True, True, False, True]

@@ -228,3 +228,93 @@ def test_noise_of_the_low_precision_copy_is_that_of_the_law():
         sampler.step()
     spread = (sampler.state[theta]["position"] - 1).std().item()
     assert spread == pytest.approx(math.sqrt(50 * 2 * 2.0**-10), rel=0.08)
+
+
+@pytest.mark.parametrize("name", ["sghmc", "baoab", "psgld", "sgnht diagonal"])
+def test_a_state_of_another_shape_is_refused(name):
+    """The fused kernel would write past the end of what is too small."""
+    model = network()
+    sampler = make(name, model)
+    train(model, sampler, 1)
+    other = torch.nn.Sequential(torch.nn.Linear(3, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2))
+    loaded = make(name, other)
+    loaded.load_state_dict(sampler.state_dict())
+    with pytest.raises(ValueError, match=r"has shape \(7, 3\), but its state \(4, 3\)"):
+        train(other, loaded, 1)
+
+
+def test_settings_that_a_state_would_replace_are_refused():
+    model = network()
+    sampler = make("sghmc", model)
+    torch.optim.lr_scheduler.LambdaLR(sampler, lambda step: 0.5)  # of what was given, not of this
+    train(model, sampler, 1)
+    sampler.gibbs()
+    saved = sampler.state_dict()
+    make("sghmc", network()).load_state_dict(saved)
+    params, prior = list(network().parameters()), GaussianPrior(2.0)
+    other = SGHMC(params, 0.02, friction=4.0, prior=prior, **REQUIRED)
+    with pytest.raises(ValueError, match=r"given friction=5\.0 .*, but this one was given 4\.0"):
+        other.load_state_dict(saved)
+    other = SGHMC(params, 0.02, friction=5.0, prior=GaussianPrior(1.0), **REQUIRED)
+    with pytest.raises(ValueError, match=r"given prior's precision=2\.0"):
+        other.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("key", ["weight_decay", "step_size", "learning_rate", "seed"])
+def test_settings_that_no_step_reads_are_refused_in_a_run(key):
+    model = network()
+    sampler = make("sghmc", model)
+    train(model, sampler, 1)
+    sampler.param_groups[0][key] = 0.1
+    with pytest.raises(TypeError, match=f"was given '{key}' in a run, which no step reads"):
+        train(model, sampler, 1)
+
+
+def test_both_parametrizations_in_one_group_are_refused_in_a_run():
+    model = network()
+    sampler = make("sghmc", model)
+    sampler.param_groups[0]["momentum_decay"] = 0.1
+    with pytest.raises(ValueError, match="has friction and momentum_decay"):
+        train(model, sampler, 1)
+
+
+def test_a_model_whose_parameters_are_all_frozen_makes_no_steps():
+    model = network().requires_grad_(False)
+    sampler = make("sghmc", model)
+    with pytest.raises(ValueError, match="All parameters are frozen"):
+        sampler.step()
+    assert sampler.num_steps == 0
+
+
+def test_parameters_without_storage_are_refused():
+    with pytest.raises(TypeError, match="is on the device meta: build the sampler once"):
+        make("sghmc", network().to("meta"))
+
+
+def test_weights_of_several_types_move_in_one_group():
+    """As norms in single precision do in a network of bfloat16."""
+    model = network()
+    model[0].bfloat16()
+    sampler, before = make("sghmc", model), flat(model)
+    x, y = data()
+    for _ in range(2):
+        sampler.zero_grad()
+        hidden = torch.tanh(model[0](x.bfloat16())).float()
+        FUNCTIONAL.cross_entropy(model[2](hidden), y).backward()
+        sampler.step()
+    assert torch.all(flat(model) != before)
+    assert sampler.state[model[0].weight]["position"].dtype == torch.float32
+
+
+def test_states_follow_the_memory_format_of_their_parameters(monkeypatch):
+    """A piece of a state in another format was a copy, whose steps were lost."""
+    monkeypatch.setattr("sghmc.torch.pieces._MAX_CACHED_NUMBERS", 100)
+    monkeypatch.setattr("sghmc.torch.pieces._MAX_CPU_PIECE_NUMBERS", 100)
+    weight = torch.ones(4, 8, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
+    sampler = SGHMC([weight], 0.1, friction=1.0, prior=None, **REQUIRED)
+    for layout in (torch.channels_last, torch.contiguous_format):
+        weight.data = weight.data.contiguous(memory_format=layout)
+        weight.grad = torch.ones_like(weight)
+        before = sampler.state[weight]["momentum"].clone() if sampler.state else 0.0
+        sampler.step()
+        assert torch.all(sampler.state[weight]["momentum"] != before)

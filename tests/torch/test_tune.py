@@ -225,6 +225,10 @@ def test_what_cannot_be_tuned_is_refused():
         tune(network(), CROSS_ENTROPY, loader(), loader(), seed=0)
     with pytest.raises(TypeError, match="has too few digits: tune in single precision"):
         tune(network(torch.bfloat16), CROSS_ENTROPY, loader(), seed=0)
+    with pytest.raises(ValueError, match="All parameters of the model are frozen"):
+        tune(network().requires_grad_(False), CROSS_ENTROPY, loader(), seed=0)
+    with pytest.raises(ValueError, match=r"The loss has shape .*, but must be one number"):
+        tune(network(), torch.nn.CrossEntropyLoss(reduction="none"), loader(), seed=0)
     with pytest.raises(TypeError, match="must have a dataset with a length"):
         num_rows([data()])
     with pytest.raises(FloatingPointError, match=r"The curvatures of \['0', '2'\] are \[nan"):

@@ -15,15 +15,16 @@ from sghmc.torch import pieces, priors
 from sghmc.torch.gradients import VARIANCE, FiniteCheck, Microbatches, is_estimated
 from sghmc.torch.normals import Normals
 from sghmc.torch.pieces import Piece, StepPlan
-from sghmc.torch.priors import GaussianPrior
 from sghmc.torch.settings import (
     POSITION,
     REQUIRED,
     check_keys,
+    check_no_new_keys,
     check_parameters,
     check_seeds,
     check_state_of,
     follow_changes,
+    follow_format,
     given,
     gradients,
     half_precision,
@@ -88,6 +89,7 @@ log density, or None: flat |
         self._microbatches = Microbatches()
         self._priors = priors.Copies()
         self._plans: dict[tuple[int, ...], StepPlan] = {}
+        self._given: list[dict[str, Any]] = []
         common = {"temperature": temperature, "prior": given(prior, "prior", _PRIOR)}
         super().__init__(params, {"lr": step_size, **settings, **common})
 
@@ -115,6 +117,7 @@ log density, or None: flat |
         group = self.param_groups[-1]
         number(group["lr"], "step_size", positive=True)
         self._check_group(group)
+        self._remember(group)
         group["prior"] = self._priors.own(group["prior"])
         for param in group["params"]:
             check_parameters(param)
@@ -123,6 +126,7 @@ log density, or None: flat |
 
     def _check_group(self, group: dict[str, Any]) -> dict[str, Any]:
         """Check the settings of a group, and return them."""
+        check_no_new_keys(group)
         number(group["lr"], "step_size")
         number(group["temperature"], "temperature")
         settings = self._settings(group)
@@ -152,6 +156,8 @@ log density, or None: flat |
     def _advance(self) -> None:
         """Make one step of all groups; where something is wrong, of none."""
         groups = [(g, params) for g in self.param_groups if (params := moving(g))]
+        if not groups:
+            raise ValueError("All parameters are frozen: a step needs one that requires_grad_().")
         grads = [gradients(group, params) for group, params in groups]
         self._finite.check([grad for each in grads for grad in each], self.num_steps)
         if not self._are_seeds_checked:
@@ -184,6 +190,8 @@ log density, or None: flat |
                 self._begin(group, param)
             for param in params:
                 check_state_of(param, self.state[param])
+                if follow_format(param, self.state[param]):
+                    self._plans.clear()
             if new:
                 self._cut(new).run(functools.partial(self._start, group))
             if len(self._plans) >= _MAX_PLANS:
@@ -209,17 +217,6 @@ log density, or None: flat |
     def _positions(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return parameters or, for half precision, their copies in single precision."""
         return [self.state.get(param, {}).get(POSITION, param) for param in params]
-
-    def _add_gradient(
-        self, target: list[torch.Tensor], group: dict[str, Any], piece: Piece, factor: float
-    ) -> None:
-        """Add factor · ∇Ũ(θ) to `target` in place, which may be θ itself."""
-        prior = group["prior"]
-        if piece.prior_grads is not None:
-            torch._foreach_add_(target, piece.prior_grads, alpha=-factor)
-        elif isinstance(prior, GaussianPrior) and prior.precision:
-            torch._foreach_add_(target, piece.positions, alpha=factor * prior.precision)
-        torch._foreach_add_(target, piece.grads, alpha=factor * self.num_data)
 
     @torch.no_grad()
     def potential(self, loss: Any) -> float:
@@ -264,6 +261,14 @@ def unwrapped(optimizer: Any) -> Any:
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
+
+
+def unwrapped_model(model: Any) -> Any:
+    """Return the module inside `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
+    parallel = torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel
+    while hasattr(model, "_orig_mod") or isinstance(model, parallel):
+        model = model.module if isinstance(model, parallel) else model._orig_mod
+    return model
 
 
 # Cyclical step sizes for any sampler: large steps find modes, small ones sample them.

@@ -14,7 +14,7 @@ from sghmc.results.prediction import SavedOrigin
 from sghmc.results.samples import Info, Samples
 from sghmc.torch import gradients as losses
 from sghmc.torch import predict as prediction
-from sghmc.torch.base import Sampler, unwrapped
+from sghmc.torch.base import Sampler, unwrapped, unwrapped_model
 from sghmc.torch.draws import Chains, Draw, Folder, Memory, Store
 from sghmc.torch.gradients import NUM_ESTIMATES
 from sghmc.torch.predict import (
@@ -72,12 +72,11 @@ the model that returns tensors by name |
         keep: Sequence[str] | Callable[[torch.nn.Module], dict[str, torch.Tensor]] | None = None,
         folder: str | pathlib.Path | None = None,
     ):
-        self.model, self.sampler = model, sampler
+        self.model, self.sampler = unwrapped_model(model), sampler
         self.every = whole_number(every, "every", least=1)
         self.burnin = whole_number(burnin, "burnin", least=0)
         self.keep, self.folder = keep, None if folder is None else pathlib.Path(folder)
-        if keep is not None and not callable(keep):
-            _check_names(model, keep)
+        _check_names(self.model, keep)
         self._start, self._num_steps, self._is_resumed = time.perf_counter(), 0, False
         count = 0 if self.folder is None else len(_chain_folders(self.folder))
         self._stores = [self._store(number) for number in range(max(1, count))]
@@ -122,7 +121,7 @@ the model that returns tensors by name |
         `loss` is the mean loss of the step's batch, from which the potential is estimated: that
         of the data where the step began, that of the prior where it ended.
         """
-        losses.check_loss(loss, None if self._sampler is None else self._sampler.num_data)
+        losses.check_loss(loss, getattr(self._sampler, "num_data", None))
         if self._num_steps == 0 and self.num_draws and not self._is_resumed:
             raise ValueError(
                 f"{self.folder} has draws of another run: give another folder, or go on from a "
@@ -187,7 +186,7 @@ the model that returns tensors by name |
         arguments and of "labels". The model is in `eval()` mode meanwhile.
         """
         _check_kept(self.model, self.keep, self._sampler)
-        is_training = self.model.training
+        modes = _modes(self.model)
         self.model.eval()
         try:
             return prediction.predict(
@@ -199,7 +198,8 @@ the model that returns tensors by name |
                 noise,
             )
         finally:
-            self.model.train(is_training)
+            for module, mode in modes.items():
+                module.training = mode
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the collector is; with the draws, if they are in memory."""
@@ -267,6 +267,12 @@ def _as_samples(draws: Draw, num_steps: int, seconds: float, sampler: Sampler | 
     )
 
 
+def _modes(model: torch.nn.Module) -> dict[torch.nn.Module, bool]:
+    """Return of every module whether it trains, as a BatchNorm that is frozen does not."""
+    inner = model.template.modules() if isinstance(model, Chains) else ()
+    return {module: module.training for module in (*model.modules(), *inner)}
+
+
 def _chain_folders(folder: pathlib.Path) -> list[pathlib.Path]:
     """Return the folders of chains that are there."""
     numbered = (folder / f"chain{number}" for number in itertools.count())
@@ -312,7 +318,9 @@ def _members(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str,
     return params, {name: each for name, each in buffers.items() if each.is_floating_point()}
 
 
-def _check_names(model: torch.nn.Module, names: Sequence[str]) -> None:
+def _check_names(model: torch.nn.Module, names: Any) -> None:
+    if names is None or callable(names):
+        return
     known = _members(model)[0]
     missing = [name for name in names if name not in known]
     if missing or isinstance(names, str):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sghmc.torch.gradients import check_loss
 from sghmc.torch.predict import call, parts
 
 # pyright: reportPrivateImportUsage=false
@@ -33,6 +34,8 @@ class LayerCurvature:
         self.model, self.loss, self.loader, self.seed = model, loss, loader, seed
         self.num_data = num_rows(loader)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not named:
+            raise ValueError("All parameters of the model are frozen: there is nothing to tune.")
         self.params = list(named.values())
         layers = itertools.groupby(named, key=lambda name: name.rpartition(".")[0])
         self.names = {layer: tuple(names) for layer, names in layers}
@@ -128,7 +131,9 @@ def mean_loss(model: torch.nn.Module, loss: Loss, batch: Any) -> torch.Tensor:
     inputs, targets = parts(batch)
     if targets is None:
         raise ValueError('The loader\'s batches must be (inputs, targets), or have "labels".')
-    return loss(call(model, inputs), targets.to(next(model.parameters()).device))
+    value = loss(call(model, inputs), targets.to(next(model.parameters()).device))
+    check_loss(value)
+    return value
 
 
 def passes(loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:

@@ -162,13 +162,21 @@ class Chains(torch.nn.Module):
         # Names of a module's members have no dots.
         self.names = {name.replace(".", "/"): name for name in (*params, *buffers)}
         for name, param in params.items():
-            stacked = torch.nn.Parameter(param.detach())
-            setattr(stacked, _MARK, True)
+            stacked = torch.nn.Parameter(param.detach(), param.requires_grad)
             self.register_parameter(name.replace(".", "/"), stacked)
         for name, buffer in buffers.items():
             self.register_buffer(name.replace(".", "/"), buffer)
         # Not a member: its own parameters are never used.
         self._template = [copy.deepcopy(models[0]).to("meta")]
+        self._mark()
+
+    def _mark(self) -> None:
+        for param in self.parameters():
+            setattr(param, _MARK, True)
+
+    def __setstate__(self, state: Any) -> None:  # of a copy, whose parameters have no marks
+        super().__setstate__(state)
+        self._mark()
 
     @property
     def template(self) -> torch.nn.Module:
@@ -179,9 +187,9 @@ class Chains(torch.nn.Module):
         self.template.train(mode)
         return super().train(mode)
 
-    def forward(self, *inputs: Any) -> torch.Tensor:
+    def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
         def one(params, buffers):
-            return torch.func.functional_call(self.template, (params, buffers), inputs)
+            return torch.func.functional_call(self.template, (params, buffers), inputs, named)
 
         params = self.with_aliases(
             {self.names[name]: param for name, param in self.named_parameters()}

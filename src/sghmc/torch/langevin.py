@@ -8,6 +8,7 @@ import torch
 
 from sghmc.torch import gradients as losses
 from sghmc.torch import gradients as noise
+from sghmc.torch import priors
 from sghmc.torch.base import Common, Sampler
 from sghmc.torch.pieces import Piece, StepPlan
 from sghmc.torch.settings import gradients, half_precision, moving, number
@@ -70,7 +71,7 @@ from microbatches |
 
     def _move(self, group: dict[str, Any], piece: Piece) -> None:
         step = group["lr"] * group["preconditioner"]
-        self._add_gradient(piece.positions, group, piece, -step)
+        priors.add_gradient(piece.positions, piece, group["prior"], -step, self.num_data)
         heat = 2 * step * group["temperature"]
         noise.inject(group, piece, piece.positions, heat, step**2)
 
@@ -226,7 +227,7 @@ class PSGLD(Sampler):
         grads = piece.grads
         if not self.correction:  # ∇Ũ(θ)
             grads = [torch.zeros_like(position) for position in piece.positions]
-            self._add_gradient(grads, group, piece, 1.0)
+            priors.add_gradient(grads, piece, group["prior"], 1.0, self.num_data)
         averages = {_SQUARES: torch._foreach_mul(grads, grads)}
         if self.correction:
             averages[_SLOPES] = torch._foreach_mul(grads, piece.state[_TURNED])

@@ -100,7 +100,8 @@ parameter, by r_i²/M in place of rᵀM⁻¹r/d |
         each(self._drift, 0.5)
 
     def _kick(self, group: dict[str, Any], piece: Piece) -> None:
-        self._add_gradient(piece.state[MOMENTUM], group, piece, -group["lr"])
+        momenta, prior = piece.state[MOMENTUM], group["prior"]
+        priors.add_gradient(momenta, piece, prior, -group["lr"], self.num_data)
 
     def _damp(self, group: dict[str, Any], piece: Piece) -> None:
         """Apply the exact solution of the friction, also where ξ is negative."""

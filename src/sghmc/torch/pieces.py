@@ -113,7 +113,7 @@ class Piece:
         self.state = {
             name: self.cut([state[name] for state in states])
             for name, value in states[0].items()
-            if isinstance(value, torch.Tensor)
+            if isinstance(value, torch.Tensor) and all(name in state for state in states)
         }
         self._sizes = [part.size for part in parts]
         self._size = sum(self._sizes)

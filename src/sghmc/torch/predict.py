@@ -1,6 +1,7 @@
 """Predictions averaged over draws, by a named link, and how they do on known targets."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from sghmc.torch.draws import Chains, Store
+from sghmc.torch.settings import number
 
 # pyright: reportPrivateImportUsage=false
 
@@ -18,6 +20,8 @@ Link = ClassLink | Literal["gaussian"]
 _LINKS = ("softmax", "sigmoid", "gaussian")
 _MIN_PROBABILITY = 1e-30
 _LABELS = ("labels", "label")
+_IGNORED = -100
+"""Target of a row that has none, as in torch.nn.functional.cross_entropy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +49,9 @@ class Prediction:
         if self.axis is None:
             y = _alike(targets, p).to(p)
             return torch.nn.functional.binary_cross_entropy(p, y).item()
-        of_target = p.gather(self.axis, targets.long().unsqueeze(self.axis))
+        is_known = targets != _IGNORED
+        places = targets.long().where(is_known, 0).unsqueeze(self.axis)
+        of_target = p.gather(self.axis, places).squeeze(self.axis)[is_known]
         return -of_target.clamp_min(_MIN_PROBABILITY).log().mean().item()
 
     def calibration_error(self, num_bins: int = 15) -> float:
@@ -56,6 +62,7 @@ class Prediction:
         else:
             sure, chosen = p.max(self.axis)
             is_right = chosen == targets
+            sure, is_right = (each[targets != _IGNORED] for each in (sure, is_right))
         sure, right = sure.flatten(), is_right.flatten().to(sure)
         bins = (sure * num_bins).long().clamp_max(num_bins - 1)
         gaps = torch.zeros(num_bins).to(sure).index_add_(0, bins, right - sure)
@@ -197,6 +204,8 @@ def _check(link: Link, noise: float | str | None) -> None:
             f'link must be "softmax", "sigmoid", "gaussian" or a function that takes outputs to '
             f"probabilities of classes, but is {link!r}."
         )
+    if noise is not None and not isinstance(noise, str):
+        number(noise, "noise", positive=True)
     if (link == "gaussian") == (noise is None):
         raise TypeError(
             'link="gaussian" needs noise, the standard deviation σ of the data as a number, or the '
@@ -236,6 +245,11 @@ def parts(batch: Any) -> tuple[Any, torch.Tensor | None]:
         inputs = {name: value for name, value in batch.items() if name not in _LABELS}
         return inputs, labels[0] if labels else None
     if isinstance(batch, tuple | list):
+        if len(batch) > 2:
+            raise ValueError(
+                f"A batch has {len(batch)} parts, but must be (inputs, targets), or a dict of the "
+                f'model\'s arguments and of "labels": give a loader with a collate_fn that says so.'
+            )
         inputs, target, *_ = (*batch, None)
         return inputs, target if isinstance(target, torch.Tensor) else None
     return batch, None
@@ -284,14 +298,18 @@ BUFFER, STATISTIC = "buffer/", "statistic/"
 def positions(model: torch.nn.Module, stores: Sequence[Store]) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the parameters and buffers of every draw of every chain."""
     device = next(model.parameters()).device
+    names = model.names if isinstance(model, Chains) else {}
+    members = itertools.chain(model.named_parameters(), model.named_buffers())
+    types = {names.get(name, name): member.dtype for name, member in members}
     for store in stores:
-        for number in range(store.num_draws):
-            arrays = store.draw(number)
+        for place in range(store.num_draws):
+            arrays = store.draw(place)
             arrays = {n: a for n, a in arrays.items() if not n.startswith(STATISTIC)}
             for chain in range(next(iter(arrays.values())).shape[0]):
+                bare = {name.removeprefix(BUFFER): array[chain] for name, array in arrays.items()}
                 kept = {
-                    name.removeprefix(BUFFER): torch.from_numpy(np.array(each[chain])).to(device)
-                    for name, each in arrays.items()
+                    name: torch.from_numpy(np.array(array)).to(device, types[name])
+                    for name, array in bare.items()
                 }
                 if isinstance(model, Chains):
                     kept = model.with_aliases(model.chain(chain) | kept)

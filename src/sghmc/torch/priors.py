@@ -12,6 +12,7 @@ import torch
 
 from sghmc.torch import settings
 from sghmc.torch.draws import are_chains
+from sghmc.torch.pieces import Piece
 from sghmc.torch.settings import number
 
 # pyright: reportPrivateImportUsage=false
@@ -108,6 +109,17 @@ def gradient(
         grads = torch.autograd.grad(value, leaves, allow_unused=True)
     pairs = zip(grads, leaves, strict=True)
     return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in pairs]
+
+
+def add_gradient(
+    target: list[torch.Tensor], piece: Piece, prior: Prior | None, factor: float, num_data: int
+) -> None:
+    """Add factor · ∇Ũ(θ) to `target` in place, which may be θ itself."""
+    if piece.prior_grads is not None:
+        torch._foreach_add_(target, piece.prior_grads, alpha=-factor)
+    elif isinstance(prior, GaussianPrior) and prior.precision:
+        torch._foreach_add_(target, piece.positions, alpha=factor * prior.precision)
+    torch._foreach_add_(target, piece.grads, alpha=factor * num_data)
 
 
 def log_density(leaves: list[torch.Tensor], prior: Prior) -> torch.Tensor:

@@ -67,6 +67,17 @@ NOT_HERE = {
 """Arguments of torch's optimizers that no sampler has, and what to give in their place."""
 _OF_SAMPLER = "it is the sampler's, for all groups alike: give it as an argument."
 _TORCH_KEYS = ("params", "param_names", "lr", "name", "initial_lr")
+_NEVER_KEYS = NOT_HERE.keys() - {"lr", "momentum_decay"} | {"step_size", "seed", "num_data"}
+"""Keys that no group has once its sampler is made, so that whoever sets one would be ignored."""
+
+
+def check_no_new_keys(group: dict[str, Any]) -> None:
+    """Refuse settings that a group was given in a run under a name that no step reads."""
+    for key in _NEVER_KEYS & group.keys():
+        raise TypeError(
+            f"A parameter group was given {key!r} in a run, which no step reads: its step size is "
+            f'group["lr"] (by from_learning_rate the learning rate), and its prior group["prior"].'
+        )
 
 
 def check_keys(sampler: str, group: dict[str, Any], keys: set[str]) -> None:
@@ -92,6 +103,11 @@ def check_parameters(param: torch.Tensor) -> None:
     shape = tuple(param.shape)
     if not param.is_floating_point():
         raise TypeError(f"A parameter of shape {shape} is {param.dtype}: samplers move real ones.")
+    if param.is_meta:
+        raise TypeError(
+            f"A parameter of shape {shape} is on the device meta: build the sampler once the model "
+            f"has its weights."
+        )
     if getattr(param, "_fsdp_flattened", False):
         raise TypeError(
             f"A parameter of shape {shape} is a shard of FullyShardedDataParallel, which does not "
@@ -115,6 +131,12 @@ def check_state_of(param: torch.Tensor, state: dict[str, Any]) -> None:
     is_low = param.dtype in _HALF_TYPES
     wanted = torch.float32 if is_low else param.dtype
     tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+    for other in tensors:
+        if other.shape != param.shape:
+            raise ValueError(
+                f"A parameter has shape {tuple(param.shape)}, but its state {tuple(other.shape)}: "
+                f"load states into the model, and the order of groups, that they were saved from."
+            )
     others = [each for each in tensors if (each.dtype, each.device) != (wanted, param.device)]
     if others or is_low != (POSITION in state):
         had = f"{others[0].dtype} on {others[0].device}" if others else "another type"
@@ -123,6 +145,17 @@ def check_state_of(param: torch.Tensor, state: dict[str, Any]) -> None:
             f"its state is of {had}: call model.to() before the sampler's first step, and load "
             f"states into a model of the type that they were saved from."
         )
+
+
+def follow_format(param: torch.Tensor, state: dict[str, Any]) -> bool:
+    """Give a state the memory format of its parameter; return whether it had another one."""
+    others = {
+        name: torch.empty_like(param, dtype=value.dtype).copy_(value)
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.stride() != param.stride()
+    }
+    state |= others
+    return bool(others)
 
 
 def follow_changes(param: torch.Tensor, position: torch.Tensor) -> None:

@@ -235,6 +235,11 @@ from microbatches |
     def _settings(self, group: dict[str, Any]) -> dict[str, Any]:
         if group.get(_DECAY) is None:
             return group
+        if group["friction"] is not None:
+            raise ValueError(
+                "A parameter group has friction and momentum_decay: set that to None which the "
+                "sampler was not made of."
+            )
         epsilon = (group["lr"] * group["mass"]) ** 0.5
         decay = number(group[_DECAY], _DECAY)
         # Where η is 0 nothing moves, momenta included.

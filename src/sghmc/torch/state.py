@@ -12,7 +12,7 @@ from sghmc.torch.normals import Normals
 from sghmc.torch.priors import GaussianPrior, Prior
 from sghmc.torch.settings import NOT_HERE
 
-_RUN = "run"
+_RUN, _GIVEN = "run", "given"
 
 
 class StatefulOptimizer(torch.optim.Optimizer):
@@ -21,6 +21,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
     num_data: int
     normals: Normals
     num_steps = 0
+    _given: list[dict[str, Any]]
+    """Settings of every group as they were given: schedulers and `gibbs` change the groups'."""
 
     _OPTIONS: tuple[str, ...] = ()
     """Attributes that must be equal where a state is loaded, besides the settings of groups."""
@@ -39,6 +41,11 @@ class StatefulOptimizer(torch.optim.Optimizer):
     def _settings(self, group: dict[str, Any]) -> dict[str, Any]:
         """Return a group's settings with the step size ε as "lr"."""
         return group
+
+    def _remember(self, group: dict[str, Any]) -> None:
+        names = {*self.defaults, *self._KEYS} & group.keys() - {"prior"}
+        found = {name: _plain(group[name]) for name in sorted(names)}
+        self._given.append({**found, "prior's precision": _precision(group["prior"])})
 
     def _forget(self) -> None:
         """Forget what belongs to the state that was there before a load."""
@@ -62,12 +69,13 @@ class StatefulOptimizer(torch.optim.Optimizer):
         groups = [
             {**group, "prior": _precision(group["prior"])} for group in packed["param_groups"]
         ]
-        groups[0][_RUN] = self._identity() | run
+        groups[0][_RUN] = self._identity() | run | {_GIVEN: self._given}
         return {**packed, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         own = [group["prior"] for group in self.param_groups]
         _check_state(state_dict, self._identity(), own)
+        _check_given(state_dict["param_groups"][0][_RUN].get(_GIVEN, self._given), self._given)
         super().load_state_dict(state_dict)
         run = self.param_groups[0].pop(_RUN)
         for group, prior in zip(self.param_groups, own, strict=True):
@@ -121,6 +129,23 @@ _MUST_AGREE = {
     "seed": "the noise goes on where the state was saved. Give the same; for another chain from "
     "these weights, load the model's weights alone.",
 }
+
+
+def _check_given(saved: list[dict[str, Any]], own: list[dict[str, Any]]) -> None:
+    """Refuse settings that a load would silently replace by those of the state."""
+    for number, (before, now) in enumerate(zip(saved, own, strict=False)):
+        for name in now:
+            if before.get(name) != now[name]:
+                raise ValueError(
+                    f"The state was saved by a sampler that was given {name}={before.get(name)!r} "
+                    f"for parameter group {number}, but this one was given {now[name]!r}: give the "
+                    f"same, and change param_groups after the load, if you mean to."
+                )
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting that may be a tensor or NumPy's as a number."""
+    return value if value is None or isinstance(value, str) else float(value)
 
 
 def _precision(prior: Prior | None) -> float | None:

@@ -219,7 +219,7 @@ compared; None: temperature 1, one start, and precisions drawn by Gibbs updates 
     >>> tuned = tune(model, torch.nn.functional.cross_entropy, loader, seed=0, num_gradients=500)
     >>> collector = tuned.run(model, torch.nn.functional.cross_entropy, loader, seed=0)
     >>> collector.samples().num_draws
-    188
+    375
     """
     whole_number(num_gradients, "num_gradients", least=2 * _MIN_STEPS_PER_START)
     whole_number(num_trials, "num_trials", least=1)
