@@ -249,7 +249,7 @@ def test_blocks_that_do_not_divide_a_period_are_cut_short_and_batches_may_be_sha
 
 def test_the_first_failure_is_the_one_that_counts():
     failed = [
-        int(loop._first_failure(jnp.asarray(at, jnp.int32), 7, jnp.asarray(seen)))
+        int(loop._first_failure(jnp.asarray(at, jnp.int32), 7, jnp.isfinite(seen)))
         for at, seen in ((NEVER, 1.0), (NEVER, np.nan), (3, np.inf), (9, np.nan), (3, 1.0))
     ]
     assert failed == [NEVER, 7, 3, 7, 3]

@@ -81,7 +81,7 @@ def are_many(leaves: Sequence) -> bool:
 
 def _gathered(terms: Sequence[Array]) -> Sequence[Array]:
     """Add up arrays of equal shape if there are many, so that fewer reductions are compiled."""
-    if not are_many(terms):
+    if len(terms) <= _MAX_UNROLLED_LEAVES:
         return terms
     alike: dict[Any, list[Array]] = {}
     for term in terms:

@@ -111,10 +111,10 @@ def compiled_initial_states(*, is_large: bool) -> Any:
 def step(chain: RunSpec, t: Any, variates: Variates, carry: LoopState) -> tuple[Any, StepInfo]:
     """Take a step, traced once for the initial states and the loop; draw variates not given."""
     t, (motion, gradient) = jnp.asarray(t, jnp.int32), variates
-    drawn = chain.draw(t, motion=motion is None, gradient=gradient is None)
-    variates = Variates(
-        drawn.motion if motion is None else motion, drawn.gradient if gradient is None else gradient
-    )
+    if motion is None or gradient is None:
+        drawn = chain.draw(t, motion=motion is None, gradient=gradient is None)
+        motion = drawn.motion if motion is None else motion
+        variates = Variates(motion, drawn.gradient if gradient is None else gradient)
     known = carry._replace(sums=None, info=None, failed_at=None, noise=None, adaptation=None)
     return _jitted_step(chain, t, variates, known)
 
@@ -317,7 +317,7 @@ def _steps(
             if not blocking.is_watched:
                 return carry._replace(state=state)
             seen = info.potential if spec.has_info else state
-            failed_at = _first_failure(carry.failed_at, t + i, seen)
+            failed_at = _first_failure(carry.failed_at, t + i, tree.all_finite(seen))
             return carry._replace(state=state, info=info, failed_at=failed_at)
 
         return each_chain(spec, of_chain, carry.kernel, own, carry)
@@ -346,13 +346,14 @@ def _watch(spec: RunSpec, t, carry: LoopState) -> LoopState:
         if spec.has_info:
             seen = chain.evaluate(t + 1, chain.kernel.position(carry.state), carry).potential
             info = StepInfo(seen)
-        return carry._replace(info=info, failed_at=_first_failure(carry.failed_at, t, seen))
+        failed_at = _first_failure(carry.failed_at, t, tree.all_finite(seen))
+        return carry._replace(info=info, failed_at=failed_at)
 
     return each_chain(spec, of_chain, carry.kernel, carry)
 
 
-def _first_failure(failed_at: Int32[Array, ""], t, seen: PyTree) -> Int32[Array, ""]:
-    return jnp.where(tree.all_finite(seen), failed_at, jnp.minimum(failed_at, t))
+def _first_failure(failed_at: Int32[Array, ""], t, is_finite: jax.Array) -> Int32[Array, ""]:
+    return jnp.where(is_finite, failed_at, jnp.minimum(failed_at, t))
 
 
 # Between steps
