@@ -22,6 +22,22 @@ def one(name: str) -> Kind:
     return Kind.of(name)
 
 
+def test_draws_for_a_constant_target_by_hand(monkeypatch):
+    """The mean's weights are 0, the others of the prior; 1/σ² ~ Gamma(1 + n/2, 0.1)."""
+    monkeypatch.setattr(jax.random, "gamma", lambda key, shape, size: np.full(size, shape))
+    network = RegressionNetwork(3, (4,), "tanh")
+    found = network.constant(jax.random.key(3), 2, 7.0)
+    of_normals, _ = jax.random.split(jax.random.key(3))
+    normals = np.asarray(jax.random.normal(of_normals, found.shape))
+    named = network.named(found)
+    np.testing.assert_array_equal(named["1.weight"][..., 0], 0)
+    np.testing.assert_array_equal(named["1.bias"][..., 0], 0)
+    first = 4 * (3 + 1)
+    np.testing.assert_allclose(found[:, :first], normals[:, :first])
+    np.testing.assert_allclose(found[:, first + 5 : -2], normals[:, first + 5 : -2])
+    np.testing.assert_allclose(np.exp(-2 * named["log_scale"]), 45, rtol=1e-5)
+
+
 def by_hand(network: RegressionNetwork, z: np.ndarray, name: str):
     """Location, scale and degrees from the drawn weights, row by row."""
     named = network.named(z[None])

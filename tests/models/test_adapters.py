@@ -35,6 +35,20 @@ def moved(key=2):
     return eqx.combine(jax.tree.unflatten(treedef, leaves), fixed)
 
 
+def test_factors_begin_with_the_inputs_scale_and_with_nothing():
+    """A ~ N(0, 1/inputs) by a key of each layer in the order of their names; B = 0."""
+    layer = eqx.nn.Linear(9, 2, key=jax.random.key(0))
+    adapters = Adapters(rank=3, scale=0.5)
+    adapted, chosen = adapters.insert(jax.random.key(1), {"a": layer})
+    part, own = adapted["a"], jax.random.split(jax.random.key(1), 1)[0]
+    np.testing.assert_allclose(part.down, jax.random.normal(own, (3, 9)) / 3, rtol=1e-6)
+    np.testing.assert_array_equal(part.up, np.zeros((2, 3)))
+    assert part.base is layer
+    assert chosen["a"] == LowRank(False, True, True)
+    precisions = adapters.precisions(adapted)
+    assert (precisions["a"].down, precisions["a"].up) == (9.0, 12.0)
+
+
 @pytest.mark.slow
 def test_they_start_at_the_network_as_it_was():
     np.testing.assert_allclose(APPLY(ADAPTED, CODES), APPLY(BASE, CODES), atol=1e-5)  # rounding

@@ -181,6 +181,26 @@ def test_a_chain_that_diverges_is_tried_with_shorter_steps(monkeypatch):
         assert float(decay) == pytest.approx(0.0125, rel=1e-5)
 
 
+def test_the_first_mass_is_that_of_the_stiffest_row():
+    """The largest τ · n · E[v²] + λ, with at least 1 for E[v²]: that of a bias."""
+    sides = {"user": jnp.array([[1.0, 3.0], [2.0, 1.0]]), "item": jnp.array([[0.5, -4.0]])}
+    model: Any = SimpleNamespace(
+        sides=lambda position: sides,
+        precisions=lambda hyper, counts: {"user": jnp.array([0.7, 0.2]), "item": jnp.array(0.9)},
+    )
+    hyper = {
+        "counts": {"user": jnp.array([3.0, 5.0]), "item": jnp.array([8.0])},
+        "user": {"precision": np.array([0.3, 2.5])},
+        "item": {"precision": np.array([1.5])},
+    }
+    posterior: Any = SimpleNamespace(hyper=hyper)
+    found = factor_chain._safe_mass(posterior, model, jnp.zeros(1))
+    assert found == pytest.approx(0.9 * 8 * 16 + 2.5)
+    sides["item"] = sides["user"] = jnp.array([[0.1, 0.2]])
+    found = factor_chain._safe_mass(posterior, model, jnp.zeros(1))
+    assert found == pytest.approx(0.9 * 8 + 2.5)
+
+
 def test_an_interrupted_run_is_an_interrupted_fit(monkeypatch):
     """Nobody gets a model of half the draws: `sample` returns those so far, a fit must not."""
 

@@ -1,14 +1,17 @@
 """Implicit feedback: scales, outcomes, tiles for the chain, and newcomers by short chains."""
 
 import dataclasses
+import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special, stats
 
 from exact_factorization import predictions
 from handmade_factors import handmade_draws
+from sghmc.recommender import clicks
 from sghmc.recommender.clicks import ClickOutcome, Counts, Implicit
 from sghmc.recommender.factor_draws import FactorDraws
 from sghmc.recommender.fold_in import Newcomers
@@ -21,14 +24,14 @@ MEANS = predictions(DRAWS["user"][:, USERS].astype(float), DRAWS["item"][:, ITEM
 
 
 def test_probabilities_and_rates_are_means_over_draws():
-    clicks, counts = ClickOutcome(-1.0, False), ClickOutcome(-1.0, True)
-    p, std = clicks.moments(FACTORS, USERS, ITEMS)
+    likely, counts = ClickOutcome(-1.0, False), ClickOutcome(-1.0, True)
+    p, std = likely.moments(FACTORS, USERS, ITEMS)
     np.testing.assert_allclose(p, special.expit(MEANS - 1).mean(0), rtol=1e-4)
     np.testing.assert_allclose(std, np.sqrt(p * (1 - p)))
-    found = clicks.probabilities(FACTORS, USERS, ITEMS)
+    found = likely.probabilities(FACTORS, USERS, ITEMS)
     np.testing.assert_allclose(found, np.stack([1 - p, p], axis=1))
-    assert clicks.levels is not None
-    assert clicks.levels.tolist() == [0, 1]
+    assert likely.levels is not None
+    assert likely.levels.tolist() == [0, 1]
     rate, std = counts.moments(FACTORS, USERS, ITEMS)
     rates = np.exp(MEANS - 1)
     np.testing.assert_allclose(rate, rates.mean(0), rtol=1e-4)
@@ -54,10 +57,10 @@ def test_strangers_are_averaged_over_the_prior():
 
 def test_scales_are_what_an_average_pair_has():
     table = from_table(([1, 1, 2, 3], [1, 2, 1, 1], [2.0, 0.0, 1.0, 4.0]))
-    clicks, counts = Implicit.of(table), Counts.of(table)
-    assert special.expit(clicks.scale[0]) == pytest.approx(3 / 6)
+    likely, counts = Implicit.of(table), Counts.of(table)
+    assert special.expit(likely.scale[0]) == pytest.approx(3 / 6)
     assert np.exp(counts.scale[0]) == pytest.approx(7 / 6)
-    assert clicks.in_units(table).rating.tolist() == [1, 1, 1]
+    assert likely.in_units(table).rating.tolist() == [1, 1, 1]
     assert counts.in_units(table).rating.tolist() == [2, 1, 4]
     assert counts.in_units(table).users.tolist() == [1, 2, 3]
     with pytest.raises(ValueError, match=r"the rating in row 2 is -1: give numbers from 0"):
@@ -133,6 +136,61 @@ def test_newcomers_have_their_law_under_every_draw(kind):
         assert abs(found.mean() - mean) < 5 * spread / np.sqrt(count / 5)
         assert found.std() == pytest.approx(spread, rel=0.2)
     assert np.all(np.std(after["item"][:, 8], axis=0) > 0.1)
+
+
+@pytest.mark.parametrize(("kind", "side"), [(Counts, "user"), (Implicit, "item")])
+def test_newcomers_are_drawn_from_all_their_pairs_with_those_of_the_other_side(
+    monkeypatch, kind, side
+):
+    """What the chains of one user and then of one item are given, under the second draw."""
+    asked = []
+
+    def told(key, posterior, sampler, start, **options):
+        asked.append((posterior, sampler, start, options))
+        found = np.full((1, 2, *start.shape), float(len(asked)))
+        return types.SimpleNamespace(positions=found * np.array([1.0, -1.0])[None, :, None, None])
+
+    monkeypatch.setattr(clicks, "sample", told)
+    rng = np.random.default_rng(2)
+    draws = {"user": rng.normal(size=(2, 9, 2)), "item": rng.normal(size=(2, 8, 2))}
+    for each in ("user", "item"):
+        draws |= {
+            f"{each}.mean": rng.normal(size=(2, 2)),
+            f"{each}.precision": np.full((2, 2), 1.5),
+        }
+    draws = {name: part.astype(np.float32) for name, part in draws.items()}
+    user, item = np.array([9] * 4 + [0, 4, 9]), np.array([0, 2, 5, 7, 8, 8, 8])
+    amount = np.array([1, 2, 1, 1, 3, 1, 1] if kind is Counts else np.ones(7), np.float32)
+    codes = user.astype(np.int32), item.astype(np.int32)
+    ratings = Ratings(*codes, amount, np.arange(10), np.arange(9))
+    new = Newcomers(draws, ratings, Sizes(9, 8), np.array([9]), {})
+    after = kind(np.array([-0.5, 1.0])).fold_in(jax.random.key(0), new)
+    np.testing.assert_array_equal(after["user"][:, :9], draws["user"])
+    np.testing.assert_array_equal(after["item"][:, :8], draws["item"])
+    np.testing.assert_array_equal(after["user"][:, 9], [[1, 1], [-1, -1]])
+    np.testing.assert_array_equal(after["item"][:, 8], [[2, 2], [-2, -2]])
+    posterior, sampler, start, options = asked[0 if side == "user" else 1]
+    others = draws["item"] if side == "user" else after["user"]
+    counts = np.zeros(others.shape[1])
+    mine = slice(0, 4) if side == "user" else slice(4, 7)
+    counts[(item if side == "user" else user)[mine]] = amount[mine]
+    often = np.bincount(item if side == "user" else user, amount)[: others.shape[1]] + 1e-6
+    squares = np.average(others[0] ** 2, axis=0, weights=often)
+    np.testing.assert_allclose(sampler.mass[0], counts.sum() * np.append(squares[:1], 1) + 1.5)
+    np.testing.assert_allclose(sampler.friction, sampler.mass)
+    np.testing.assert_allclose(start[0], draws[f"{side}.mean"][0])
+    assert (options["num_samples"], options["num_burnin"], options["thinning"]) == (2, 10, 12)
+    assert (options["gibbs"].every, options["gibbs"].start) == (12, 120)
+    row = np.array([0.3, -0.8])
+    rows = np.asarray(start).copy()
+    rows[0] = row
+    hyper = options["gibbs"].update(jax.random.key(0), rows, posterior)
+    assert options["gibbs"].update(None, rows, posterior.with_hyper(hyper))["draw"] == 1
+    found = posterior.with_hyper(hyper).potential(jnp.asarray(rows))
+    score = -0.5 + others[1][:, 0] * row[0] + others[1][:, 1] + row[1]
+    total = np.exp(score) if kind is Counts else np.logaddexp(0, score)
+    prior = 0.75 * np.sum((rows - draws[f"{side}.mean"][1]) ** 2)
+    np.testing.assert_allclose(found, prior - counts @ score + total.sum(), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -104,6 +104,19 @@ def test_values_outside_are_refused(name):
         KINDS[name][0].inverse(jnp.asarray(value))
 
 
+@pytest.mark.parametrize("name", ["CholeskyCovariance", "CholeskyCorrelation"])
+def test_factors_of_a_batch_are_checked_one_by_one(name):
+    """Three 2 × 2 factors, of which the last has its second row turned round."""
+    transform = getattr(transforms, name)()
+    sine, cosine = np.array([0.3, -0.6, 0.8]), np.sqrt(1 - np.array([0.3, -0.6, 0.8]) ** 2)
+    factors = np.zeros((3, 2, 2))
+    factors[:, 0, 0], factors[:, 1, 0], factors[:, 1, 1] = 1.0, sine, cosine
+    assert transform.inverse(factors).shape[0] == 3
+    factors[2, 1] *= -1
+    with pytest.raises(ValueError, match="with a positive diagonal"):
+        transform.inverse(factors)
+
+
 @pytest.mark.slow
 def test_numbers_that_are_no_triangle_are_refused():
     with pytest.raises(ValueError, match=r"4 numbers do not fill a triangle.*\[3, 6, 10\]"):
