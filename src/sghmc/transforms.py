@@ -343,13 +343,12 @@ class Space(eqx.Module):
         hyper: PyTree = None,
     ) -> Posterior:
         """Make a `Posterior` over unconstrained parameters from functions of constrained values."""
-        return Posterior(
-            _OfValues(self, log_likelihood), _WithJacobian(self, log_prior), data, hyper
-        )
+        prior = _OfValues(self, log_prior, sign=1)
+        return Posterior(_OfValues(self, log_likelihood), prior, data, hyper)
 
     def potential(self, function: Callable[[PyTree], jax.Array]) -> Potential:
         """Make a `Potential` over unconstrained parameters from a U of constrained values."""
-        return Potential(_PotentialOfValues(self, function))
+        return Potential(_OfValues(self, function, sign=-1))
 
     def _map(
         self, function: Callable[[Transform, Any], Any], tree: PyTree, otherwise=lambda x: x
@@ -372,28 +371,18 @@ class Space(eqx.Module):
 
 
 class _OfValues(eqx.Module):
+    """A function of constrained values as one of parameters, plus `sign` times the Jacobian's log.
+
+    Of a log density the sign is 1, of a potential −1, of a log-likelihood 0.
+    """
+
     space: Space
     function: Callable
+    sign: int = eqx.field(static=True, default=0)
 
     def __call__(self, params, *args):
-        return self.function(self.space.constrain(params), *args)
-
-
-class _WithJacobian(eqx.Module):
-    space: Space
-    function: Callable
-
-    def __call__(self, params, *args):
-        density = self.function(self.space.constrain(params), *args)
-        return density + self.space.log_jacobian(params)
-
-
-class _PotentialOfValues(eqx.Module):
-    space: Space
-    function: Callable
-
-    def __call__(self, params):
-        return self.function(self.space.constrain(params)) - self.space.log_jacobian(params)
+        value = self.function(self.space.constrain(params), *args)
+        return value + self.sign * self.space.log_jacobian(params) if self.sign else value
 
 
 def _is_transform(leaf: Any) -> bool:

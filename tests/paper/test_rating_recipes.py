@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from recorded_draw import RecordedDraw
-from sghmc.paper import rating_folds
-from sghmc.paper.methods import MethodSettings
-from sghmc.paper.rating_folds import Problem, Schedule
+from sghmc.paper import methods
+from sghmc.paper.methods import MethodSettings, Problem, Schedule
 from sghmc.recommender.ratings import synthetic_ratings
 
 PROBLEM = Problem.of(synthetic_ratings(0, 7, 6), 3)
@@ -22,12 +21,12 @@ def asked(monkeypatch):
 
     def of(name):
         recorded = RecordedDraw()
-        monkeypatch.setattr(rating_folds, "draw", recorded)
+        monkeypatch.setattr(methods, "draw", recorded)
         if name == "best":
-            recipe = rating_folds.ours(PROBLEM, 2, SCHEDULE, 0.06, 0.1)
+            recipe = methods.ours(PROBLEM, 2, SCHEDULE, 0.06, 0.1)
         else:
-            recipe = rating_folds.papers(PROBLEM, 2, SCHEDULE, name, SETTINGS)
-        rating_folds.sample_folds(recipe, name, PROBLEM, 7.0, jax.random.key(0), False)
+            recipe = methods.papers(PROBLEM, 2, SCHEDULE, name, SETTINGS)
+        methods.sample_folds(recipe, name, PROBLEM, 7.0, jax.random.key(0), False)
         return recorded.call
 
     return of

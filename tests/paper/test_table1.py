@@ -9,8 +9,8 @@ import pytest
 
 from recorded_draw import RecordedDraw
 from sghmc import paper
-from sghmc.paper import rating_folds, table1
-from sghmc.paper.rating_folds import Problem
+from sghmc.paper import methods, table1
+from sghmc.paper.methods import Problem
 from sghmc.recommender.ratings import synthetic_ratings
 from shown_tables import cells, fits
 
@@ -44,8 +44,8 @@ def fake_samples():
 @pytest.fixture
 def result(monkeypatch):
     """A whole run of nothing."""
-    monkeypatch.setattr(rating_folds, "load", lambda *_: RATINGS)
-    monkeypatch.setattr(table1.rating_folds, "sample_folds", lambda *_: fake_samples())
+    monkeypatch.setattr(methods, "named_ratings", lambda *_: RATINGS)
+    monkeypatch.setattr(table1.methods, "sample_folds", lambda *_: fake_samples())
     return table1.run(CONFIG, jax.random.key(0), progress=False)
 
 
@@ -105,14 +105,14 @@ def test_without_an_accelerator_a_run_is_short_unless_asked(
 
 
 def test_best_runs_our_recipe_alone(monkeypatch):
-    monkeypatch.setattr(rating_folds, "load", lambda *_: RATINGS)
+    monkeypatch.setattr(methods, "named_ratings", lambda *_: RATINGS)
     recipes = []
 
     def sampled(recipe, name, *_):
         recipes.append((name, recipe.is_adapted))
         return fake_samples()
 
-    monkeypatch.setattr(table1.rating_folds, "sample_folds", sampled)
+    monkeypatch.setattr(table1.methods, "sample_folds", sampled)
     table1.run(dataclasses.replace(CONFIG, best=True), jax.random.key(0), progress=False)
     assert recipes == [("best", True)]
     recipes.clear()

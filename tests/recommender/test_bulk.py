@@ -8,9 +8,9 @@ from scipy import stats
 
 from exact_factorization import predictions
 from handmade_factors import NUM_DRAWS, SIZES, handmade_draws
-from sghmc.recommender import top_items
+from sghmc.recommender import factor_draws
+from sghmc.recommender.factor_draws import best_items
 from sghmc.recommender.ratings import Ratings
-from sghmc.recommender.top_items import best_items
 
 DRAWS = handmade_draws()
 PAIRS = [(0, 1), (0, 4), (3, 0), (3, 2), *((6, item) for item in range(5))]
@@ -43,7 +43,7 @@ def expected(score, k, exclude_seen=True):
 @pytest.mark.parametrize("exclude_seen", [True, False])
 def test_every_user_gets_their_best_of_what_they_have_not_seen(most, exclude_seen, monkeypatch):
     """User 6 has one item left. Blocks of three users make the last one shorter."""
-    monkeypatch.setattr(top_items, "_MAX_BLOCK_USERS", 3 if most == 8 else most)
+    monkeypatch.setattr(factor_draws, "_MAX_BLOCK_USERS", 3 if most == 8 else most)
     mean, std = SCORES.mean(0), SCORES.std(0, ddof=1)
     for by, score in (("mean", mean), ("upper", mean + 0.7 * std), ("lower", mean - 0.7 * std)):
         best = found(exclude_seen=exclude_seen, by=by)

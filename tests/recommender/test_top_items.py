@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from exact_factorization import predictions
-from sghmc.recommender.top_items import By, Top, UserBlock, _top, top_items
+from sghmc.recommender.factor_draws import By, Top, UserBlock, _top, top_items
 
 NUM_DRAWS, NUM_USERS, WIDTH = 6, 5, 4
 SEEN = [(0, 3), (0, 7), (2, 1), (4, 39)]

@@ -17,7 +17,7 @@ import numpy as np
 from sghmc.estimators.networks import largest_curvatures
 from sghmc.estimators.weighted_rows import Scaling, WeightedRows, padded, padded_size
 from sghmc.gradients import FullBatch, Minibatch
-from sghmc.models.mlp import MLP
+from sghmc.models.networks import MLP
 from sghmc.posterior.gibbs import GaussianPrior
 from sghmc.posterior.posterior import Posterior
 from sghmc.results.samples import DivergenceError, Samples

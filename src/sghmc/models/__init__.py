@@ -8,8 +8,7 @@ import importlib
 from typing import Any
 
 from sghmc.models.adapters import Adapters, LowRank, merged
-from sghmc.models.mlp import MLP
-from sghmc.models.transformer import Transformer
+from sghmc.models.networks import MLP, Transformer
 
 __all__ = ["MLP", "Adapters", "LowRank", "MatrixFactorization", "Transformer", "merged"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from sghmc import paper
 from sghmc.data.archives import Images, load_mnist
 from sghmc.gradients import Minibatch
-from sghmc.models.mlp import MLP
+from sghmc.models.networks import MLP
 from sghmc.paper import Claim, draw, methods
 from sghmc.paper.methods import OPTIMIZERS, MethodSettings
 from sghmc.posterior.posterior import Posterior

@@ -13,9 +13,15 @@ import jax
 import numpy as np
 
 from sghmc import paper
-from sghmc.paper import Claim, methods, rating_folds
-from sghmc.paper.methods import LABELS, OPTIMIZERS, MethodSettings
-from sghmc.paper.rating_folds import Problem, Recipe, Schedule
+from sghmc.paper import Claim, methods
+from sghmc.paper.methods import (
+    LABELS,
+    OPTIMIZERS,
+    MethodSettings,
+    Problem,
+    Recipe,
+    Schedule,
+)
 from sghmc.results.samples import Samples
 
 if TYPE_CHECKING:
@@ -92,7 +98,7 @@ QUICK = {
 
 def run(config: Table1Config, key: jax.Array, *, progress: bool = True) -> dict[str, Any]:
     config, note = _sized(config)
-    problem = Problem.of(rating_folds.load(config.dataset, config.data), config.num_folds)
+    problem = Problem.of(methods.named_ratings(config.dataset, config.data), config.num_folds)
     names = ("best",) if config.best else config.methods
     rows = {name: _row(config, name, problem, key, progress) for name in names}
     return {"note": note, "methods": rows}
@@ -116,8 +122,8 @@ def _sized(config: Table1Config) -> tuple[Table1Config, str]:
 def _recipe(config: Table1Config, name: str, problem: Problem) -> Recipe:
     shared = problem, config.rank, config.schedule
     if name == "best":
-        return rating_folds.ours(*shared, config.best_step, config.best_decay)
-    return rating_folds.papers(*shared, name, config.settings)
+        return methods.ours(*shared, config.best_step, config.best_decay)
+    return methods.papers(*shared, name, config.settings)
 
 
 def _last(score: str, name: str, samples: Samples, problem: Problem) -> np.ndarray:
@@ -128,7 +134,7 @@ def _last(score: str, name: str, samples: Samples, problem: Problem) -> np.ndarr
 
 def _row(config: Table1Config, name: str, problem: Problem, key, progress) -> dict[str, Any]:
     recipe, regularizer = _recipe(config, name, problem), config.settings.regularizer
-    samples = rating_folds.sample_folds(recipe, name, problem, regularizer, key, progress)
+    samples = methods.sample_folds(recipe, name, problem, regularizer, key, progress)
     schedule, scores = config.schedule, methods.over_time(name, samples)
     assert samples.clock is not None
     trace = {score: problem.spread * scores[score].mean(0) for score in ("rmse", "unclipped")}
@@ -140,7 +146,7 @@ def _row(config: Table1Config, name: str, problem: Problem, key, progress) -> di
     if name not in OPTIMIZERS:
         trace["log_likelihood"] = scores["log_likelihood"].mean(0) - math.log(problem.spread)
         row["log_likelihood"] = float(trace["log_likelihood"][-1])
-        row["coverage"] = rating_folds.coverage(samples.averages, problem)
+        row["coverage"] = methods.coverage(samples.averages, problem)
     draws = 1 + np.arange(samples.num_draws)
     trace["steps"] = schedule.num_burnin + schedule.average_every * draws
     trace["seconds_after_compilation"] = samples.clock - samples.startup_seconds

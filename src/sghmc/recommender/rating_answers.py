@@ -16,10 +16,9 @@ from sghmc.core.checks import check_choice, check_count
 from sghmc.recommender import factor_draws
 from sghmc.recommender.clicks import Counts, Implicit
 from sghmc.recommender.factor_chain import Likelihood, Outcome
-from sghmc.recommender.factor_draws import FactorDraws
+from sghmc.recommender.factor_draws import By, FactorDraws, best_items
 from sghmc.recommender.rating_likelihoods import GaussianRatings, OrdinalRatings
 from sghmc.recommender.ratings import Ratings, codes_of, from_table
-from sghmc.recommender.top_items import By, best_items
 from sghmc.results.scores import inside_intervals
 
 # Held-out ratings, and scores of predictions on them.

@@ -18,6 +18,7 @@ from sghmc.gradients import Gradient
 from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.samplers import Sampler
 from sghmc.theory.affine import Derivatives, check_affine, derivatives, held
+from sghmc.theory.stationary import Law
 from sghmc.types import PyTree
 
 # Largest number of batch orders to enumerate.
@@ -25,7 +26,7 @@ _MAX_ORDERS = 50_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MinibatchLaw:
+class MinibatchLaw(Law):
     """The stationary law of draws with minibatches: moments of a mixture, which is no Gaussian.
 
     The fields are those of `Law`, and `mean_error`, the bias of the mean in exact standard
@@ -33,11 +34,6 @@ class MinibatchLaw:
     independent batches, a pass for shuffled epochs, two for palindromes.
     """
 
-    covariance: np.ndarray
-    state_covariance: np.ndarray
-    standard_deviation_error: np.ndarray
-    autocorrelation_time: np.ndarray
-    effective_temperature: float
     mean_error: np.ndarray
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sghmc.paper import rating_folds
-from sghmc.paper.rating_folds import Problem, TestSets
+from sghmc.paper import methods
+from sghmc.paper.methods import Problem, TestSets
 from sghmc.recommender.ratings import synthetic_ratings
 
 RATINGS = synthetic_ratings(0, 7, 6)
@@ -98,16 +98,16 @@ def test_coverage_is_the_share_inside_over_all_folds():
         counts += np.bincount(kinds, minlength=4)
     averages = {"mean": mean, "square": mean**2 + spread, "noise": noise}
     shares = np.cumsum(counts) / counts.sum()
-    found = rating_folds.coverage(averages, PROBLEM)
+    found = methods.coverage(averages, PROBLEM)
     assert found == pytest.approx({"50%": shares[0], "80%": shares[1], "95%": shares[2]})
 
 
 def test_without_ratings_it_says_what_to_do(monkeypatch):
     monkeypatch.delenv("SGHMC_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match=r"ml-1m.zip from GroupLens.*--dataset synthetic"):
-        rating_folds.load("ml-1m", None)
+        methods.named_ratings("ml-1m", None)
     with pytest.raises(ValueError, match="dataset must be"):
-        rating_folds.load("netflix", None)
+        methods.named_ratings("netflix", None)
 
 
 def test_ratings_are_found_in_the_folder_of_data(monkeypatch, tmp_path):
@@ -115,7 +115,7 @@ def test_ratings_are_found_in_the_folder_of_data(monkeypatch, tmp_path):
     found = tmp_path / "movielens" / "ml-1m.zip"
     found.touch()
     monkeypatch.setenv("SGHMC_DATA", str(tmp_path))
-    monkeypatch.setattr(rating_folds, "load_ratings", lambda path: path)
-    assert rating_folds.load("ml-1m", None) == found
-    assert rating_folds.load("ml-1m", "elsewhere") == "elsewhere"
-    assert dataclasses.is_dataclass(rating_folds.load("synthetic", None))
+    monkeypatch.setattr(methods, "load_ratings", lambda path: path)
+    assert methods.named_ratings("ml-1m", None) == found
+    assert methods.named_ratings("ml-1m", "elsewhere") == "elsewhere"
+    assert dataclasses.is_dataclass(methods.named_ratings("synthetic", None))

@@ -8,7 +8,7 @@ import pytest
 
 import sghmc
 from sghmc.core import runtime
-from sghmc.models import MLP, mlp
+from sghmc.models import MLP, networks
 from sghmc.posterior.gibbs import GaussianPrior
 
 RNG = np.random.default_rng(0)
@@ -100,7 +100,7 @@ def test_noise_is_drawn_from_weighted_squares_of_all_outputs(monkeypatch):
         asked.append((shape, rate, named))
         return jnp.stack([count, total])
 
-    monkeypatch.setattr(mlp, "draw_precision", draw_precision)
+    monkeypatch.setattr(networks, "draw_precision", draw_precision)
     prior = GaussianPrior(2.0, 3.0, 0.7)
     model = MLP((4, 2), likelihood="gaussian", prior=prior)
     params = [{"weight": jnp.asarray(RNG.normal(size=(4, 2)), jnp.float32), "bias": jnp.ones(2)}]
