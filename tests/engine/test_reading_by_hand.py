@@ -1,8 +1,11 @@
 """Where the rows of a window lie: numbers and places by hand, with a source written by the test."""
 
+import contextlib
 import types
 from typing import Any
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +13,8 @@ import pytest
 import marked
 import sghmc
 from sghmc.engine import devices, prefetch
+from sghmc.engine.chain import GRADIENT
+from sghmc.engine.driver import OneDevice
 from sghmc.engine.prefetch import Reader, Window
 from sghmc.gradients import BatchEstimator
 from sghmc.recommender.factor_chain import counted
@@ -162,3 +167,28 @@ def test_rows_are_taken_in_the_order_of_their_numbers():
     assert rows.tolist() == [2, 2, 5, 9]
     np.testing.assert_array_equal(rows[places], TABLE[numbers])
     assert places.dtype == np.int32
+
+
+def test_windows_have_the_rows_of_their_steps_and_of_the_one_after(monkeypatch, tmp_path):
+    """Windows of two draws of three steps, the next one read while one is in use."""
+    np.save(tmp_path / "x.npy", TABLE.astype(np.float32))
+    source = sghmc.data.MemoryMapped(tmp_path / "x.npy")
+    target = sghmc.Posterior(marked.log_likelihood, marked.log_prior, source, hyper=1.0)
+    estimator = sghmc.Minibatch(4).prepare(target, marked.LIKE)
+    spec = marked.program(2, target=target, estimator=estimator, thinning=3)
+    # A step takes two batches of one number of four bytes, of each of two chains.
+    spec = eqx.tree_at(lambda p: p.kernel, spec, marked.MarkedKernel(gradients=2))
+    monkeypatch.setattr(prefetch, "_WINDOW_BYTES", 4 * 8 * 2 * 3 * 2)
+    made = Reader(spec, sghmc.SGLD(0.1), 5, OneDevice())
+    numbers = jax.jit(jax.vmap(lambda keys: estimator.draw(keys, 0, 16, 2, None)))
+    wanted = np.asarray(numbers(spec.keys[:, GRADIENT])).reshape(2, 16, 8)
+    with contextlib.closing(made):
+        for draw in range(5):
+            own, end = made.spec_at(draw)
+            assert end == 2 * (draw // 2) + 2
+            if made.ahead is not None:
+                made.ahead[1].result()  # what is read ahead leaves this window as it is
+            rows, places = np.asarray(own.batches.rows), np.asarray(own.batches.places)
+            for step in range(3 * draw, 3 * draw + 4):
+                found = rows[places[:, step - int(own.batches.first)]]
+                np.testing.assert_array_equal(found, wanted[:, step])

@@ -1,6 +1,6 @@
 """Training: gradients of the right size, and a mean that is learned."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -93,3 +93,18 @@ def test_adam_takes_the_steps_that_are_said(batch_size):
         ratio = (mean / (1 - 0.9 ** (t + 1))) / np.sqrt(square / (1 - 0.999 ** (t + 1)))
         position = position - rate * ratio
     np.testing.assert_allclose(np.asarray(found) - STARTS, position - STARTS, rtol=2e-3, atol=1e-6)
+
+
+class Slope:
+    """log p = Σ weight · z of each row: its gradient counts the rows."""
+
+    def log_likelihood(self, z, table, kind):
+        return jnp.sum(table.weight) * z[0]
+
+
+def test_a_batch_stands_for_all_rows_beside_the_prior():
+    """−½z² + 4z at z = 2.5 rises, as the first step of Adam does, where −½z² + z falls."""
+    table = Table(np.zeros((1, 4), np.float32), np.zeros(4, np.float32), np.ones(4, np.float32))
+    start = jnp.full((2, 1), 2.5)
+    found = train(cast(Any, Slope()), jax.random.key(0), start, table, cast(Any, 0), 1, 1)
+    np.testing.assert_allclose(found, 2.505, rtol=1e-5)

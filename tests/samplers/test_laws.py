@@ -780,6 +780,26 @@ def test_descent_with_and_without_momentum():
     assert sghmc.SGD(0.1).rescaled(0.5).learning_rate == 0.05
 
 
+def test_what_is_not_given_is_what_the_pages_say():
+    """Masses, temperatures and preconditioners of 1, no V̂, an accept step, no resampling."""
+    usual: list[Any] = [
+        (sghmc.SGHMC(0.1, 1.0), (1.0, 0.0, 1.0, None, "end")),
+        (sghmc.BAOAB(0.1, 1.0), (1.0, 0.0, 1.0)),
+        (sghmc.SGLD(0.1), (1.0, 0.0, 1.0)),
+        (sghmc.PSGLD(0.1), (0.99, 1.0, True, 1.0)),
+        (sghmc.HMC(0.1, 3), (1.0, True, 0.0, None)),
+        (sghmc.MCHMC(0.1, 3), (True, 0.0, None)),
+        (sghmc.SGNHT(0.1), (1.0, 1.0, 1.0, "scalar", 1.0)),
+        (sghmc.SGRHMC(0.1, jnp.square), (1.0, 1.0, False)),
+        (sghmc.Cyclical(sghmc.SGLD(0.1), 10), (0.5,)),
+        (sghmc.ReplicaExchange(sghmc.SGLD(0.1), [1, 2]), (10, None)),
+        (sghmc.Austerity(), (0.05, 500)),
+    ]
+    for settings, expected in usual:
+        values = [getattr(settings, field.name) for field in dataclasses.fields(settings)]
+        assert tuple(values[-len(expected) :]) == expected, settings
+
+
 def test_draws_are_taken_where_the_sampler_observes():
     state = SGHMCState(jnp.array([1.0]), jnp.array([0.5]))
     for where, expected in [("end", 1.0), ("middle", 0.75)]:
