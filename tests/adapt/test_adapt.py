@@ -147,6 +147,14 @@ def test_dual_averaging_is_that_of_its_authors():
         np.testing.assert_allclose(search.log_mean, log_mean, rtol=1e-4)
 
 
+def test_masses_of_hmc_change_between_a_sixth_and_five_sixths_of_the_way():
+    """Windows double from half a sixth on, 20 at least, and the last one fills the rest."""
+    assert sghmc.AdaptHMC(until=600).ends == (150, 250, 500)
+    assert sghmc.AdaptHMC(until=700, start=100).ends == (250, 350, 600)
+    assert sghmc.AdaptHMC(until=90).ends == (35, 75)
+    assert sghmc.AdaptHMC(until=600, mass=False).ends == ()
+
+
 @pytest.mark.parametrize(
     ("sampler", "adaptation"),
     [

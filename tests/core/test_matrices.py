@@ -345,3 +345,9 @@ def test_the_largest_dense_matrix_is_of_two_thousand_parameters():
     checks._check_size(2000, "mass")
     with pytest.raises(ValueError, match="one of more than 2,000 takes minutes"):
         checks._check_size(2001, "mass")
+
+
+def test_a_matrix_has_its_arrays_as_leaves_and_no_counts():
+    one = checks.parse_matrix(2.0, {"a": jnp.zeros(3), "b": jnp.zeros(2)}, "mass", definite=True)
+    assert [np.shape(leaf) for leaf in jax.tree.leaves(one)] == [()]
+    assert len(jax.tree.leaves(one.inverse())) == 1

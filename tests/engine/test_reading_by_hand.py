@@ -188,7 +188,8 @@ def test_windows_have_the_rows_of_their_steps_and_of_the_one_after(monkeypatch, 
             assert end == 2 * (draw // 2) + 2
             if made.ahead is not None:
                 made.ahead[1].result()  # what is read ahead leaves this window as it is
-            rows, places = np.asarray(own.batches.rows), np.asarray(own.batches.places)
+            batches: Any = own.batches
+            rows, places = np.asarray(batches.rows), np.asarray(batches.places)
             for step in range(3 * draw, 3 * draw + 4):
-                found = rows[places[:, step - int(own.batches.first)]]
+                found = rows[places[:, step - int(batches.first)]]
                 np.testing.assert_array_equal(found, wanted[:, step])

@@ -431,8 +431,10 @@ def test_an_estimate_is_that_of_its_formula_for_one_batch():
     def facts(theta):
         anchor = estimator.init_anchor(model)
         examples = model.rows(numbers[3:])
+        oracle = estimator.oracle(model, numbers, anchor)
+        assert not oracle.is_exact
         return (
-            estimator.oracle(model, numbers, anchor)(1, theta),
+            oracle(1, theta),
             anchor.total,
             estimator.example_gradients(model, theta, examples, anchor),
             estimator.examples(model, numbers),
