@@ -139,6 +139,15 @@ def test_started_again_two_processes_have_the_bits_of_an_unbroken_run(lost, tmp_
 
 
 @pytest.mark.slow
+def test_sigterm_to_one_process_saves_and_ends_both(tmp_path):
+    processes = launch(tmp_path, 2, "data=2", processes_run.MANY)
+    wait_for_a_save(tmp_path, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    assert [code for code, _, _ in outputs(processes)] == [143, 143]
+    assert not list((tmp_path / "checkpoint" / "saves").glob("unfinished"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shape"), [("array", "data=2"), ("order", "chain=2"), ("parquet", "chain=2")]
 )

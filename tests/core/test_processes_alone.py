@@ -37,9 +37,9 @@ def test_one_process_leads_itself_and_hears_itself():
     assert runtime.on_leader(lambda: 7) == 7
     with pytest.raises(KeyError, match="mine"):
         runtime.on_leader(lambda: {}["mine"])
-    runtime.fail_together(None, "Reading")
-    with pytest.raises(OSError, match="gone"):
-        runtime.fail_together(OSError("gone"), "Reading")
+    assert runtime.together(lambda: 8, "Reading") == 8
+    with pytest.raises(KeyError, match="gone"):
+        runtime.together(lambda: {}["gone"], "Reading")
     fetched = runtime.fetch({"a": jnp.arange(3)})
     assert isinstance(fetched["a"], np.ndarray)
 
@@ -100,11 +100,11 @@ def test_a_fault_of_one_process_is_told_in_the_others(many):
     many(0, process_allgather=others("", "DataError: x.npy is gone"))
     message = r"Reading failed in process 2 of 3. It says: DataError: x.npy is gone"
     with pytest.raises(runtime.ProcessError, match=message):
-        runtime.fail_together(None, "Reading")
-    with pytest.raises(OSError, match="mine"):
-        runtime.fail_together(OSError("mine"), "Reading")
+        runtime.together(lambda: 8, "Reading")
+    with pytest.raises(KeyError, match="mine"):
+        runtime.together(lambda: {}["mine"], "Reading")
     many(0, process_allgather=others("", ""))
-    runtime.fail_together(None, "Reading")
+    assert runtime.together(lambda: 8, "Reading") == 8
 
 
 def test_arrays_that_lie_elsewhere_are_gathered(many, monkeypatch):
@@ -131,13 +131,13 @@ def test_arrays_that_lie_elsewhere_are_gathered(many, monkeypatch):
 )
 def test_a_lost_process_is_told_from_other_errors(sign, many, monkeypatch, capsys):
     registered = []
-    monkeypatch.setattr(runtime.atexit, "register", registered.append)
+    monkeypatch.setattr(runtime.atexit, "register", lambda *call: registered.append(call))
     many(1)
     message = r"Process 1 of 3 has lost another process .* ends: .*Start the run again"
     with pytest.raises(runtime.LostProcessError, match=message), runtime.detect_lost_peer():
         raise RuntimeError(f"{sign}\nand more")
     assert "sghmc: Process 1 of 3" in capsys.readouterr().err
-    assert registered == [runtime._leave]
+    assert registered == [(runtime._leave, 1)]
     with pytest.raises(RuntimeError, match="a bug of mine"), runtime.detect_lost_peer():
         raise RuntimeError("a bug of mine")
     assert len(registered) == 1

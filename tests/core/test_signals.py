@@ -156,6 +156,30 @@ def test_a_signal_to_one_process_ends_the_run_in_all(monkeypatch):
         within(run, run.agreed)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_that_ends_one_process_at_once_does_not_wait_for_the_others(
+    number, code, monkeypatch
+):
+    """jax would wait for them at the end of the process; SIGTERM would not even end it."""
+    codes = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(runtime, "leave_at_exit", codes.append)
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        within(whole_or_nothing(), lambda: signal.raise_signal(number))
+    assert isinstance(caught.value, KeyboardInterrupt | SystemExit)
+    assert codes == [code]
+
+
+def test_a_run_waits_for_its_block_though_what_is_around_it_does_not():
+    def run():
+        with Interruption(takes_sigterm=True) as inner:
+            signal.raise_signal(signal.SIGTERM)
+            assert inner.happened
+
+    with pytest.raises(SystemExit):
+        within(Interruption(is_patient=False, takes_sigterm=True), run, failed)
+
+
 class AtFirst(Bar):
     """A progress bar at which a signal comes with the first draws."""
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from jax import lax
 from jaxtyping import Array, Bool
 
 from sghmc.types import PyTree
+
+T = TypeVar("T")
 
 # XLA.
 
@@ -299,17 +301,15 @@ def on_leader(function: Callable[[], Any]) -> Any:
 
     The function may sample: it runs as in a program of one process.
     """
-    outcome, error = None, None
-    if is_leader():
+
+    def alone() -> Any:
         token = _works_alone.set(True)
         try:
-            outcome = function()
-        except Exception as raised:
-            error = raised
+            return function() if is_leader() else None
         finally:
             _works_alone.reset(token)
-    fail_together(error, "The run")
-    return outcome
+
+    return together(alone, "The run")
 
 
 def text_of_leader(function: Callable[[], str]) -> str:
@@ -336,19 +336,20 @@ def gather_texts(text: str) -> list[str]:
     ]
 
 
-def fail_together(error: Exception | None, what: str) -> None:
-    """Raise this process's error; in the others, say which process has one, and what it says."""
-    if is_multiprocess():
-        said = "" if error is None else f"{type(error).__name__}: {error}"
-        texts = gather_texts(said[:_MAX_MESSAGE_LETTERS])
-        failed = [i for i, text in enumerate(texts) if text]
-        if error is None and failed:
-            raise ProcessError(
-                f"{what} failed in process {failed[0]} of {jax.process_count()}. It says: "
-                f"{texts[failed[0]]}"
-            )
-    if error is not None:
-        raise error
+def together(function: Callable[[], T], what: str) -> T:
+    """Return `function()`, which waits for no process; where it fails in one, all fail."""
+    try:
+        outcome = function()
+    except Exception as error:
+        gather_texts(f"{type(error).__name__}: {error}"[:_MAX_MESSAGE_LETTERS])
+        raise
+    texts = gather_texts("")
+    failed = next((i for i, text in enumerate(texts) if text), None)
+    if failed is not None:
+        raise ProcessError(
+            f"{what} failed in process {failed} of {jax.process_count()}. It says: {texts[failed]}"
+        )
+    return outcome
 
 
 def fetch(tree: PyTree) -> PyTree:
@@ -383,12 +384,16 @@ def detect_lost_peer() -> Iterator[None]:
         )
         # Print at once: jax may end this process before anything is said of an exception.
         print(f"sghmc: {message}", file=sys.stderr, flush=True)
-        atexit.register(_leave)
+        leave_at_exit(1)
         raise LostProcessError(message) from error
 
 
-def _leave() -> None:
-    """End at once: jax would wait for the lost process first, and then end in a stack of C++."""
+def leave_at_exit(code: int) -> None:
+    """Have this process end without jax, which would wait for those that are lost."""
+    atexit.register(_leave, code)
+
+
+def _leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(code)

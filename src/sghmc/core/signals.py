@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
+import jax
+
 from sghmc.core import runtime
 
 # What a shell says of a process that SIGTERM ended: 128 and the signal's number.
@@ -56,7 +58,11 @@ class Interruption:
             self.noted = self._open[-1].noted if self._open else 0
             signals = [signal.SIGINT]
             # A handler of the user's own, such as one that a cluster's library has set, stays.
-            if self.takes_sigterm and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            known = signal.getsignal(signal.SIGTERM)
+            is_ours = isinstance(getattr(known, "__self__", None), Interruption)
+            # jax.distributed handles SIGTERM below Python, but does not end the process.
+            takes = self.takes_sigterm or (not self.is_patient and jax.process_count() > 1)
+            if takes and (is_ours or known is signal.SIG_DFL):
                 signals.append(signal.SIGTERM)
             self._previous = {each: signal.signal(each, self._handle) for each in signals}
             self._open.append(self)
@@ -68,6 +74,8 @@ class Interruption:
             each.noted = max(each.noted, signum)
         if not (self.is_patient and is_first):
             self.has_raised = True
+            if jax.process_count() > 1:  # the others do not know of it: nobody waits for them
+                runtime.leave_at_exit(128 + signum)
             raise SystemExit(_EXIT_CODE) if signum == signal.SIGTERM else KeyboardInterrupt
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:

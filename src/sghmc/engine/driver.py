@@ -262,14 +262,7 @@ class Driver:
 
     def _read(self, reader: Reader) -> tuple[RunSpec, int]:
         """Read the batches of the next draws; where reading fails, all processes fail."""
-        found, fault = None, None
-        try:
-            found = reader.spec_at(self.done)
-        except DataError as error:
-            fault = error
-        runtime.fail_together(fault, "Reading data")
-        assert found is not None
-        return found
+        return runtime.together(lambda: reader.spec_at(self.done), "Reading data")
 
     def _advance(self, count: int, is_kept: bool) -> Int[np.ndarray, " chain"]:
         """Make `count` draws, gather them, and return the step at which each chain failed."""

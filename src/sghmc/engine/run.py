@@ -1,6 +1,7 @@
 """run(): checks its arguments, prepares the fixed parts of a run, and has the driver run it."""
 
 import contextlib
+import functools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -54,12 +55,12 @@ def run(
     options: RunOptions,
 ) -> Samples:
     """Draw from a target with a sampler: `sample` without "auto"."""
-    if runtime.is_multiprocess():
-        check_agreement(key, target, sampler, init, options)
-    parts = checked(key, target, sampler, init, options)
-    checks.check_memory(parts.kernel, parts.layout, options, parts.one.hyper, parts.place)
-    folder, reader, origin, is_kept = None, None, None, parts.is_kept
     with Interruption(is_patient=False), contextlib.ExitStack() as stack:
+        if runtime.is_multiprocess():
+            check_agreement(key, target, sampler, init, options)
+        arguments = functools.partial(_fitting, key, target, sampler, init, options)
+        parts = runtime.together(arguments, "The check of arguments")
+        folder, reader, origin, is_kept = None, None, None, parts.is_kept
         if options.checkpoint is not None:
             identity = options.identity(key, target, sampler, init)
             folder = stack.enter_context(open_folder(options.checkpoint, identity))
@@ -85,6 +86,13 @@ def run(
         driver = Driver(spec, parts.positions, is_kept, origin, folder, reader, parts.place)
         driver.start()
         return driver.run(progress=options.progress, throw=options.throw)
+
+
+def _fitting(key, target, sampler, init, options: RunOptions) -> CheckedRun:
+    """Check that everything can be made, and fits into memory."""
+    parts = checked(key, target, sampler, init, options)
+    checks.check_memory(parts.kernel, parts.layout, options, parts.one.hyper, parts.place)
+    return parts
 
 
 def checked(
