@@ -42,7 +42,7 @@ def test_fit_ratings(invoke, tmp_path):
     assert "&lt;script&gt;" in content
     assert "Verdict: too sure" in page_of(invoke, tmp_path / "sure", ratings_result(0.8), config)
     unjudged = {k: v for k, v in ratings_result(0.9).items() if k != "held_out"}
-    assert "were not judged" in page_of(invoke, tmp_path / "unjudged", unjudged, config)
+    assert "No ratings were held out" in page_of(invoke, tmp_path / "unjudged", unjudged, config)
 
 
 NO_ROWS = {"expected": [0.5], "observed": [0.5], "count": [0]}

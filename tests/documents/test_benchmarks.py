@@ -51,7 +51,7 @@ SMALL = {
     "recommender.py top": "--users 40 --items 20 --rank 2 --draws 3 --seen 2 -k 4",
     "recommender.py scale": "--users 40 --items 20 --rank 2 --draws 3 --ratings 400",
     "recommender.py scale --estimate": "--users 40 --items 20 --rank 2 --draws 3 --ratings 400",
-    "recommender.py lazy": "--tables 100 --batch 10 --steps 5 --items 20 --rank 2",
+    "recommender.py lazy": "--tables 1000 --batch 1000 --steps 5 --items 200 --rank 2",
     "llc.py": "--sizes 1e3 --seeds 1",
     "answer.py": "--only eight --repeat 1 --peers --no-errors",
     "estimators.py": "--data wine --folds 2",

@@ -283,7 +283,7 @@ def test_gibbs_updates_run_in_the_pilots_too():
         num_chains=2,
         progress=False,
     )
-    assert "400 draws know" in samples.tuning.notes[0]
+    assert "400 draws determine" in samples.tuning.notes[0]
     assert np.std(samples.hyper) > 0.05
 
 

@@ -1,6 +1,5 @@
 """NumPyro models as posteriors."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -210,12 +209,11 @@ class NumPyroPosterior(RowPosterior):
         model's own.
         """
         draws = self.draws(samples)
-        plain = dataclasses.replace(samples, positions=draws).to_arviz()
         observed = [name for name, site in self.sites.items() if site.has_data]
         named = {name: site.dims for name, site in self.sites.items() if site.dims}
         anywhere = {name: jnp.zeros(shape) for name, shape in self.shapes.items()}
         sites, _ = self.model.run(anywhere, self.data)
-        statistics = plain["sample_stats"].data_vars
+        statistics = samples.to_arviz()["sample_stats"].data_vars
         return summaries.from_groups(
             {
                 "posterior": draws,

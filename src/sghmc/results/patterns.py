@@ -39,7 +39,7 @@ def heavy_tails(draws: np.ndarray) -> bool:
     By Hill's estimator of the tail index, at several shares of the draws: all must say so.
     """
     away = np.asarray(draws, np.float64).ravel()
-    if not np.all(np.isfinite(away)):
+    if away.size == 0 or not np.all(np.isfinite(away)):
         return False
     away = np.sort(np.abs(away - np.median(away)))
     found = []
