@@ -7,7 +7,7 @@ import pytest
 
 from sghmc import paper
 from sghmc.display import write
-from sghmc.estimators.tables import table_page
+from sghmc.estimators.table_page import table_page
 from sghmc.paper.figure2 import LABELS
 from sghmc.results.samples import Samples
 from sghmc.results.summaries import Info

@@ -26,12 +26,13 @@ def test_fit(invoke, tmp_path):
     content = page_of(invoke, tmp_path / "fit", fit_result())
     assert "as sure as it should be, as far as 100 held-out cases can tell" in content
     assert "town=&lt;script&gt;" in content
-    assert "data:image/png" in content
+    assert "data:image/svg+xml" in content
     seen = {"expected": [0.5], "observed": [0.2], "count": [100]}
-    assert "Verdict: too sure" in page_of(invoke, tmp_path / "sure", fit_result(reliability=seen))
+    page = page_of(invoke, tmp_path / "sure", fit_result(reliability=seen))
+    assert "Verdict: not trustworthy: too sure" in page
     seen["observed"] = [0.8]
     content = page_of(invoke, tmp_path / "unsure", fit_result(reliability=seen))
-    assert "Verdict: not sure enough" in content
+    assert "Verdict: usable with care: not sure enough" in content
 
 
 @pytest.mark.slow

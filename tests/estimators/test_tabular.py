@@ -9,7 +9,14 @@ import pytest
 from scipy import stats
 
 from estimator_data import by_hand
-from sghmc.estimators import BayesianLinearRegression, BayesianLogisticRegression, tables
+from sghmc.estimators import (
+    BayesianLinearRegression,
+    BayesianLogisticRegression,
+    table_page,
+    table_scores,
+    tables,
+)
+from sghmc.estimators.encoding import Encoding, Options
 from sghmc.estimators.networks import Diagnostics
 from sghmc.estimators.predictive import ClassUncertainty, Uncertainty
 from sghmc.estimators.weighted_rows import Scaling
@@ -64,7 +71,7 @@ def test_classes_are_judged_by_the_definitions():
     p = generator.dirichlet([1, 2, 3], NUM_ROWS)
     y = np.array(["a", "b", "c"], object)[[generator.choice(3, p=each) for each in p]]
     model = Classifier(p, np.array(["a", "b", "c"], object))
-    found = tables._judge_classes(model, ROWS, y)
+    found = table_scores._judge_classes(model, ROWS, y)
     hit = np.stack([y == label for label in "abc"], axis=1)
     assert found["accuracy"] == pytest.approx(np.mean(hit[np.arange(NUM_ROWS), p.argmax(1)]))
     assert found["log_likelihood"] == pytest.approx(np.mean(np.log(p[hit])), rel=1e-5)
@@ -80,7 +87,7 @@ def test_classes_are_judged_by_the_definitions():
 
 
 def test_certainty_is_in_the_last_bin():
-    found = tables._reliability(np.array([1.0, 0.95]), np.array([True, False]))
+    found = table_scores._reliability(np.array([1.0, 0.95]), np.array([True, False]))
     assert found == {"expected": [0.975], "observed": [0.5], "count": [2]}
 
 
@@ -88,7 +95,7 @@ def test_numbers_are_judged_by_the_definitions():
     generator = np.random.default_rng(1)
     mean, std = generator.normal(size=NUM_ROWS), generator.uniform(0.5, 2, NUM_ROWS)
     y = mean + std * generator.normal(size=NUM_ROWS)
-    found = tables._judge_numbers(Regressor(mean, std), ROWS, y)
+    found = table_scores._judge_numbers(Regressor(mean, std), ROWS, y)
     assert found["rmse"] == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)))
     assert found["r2"] == pytest.approx(1 - np.mean((y - mean) ** 2) / y.var())
     assert found["log_likelihood"] == pytest.approx(np.mean(stats.norm.logpdf(y, mean, std)))
@@ -103,7 +110,7 @@ def test_numbers_are_judged_by_the_definitions():
 
 def test_a_constant_target_has_no_r2():
     model = Regressor(np.zeros(NUM_ROWS), np.ones(NUM_ROWS))
-    assert tables._judge_numbers(model, ROWS, np.zeros(NUM_ROWS))["r2"] is None
+    assert table_scores._judge_numbers(model, ROWS, np.zeros(NUM_ROWS))["r2"] is None
 
 
 def test_predictions_of_numbers_have_their_90_percent():
@@ -172,12 +179,23 @@ class Recorded(Regressor):
         super().__init__(np.zeros(100), np.ones(100))
         self.fits = []
 
+    def get_params(self):
+        return {"seed": 3}
+
     def fit(self, x, y):
         self.fits.append((x, y))
 
     partial_fit = fit
 
 
+@pytest.fixture
+def alone(monkeypatch):
+    """Nothing is compared with the model, or asked of it."""
+    monkeypatch.setattr(tables, "compare", lambda *_: {"troubles": [], "cares": []})
+    monkeypatch.setattr(tables, "inspect", lambda *_: {})
+
+
+@pytest.mark.usefixtures("alone")
 def test_the_model_is_judged_on_rows_that_it_has_not_seen_and_then_takes_them_in(monkeypatch):
     monkeypatch.setitem(tables.KINDS, ("regression", "mlp"), Recorded)
     table = {"row": np.arange(50.0), "y": 100 + np.arange(50.0)}
@@ -194,7 +212,9 @@ def test_the_model_is_judged_on_rows_that_it_has_not_seen_and_then_takes_them_in
     assert [float(row["truth"]) for row in listed] == held_y.tolist()
     assert found.result["rmse"] == pytest.approx(np.sqrt(np.mean(held_y**2)))
     predicted = tables.predict_table(found.model, {"row": np.array([7.0])})
-    assert (predicted["row"], predicted["prediction"]) == ([1], [0.0])
+    assert (predicted["row"], predicted["prediction"], predicted["flag"]) == ([1], [0.0], [""])
+    assert found.result["settings"] == {"seed": "3"}
+    assert found.result["verdict"] == table_page.verdict_of(found.result).verdict
 
 
 def test_labels_are_no_formulas():
@@ -232,7 +252,7 @@ def test_the_picture_shows_what_was_promised_against_what_was_seen():
         "ece": 0.25,
         "reliability": {"expected": [0.1, 0.9], "observed": [0.2, 0.7], "count": [7, 7]},
     }
-    diagonal, curve = tables.plot_reliability(result).axes[0].lines
+    diagonal, curve = table_page.plot_reliability(result).axes[0].lines
     assert (
         np.asarray(diagonal.get_xdata()).tolist(),
         np.asarray(diagonal.get_ydata()).tolist(),
@@ -243,17 +263,36 @@ def test_the_picture_shows_what_was_promised_against_what_was_seen():
     )
 
 
+RESULT = {"model": "M", "num_train": 8, "num_test": 2, "inputs": ["x"], "accuracy": 0.5,
+          "log_likelihood": -1.25, "ece": 0.125, "r2": None,
+          "reliability": {"expected": [0.5], "observed": [0.5], "count": [9]}}  # fmt: skip
+
+
 def test_words_for_people():
-    result = {"model": "M", "num_train": 8, "num_test": 2, "inputs": ["x"], "accuracy": 0.5,
-              "log_likelihood": -1.25, "ece": 0.125, "r2": None}  # fmt: skip
-    lines = tables.summary(result)
-    assert lines[0] == "M on 8 rows, 1 inputs."
-    assert lines[1] == "On 2 held-out rows:"
-    assert [line.split() for line in lines[2:]] == [
+    lines = table_page.summary(RESULT | {"columns": ["numbers: x"], "convergence": "agree"})
+    assert lines[:4] == [
+        "Verdict: trustworthy: as sure as it should be, as far as 2 held-out cases can\n  tell.",
+        "M on 8 rows, 1 inputs.",
+        "Taken as numbers: x.",
+        "On 2 held-out rows:",
+    ]
+    assert [line.split() for line in lines[4:-1]] == [
         ["accuracy", "0.5000"],
         ["mean", "log-likelihood", "-1.2500"],
         ["calibration", "error", "(ECE)", "0.1250"],
     ]
+    assert lines[-1] == "Chains: agree."
+
+
+def test_what_is_wrong_comes_first():
+    found = table_page.summary(RESULT | {"cares": ["boosting is better"]})
+    assert found[0] == "Verdict: usable with care: boosting is better."
+    both = RESULT | {"troubles": ["no better than a constant"], "cares": ["boosting is better"]}
+    assert table_page.summary(both)[:2] == [
+        "Verdict: not trustworthy: no better than a constant.",
+        "Mind also: boosting is better.",
+    ]
+    assert table_page.verdict_of(both).verdict.endswith("a constant; boosting is better")
 
 
 X = np.array([[0.5], [-2.0]])
@@ -313,7 +352,9 @@ def test_a_rare_class_is_never_held_out_whole():
 def test_classes_are_judged_by_scores_computed_by_hand():
     p = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.25, 0.35, 0.4], [0.05, 0.9, 0.05]])
     y = np.array(["a", "c", "a", "b"], object)
-    found = tables._judge_classes(Classifier(p, np.array(["a", "b", "c"], object)), ROWS[:4], y)
+    found = table_scores._judge_classes(
+        Classifier(p, np.array(["a", "b", "c"], object)), ROWS[:4], y
+    )
     assert found["accuracy"] == pytest.approx(0.75)
     assert found["log_likelihood"] == pytest.approx(np.log([0.7, 0.6, 0.25, 0.9]).mean(), rel=1e-5)
     truth = np.eye(3)[[0, 2, 0, 1]]
@@ -325,6 +366,8 @@ def test_classes_are_judged_by_scores_computed_by_hand():
     assert found["reliability"]["count"] == [1, 1, 1, 1]
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore:.*looks like an identifier")
 def test_settings_reach_the_model_and_the_seed_its_split(monkeypatch):
     made: list[dict[str, Any]] = []
 
@@ -338,7 +381,7 @@ def test_settings_reach_the_model_and_the_seed_its_split(monkeypatch):
 
     monkeypatch.setitem(tables.KINDS, ("regression", "mlp"), Network)
     table = {"row": np.arange(10.0), "id": np.arange(10.0), "y": np.arange(10.0)}
-    options: dict[str, Any] = {"num_steps": 77, "num_chains": 3, "ignored": ["id"]}
+    options: dict[str, Any] = {"num_steps": 77, "num_chains": 3, "options": Options(["id"])}
     found = tables.fit_table(table, "y", seed=5, progress=True, **options)
     wanted = {"random_state": 5, "progress": True, "num_steps": 77, "num_chains": 3}
     assert made == [wanted]
@@ -364,7 +407,7 @@ def test_the_picture_names_what_it_shows():
         ("classification", "confidence", "accuracy"),
     ):
         result = {"task": task, "num_test": 7, "ece": 0.25, "reliability": reliability}
-        axis = tables.plot_reliability(result).axes[0]
+        axis = table_page.plot_reliability(result).axes[0]
         assert (axis.get_xlabel(), axis.get_ylabel()) == (across, up)
         assert (axis.get_xlim(), axis.get_ylim()) == ((0, 1), (0, 1))
         assert axis.get_title() == "7 held-out rows, calibration error 0.250"
@@ -373,18 +416,114 @@ def test_the_picture_names_what_it_shows():
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_a_constant_has_the_likelihood_of_the_rows_that_were_seen(task):
     seen, y = np.array([0.0, 1, 1, 2]), np.array([1.0, 1, 2])
-    found = tables._constant_log_likelihood(task, seen, y)
+    found = table_scores._constant(task, seen, y).log.mean()
     if task == "classification":
         assert found == pytest.approx(np.log([0.5, 0.5, 0.25]).mean())
     else:
         assert found == pytest.approx(stats.norm.logpdf(y, 1, np.sqrt(0.5)).mean())
 
 
-def test_doubts_come_last_in_the_terminal():
-    result = {"model": "M", "num_train": 8, "num_test": 2, "inputs": [], "troubles": ["so"]}
-    assert tables.summary(result)[-1] == "Doubtful: so."
+def test_rivals_that_are_clearly_better_are_told():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(300, 2))
+    y = 3 * x[:, 0] + 0.1 * generator.normal(size=300)
+    x[:20, 1] = np.nan
+    seen, held = slice(200), slice(200, None)
+
+    class Scaled(Regressor):
+        def __init__(self, slope, std):
+            self.slope, self.std = slope, std
+
+        def predict(self, x):
+            return self.slope * x[:, 0]
+
+        def log_likelihood(self, x, y):
+            return stats.norm.logpdf(y, self.predict(x), self.std)
+
+    def compared(slope, std):
+        model = Scaled(slope, std)
+        return table_scores.compare("regression", model, x[seen], y[seen], x[held], y[held])
+
+    right, flat, wrong = compared(3, 0.1), compared(2.5, 0.5), compared(-3, 0.1)
+    assert right["troubles"] == right["cares"] == flat["troubles"] == []
+    assert right["rivals"]["a linear model"]["rmse"] == pytest.approx(0.1, rel=0.3)
+    assert flat["cares"][0].startswith("a linear model predicts these held-out rows better")
+    assert wrong["troubles"][0].startswith("no better than a constant")
 
 
-def test_chains_are_told_where_there_are_some():
-    result = {"model": "M", "num_train": 8, "num_test": 2, "inputs": [], "convergence": "agree"}
-    assert tables.summary(result)[-1] == "Chains: agree."
+def test_columns_that_matter_are_told():
+    generator = np.random.default_rng(0)
+    table = {
+        "x": generator.normal(size=90),
+        "town": np.array(["A", "B", "C"] * 30, object),
+        "idle": generator.normal(size=90),
+        "y": np.zeros(90),
+    }
+    encoding = Encoding.of(table, "y")[0]
+    values = encoding.read(table).values
+    inputs = encoding.expanded(values)
+    y = 2 * inputs[:, 0] + 5 * inputs[:, 2]
+    model = BayesianLinearRegression()
+    columns = inputs.shape[1]
+    coef = np.zeros((1, 1, columns))
+    coef[0, 0, [0, 2]] = 2, 5
+    by_hand(model, {"coef": coef, "intercept": np.zeros((1, 1)), "noise": np.ones(1)},
+            n_features_in_=columns, input_scaling_=Scaling(np.zeros(columns), np.ones(columns)),
+            target_scaling_=Scaling(np.array(0.0), np.array(1.0)))  # fmt: skip
+    found = table_scores.inspect("regression", model, encoding, values, y)
+    loss = {name: mean for name, (mean, _) in found["importance"].items()}
+    # Shuffling doubles the variance: √2 standard deviations of 2 x.
+    assert loss["x"] == pytest.approx(2 * 2**0.5, rel=0.2)
+    assert loss["town"] > 2
+    assert loss["idle"] == 0
+    effects = {each["column"]: each for each in found["dependence"]}
+    assert effects["town"]["at"] == ["A", "B", "C"]
+    np.testing.assert_allclose(np.diff(effects["town"]["mean"][0]), [5, -5])
+    slope = np.diff(effects["x"]["mean"][0]) / np.diff(effects["x"]["at"])
+    np.testing.assert_allclose(slope, 2)
+
+
+def test_new_rows_are_predicted_where_they_can_be_and_told_where_they_are_odd():
+    table = {
+        "x": np.array([1.0, 2.0, 3.0]),
+        "town": np.array(["A", "B", "A"], object),
+        "y": np.zeros(3),
+    }
+    model = Regressor(np.arange(9.0), np.ones(9))
+    model.table_ = Encoding.of(table, "y")[0].plain()  # pyright: ignore
+    model.outside_range = lambda x: np.abs(x) > 3  # pyright: ignore
+    new = {
+        "x": np.array(["2", "big", "4", "inf", "1"], object),
+        "town": np.array(["A", "A", "C", None, None], object),
+    }
+    found = tables.predict_table(model, new)
+    assert found["row"] == [1, 2, 3, 4, 5]
+    assert found["prediction"] == [2, None, 4, None, 1]
+    assert found["flag"] == [
+        "",
+        "x cannot be read: big",
+        "town has an unseen category: C; x is outside the range of the fitted rows",
+        "x cannot be read: inf; town is missing",
+        "town is missing",
+    ]
+    assert tables.as_csv(found).splitlines()[2] == "2,,,,,,,x cannot be read: big"
+    with pytest.raises(ValueError, match="No row can be predicted: in row 1 x cannot be read"):
+        tables.predict_table(model, {name: column[1:2] for name, column in new.items()})
+
+
+def test_all_problems_of_a_table_are_one_message_with_the_target_first():
+    table = {
+        "a": np.array([np.inf, 1]),
+        "b": np.array([["x"], None], object),
+        "y": np.array([np.nan, 1]),
+    }
+    with pytest.raises(ValueError, match="problem") as error:
+        tables.fit_table(table, "y", options=Options(ignored=["problem"]))
+    starts = [
+        "The target 'y' has 1 missing",
+        "There is no column 'problem'",
+        "The column 'a' has 1 infinite",
+        "The column 'b' holds values such as ['x']",
+    ]
+    lines = str(error.value).splitlines()
+    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts

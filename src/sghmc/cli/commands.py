@@ -153,6 +153,12 @@ def fit(
     ignore: Annotated[
         list[str] | None, typer.Option(help="A column to leave out; may be repeated.")
     ] = None,
+    category: Annotated[
+        list[str] | None, typer.Option(help="A column to take for categories; may be repeated.")
+    ] = None,
+    number: Annotated[
+        list[str] | None, typer.Option(help="A column to take for numbers; may be repeated.")
+    ] = None,
     num_steps: Annotated[
         int | None, typer.Option(help="Steps of a network's chains, where the usual are too few.")
     ] = None,
@@ -163,33 +169,36 @@ def fit(
 ) -> None:
     """Fit a Bayesian model to a table, and judge it on held-out rows.
 
-    Columns of text become one input for each category. After judging, the
-    model is fitted to the held-out rows, too. Writes result.json, predictions.csv,
-    reliability.png, report.html and model.sghmc.
+    Columns of text become one input for each category, dates calendar features;
+    values may be missing. After judging, beside a constant, a linear model and
+    boosting, the model is fitted to the held-out rows, too. Writes result.json,
+    predictions.csv, reliability.png, report.html and model.sghmc.
     """
     with session.work(debug), files.drafts(out) as stage:
         from sghmc.data.table_files import read_table
-        from sghmc.estimators import tables
+        from sghmc.estimators import table_page, tables
+        from sghmc.estimators.encoding import Options
 
         fitted = tables.fit_table(
-            read_table(table, ignored=ignore or []),
+            read_table(table),
             target,
             task=task,
             kind=model,
             test_fraction=test_fraction,
+            options=Options(ignore or (), category or (), number or ()),
             seed=seed,
             progress=session.has_bars(quiet, as_json),
             num_steps=num_steps,
         )
         files.write_json(stage / "result.json", fitted.result)
         (stage / "predictions.csv").write_text(fitted.predictions, encoding="utf-8")
-        tables.plot_reliability(fitted.result).savefig(stage / "reliability.png", dpi=150)
+        table_page.plot_reliability(fitted.result).savefig(stage / "reliability.png", dpi=200)
         fitted.model.save(stage / MODEL)
-        write(stage, tables.table_page(fitted.result))
+        write(stage, table_page.table_page(fitted.result))
     if as_json:
         session.print_json(fitted.result)
     elif not quiet:
-        show("\n".join(tables.summary(fitted.result)))
+        show("\n".join(table_page.summary(fitted.result)))
         show(f"The model is {out / MODEL}.")
 
 
@@ -207,7 +216,9 @@ def predict(
     """Predict new rows with a fitted model, with uncertainty.
 
     In a terminal a table, in a pipe or a file csv, where a label that a
-    spreadsheet would take for a formula begins with an apostrophe.
+    spreadsheet would take for a formula begins with an apostrophe. The last
+    column says what is odd about a row, such as an unseen category; a row
+    whose numbers cannot be read has no prediction.
     """
     with session.work(debug):
         if quiet and out is None:

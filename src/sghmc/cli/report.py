@@ -80,7 +80,7 @@ def _command(folder: pathlib.Path) -> str:
 
 
 def _page(kind: str, folder: pathlib.Path) -> str:
-    from sghmc.estimators import tables
+    from sghmc.estimators import table_page
     from sghmc.recommender import evaluation
 
     where = folder / "result.json"
@@ -90,9 +90,9 @@ def _page(kind: str, folder: pathlib.Path) -> str:
             return paper.page(config["experiment"], config, result)
         if kind == "demo":
             return demo.page(config, result)
-        return (
-            tables.table_page(result) if kind == "fit" else evaluation.ratings_page(config, result)
-        )
+        if kind == "fit":
+            return table_page.table_page(result)
+        return evaluation.ratings_page(config, result)
     except _BROKEN_ERRORS as error:
         raise ValueError(
             f"{where} is broken, or of another version "

@@ -5,7 +5,7 @@ import io
 import itertools
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from sghmc.core.files import check_plain
 from sghmc.data.archives import Archive, check_unpacked, read_npz, unpacked
 from sghmc.data.columns import as_arrow
 from sghmc.data.parquet import batches_of
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _DELIMITERS = (",", ";", "\t", "::")
 """Delimiters in order of preference, if several cut the rows equally well."""
@@ -239,20 +242,16 @@ def _decoded_bytes(column: Any) -> int:
 # Tables of numbers and text, to fit and to predict.
 
 Columns = dict[str, np.ndarray]
-"""Columns by name: float64, int64 (or uint64), booleans, or text as str objects."""
+"""Columns by name: float64 (NaN is missing), int64 (or uint64), booleans, dates as datetime64, and
+text as str objects (None is missing)."""
 
 
-def read_table(
-    path: pathlib.Path, only: Collection[str] | None = None, ignored: Collection[str] = ()
-) -> Columns:
-    """Read the columns of a file; a missing value is an error.
+def read_table(path: pathlib.Path, only: Collection[str] | None = None) -> Columns:
+    """Read the columns of a file; those that are not in `only` (if given) are left out.
 
-    Columns in `ignored`, and those not in `only` (if given), are left out and may hold anything.
+    A column of lists, or of whatever else is no number, text or date, comes as objects.
     """
     table = read_columns(path, Style())
-    for name in ignored:
-        if name not in table:
-            raise ValueError(f"There is no column {name!r} in {path}: it has {', '.join(table)}.")
     lengths = {name: len(column) for name, column in table.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"The columns of {path} have different lengths: {lengths}.")
@@ -261,36 +260,35 @@ def read_table(
     return {
         name: _column(column, name, path)
         for name, column in table.items()
-        if name not in ignored and (only is None or name in only)
+        if only is None or name in only
     }
 
 
 def _column(column: Any, name: str, path: pathlib.Path) -> np.ndarray:
     pa = require("pyarrow", extra="data")
     array = as_arrow(column, name, str(path))
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        array, kind = array.dictionary_decode(), kind.value_type
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        reals = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        missing = int(np.isnan(reals).sum())
-    else:
-        reals, missing = None, array.null_count
-    if missing:
-        raise ValueError(
-            f"The column {name!r} of {path} has {missing:,} missing values in {len(array):,} "
-            f"rows: fill them, leave these rows out, or --ignore {name}."
-        )
-    if reals is not None:
-        return reals
-    if pa.types.is_boolean(kind):
-        return array.to_numpy(zero_copy_only=False)
-    if pa.types.is_integer(kind):
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind, has_gaps = array.type, array.null_count > 0
+    is_whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    if is_whole and not has_gaps:
         values = array.to_numpy(zero_copy_only=False)
-        return values if values.dtype == np.uint64 else values.astype(np.int64)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.array(array.to_pylist(), dtype=object)
-    raise ValueError(
-        f"The column {name!r} of {path} holds {kind}: columns of numbers, text and booleans can be "
-        f"learned from. Convert it, or --ignore {name}."
-    )
+        is_plain = values.dtype in (np.uint64, np.bool_)
+        return values if is_plain else values.astype(np.int64)
+    if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
+        if pa.types.is_time(kind):  # hours
+            return _floats(array.cast(pa.time64("us")).cast(pa.int64())) / 3.6e9
+        return array.cast(pa.timestamp("ms"), safe=False).to_numpy(zero_copy_only=False)
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.int8())
+    is_number = is_whole or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if is_number or pa.types.is_null(kind):
+        return _floats(array)
+    values = np.empty(len(array), object)
+    values[:] = array.to_pylist()
+    return values
+
+
+def _floats(array: "pyarrow.Array") -> np.ndarray:
+    pa = require("pyarrow", extra="data")
+    return array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)

@@ -210,10 +210,13 @@ _GRAY = "#808890"
 Pair = tuple[str, str]
 
 
-def picture_address(figure: "Figure", *, dpi: int = 100, transparent: bool = False) -> str:
+def picture_address(
+    figure: "Figure", *, dpi: int = 100, transparent: bool = False, format: str = "png"
+) -> str:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=dpi, transparent=transparent)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    figure.savefig(file, format=format, dpi=dpi, transparent=transparent)
+    kind = "svg+xml" if format == "svg" else format
+    return f"data:image/{kind};base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _both(title: str, draw: Callable[[Any], None]) -> Pair:

@@ -1,23 +1,22 @@
 """Fits tables and judges the model on held-out rows, for `sghmc fit` and `sghmc predict`."""
 
 import csv
+import datetime
 import io
-import math
 import unicodedata
-from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sghmc import display
-from sghmc.core.checks import require
+from sghmc.core.version import __version__
 from sghmc.data.table_files import Columns
-from sghmc.estimators.encoding import Encoding
+from sghmc.estimators.encoding import DEFAULTS, Encoding, Options
 from sghmc.estimators.linear import BayesianLinearRegression, BayesianLogisticRegression
 from sghmc.estimators.mlp_classifier import BayesianMLPClassifier
 from sghmc.estimators.mlp_regressor import BayesianMLPRegressor
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from sghmc.estimators.table_page import verdict_of
+from sghmc.estimators.table_scores import compare, inspect, judge
 
 TASKS = ("classification", "regression")
 KINDS = {
@@ -28,11 +27,8 @@ KINDS = {
 }
 _MAX_CLASSES = 20
 """Largest number of whole numbers that are taken for classes; more are a quantity."""
-_NUM_BINS = 10
-"""Number of bins of confidence and of levels of intervals, as in the literature on calibration."""
 _FORMULA = ("=", "+", "-", "@")
 """Signs that a spreadsheet takes for the beginning of a formula, which it runs."""
-_BLUE, _GRAY = "#0072b2", "#888888"
 
 
 class Fit(NamedTuple):
@@ -58,7 +54,7 @@ def fit_table(
     task: str | None = None,
     kind: str = "mlp",
     test_fraction: float = 0.2,
-    ignored: list[str] | None = None,
+    options: Options = DEFAULTS,
     seed: int = 0,
     progress: bool = False,
     num_steps: int | None = None,
@@ -69,23 +65,24 @@ def fit_table(
         if kind != "mlp":
             raise ValueError(f"num_steps is a setting of networks, but the model is {kind!r}.")
         settings["num_steps"] = num_steps
-    encoding = Encoding.of(table, target, ignored or [])
-    y = table[target]
-    task = detect_task(y) if task is None else task
-    if task not in TASKS or (task, kind) not in KINDS:
+    y = table.get(target)
+    task = detect_task(y) if task is None and y is not None else task
+    if y is not None and (task not in TASKS or (task, kind) not in KINDS):
         raise ValueError(
             f"task must be one of {', '.join(TASKS)} and model mlp or linear, but they are "
             f"{task!r} and {kind!r}."
         )
-    if task == "regression" and y.dtype == object:
-        raise ValueError(
-            f"The target {target!r} holds text such as {y[0]!r}, but a regression needs numbers."
-        )
-    x = encoding.matrix(table)
+    problems = _problems(table, target, task)
+    encoding, taken, doubts = Encoding.of(table, target, options, problems)
+    assert y is not None  # else there was a problem
+    assert task is not None
+    for doubt in doubts:
+        warnings.warn(doubt, UserWarning, stacklevel=2)
+    values = encoding.read(table).values
+    x = encoding.expanded(values)
     train, held = _split(y, task, test_fraction, seed)
     model = KINDS[task, kind](random_state=seed, progress=progress, **settings)
     model.fit(x[train], y[train])
-    judge = _judge_classes if task == "classification" else _judge_numbers
     result = {
         "task": task,
         "model": type(model).__name__,
@@ -93,23 +90,58 @@ def fit_table(
         "num_train": len(train),
         "num_test": len(held),
         "inputs": encoding.names,
-        **judge(model, x[held], y[held]),
+        "columns": [_taken_target(target, y, task), *taken],
+        "doubts": doubts,
+        "version": __version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "settings": {name: str(value) for name, value in model.get_params().items()},
+        **judge(task, model, x[held], y[held]),
+        **compare(task, model, x[train], y[train], x[held], y[held]),
+        **inspect(task, model, encoding, values[held], y[held]),
     }
-    constant, troubles = _constant_log_likelihood(task, y[train], y[held]), []
-    if result["log_likelihood"] < constant or (result.get("r2") or 0) < 0:
-        troubles.append(
-            f"no better than a constant: mean log-likelihood {result['log_likelihood']:.4g} of the "
-            f"held-out rows, {constant:.4g} without any input"
-        )
     if hasattr(model, "diagnostics"):
         found = model.diagnostics()
         result["convergence"] = str(found)
-        troubles += found.troubles
-    result["troubles"] = troubles
+        result["troubles"] += found.troubles
     predictions = as_csv(predicted(model, x[held], rows=held, truth=y[held]))
     model.partial_fit(x[held], y[held])
     model.table_ = encoding.plain()
-    return Fit(model, result, predictions)
+    return Fit(model, result | {"verdict": verdict_of(result).verdict}, predictions)
+
+
+def _problems(table: Columns, target: str, task: str | None) -> list[str]:
+    """Return what keeps a column from being a target."""
+    if target not in table:
+        return [f"There is no column {target!r} to predict: the table has {', '.join(table)}."]
+    y = table[target]
+    is_text, fault = y.dtype == object, ""
+    is_odd = (
+        [v is None if is_text else not np.isfinite(v) for v in y] if y.dtype.kind != "M" else []
+    )
+    if y.dtype.kind == "M" or (is_text and not all(isinstance(v, str | None) for v in y)):
+        fault = f"holds {y[0]!s}: give a column of numbers or classes"
+    elif any(is_odd):
+        fault = (
+            f"has {sum(is_odd):,} missing or infinite values in {len(y):,} rows: leave these out"
+        )
+    elif task == "regression" and is_text:
+        fault = f"holds text such as {y[0]!r}, but a regression needs numbers"
+    elif task == "classification" and len(set(y.tolist())) == 1:
+        fault = f"has one class only, {y[0]!s}: there is nothing to tell"
+    return [f"The target {target!r} {fault}."] if fault else []
+
+
+def _taken_target(target: str, y: np.ndarray, task: str) -> str:
+    """Return what the target was taken for, with the option that changes it."""
+    count = len(set(y.tolist()))
+    if task == "classification":
+        other = "" if y.dtype == object else " (--task regression takes it for a number)"
+        return f"target: {target}, {count} classes{other}"
+    is_count = y.dtype.kind in "iu" and y.min() >= 0
+    kind = "a count, modelled as a number" if is_count else "a number"
+    return (
+        f"target: {target}, {kind} (--task classification takes its {count:,} values for classes)"
+    )
 
 
 def encoding_of(model: Any) -> Encoding:
@@ -122,9 +154,28 @@ def encoding_of(model: Any) -> Encoding:
 
 
 def predict_table(model: Any, table: Columns) -> dict[str, list]:
-    """Return predictions with their uncertainty, by column."""
-    x = encoding_of(model).matrix(table)
-    return predicted(model, x, rows=np.arange(len(x)))
+    """Return predictions with their uncertainty, by column, and in the last what is odd of a row.
+
+    A row with numbers that cannot be read has no prediction.
+    """
+    encoding = encoding_of(model)
+    values, is_bad, flags = encoding.read(table)
+    good = np.flatnonzero(~is_bad)
+    if len(good) == 0:
+        raise ValueError(f"No row can be predicted: in row 1 {'; '.join(flags[0])}.")
+    x = encoding.expanded(values[good])
+    if hasattr(model, "outside_range"):
+        is_outside = model.outside_range(x)
+        for name, places in encoding.places().items():
+            for row in good[is_outside[:, places].any(1)]:
+                flags[int(row)].append(f"{name} is outside the range of the fitted rows")
+    found = predicted(model, x, rows=good)
+    columns: dict[str, list] = {name: [None] * len(values) for name in found}
+    for name, cells in found.items():
+        for row, cell in zip(good, cells, strict=True):
+            columns[name][row] = cell
+    columns["row"] = list(range(1, len(values) + 1))
+    return columns | {"flag": ["; ".join(flags.get(row, ())) for row in range(len(values))]}
 
 
 def predicted(model: Any, x: np.ndarray, *, rows: np.ndarray, truth=None) -> dict[str, list]:
@@ -189,188 +240,3 @@ def _split(y: np.ndarray, task: str, fraction: float, seed: int) -> tuple[np.nda
             f"more rows."
         )
     return np.setdiff1d(np.arange(len(y)), held), held
-
-
-def _constant_log_likelihood(task: str, seen: np.ndarray, y: np.ndarray) -> float:
-    """Return the mean log-likelihood under the seen rows' Gaussian or frequencies of classes."""
-    if task == "classification":
-        labels, counts = np.unique(seen, return_counts=True)
-        return float(np.log(counts / len(seen))[np.searchsorted(labels, y)].mean())
-    scale = max(float(np.std(seen)), np.finfo(float).tiny)
-    errors = (y - np.mean(seen)) / scale
-    return float(np.mean(-0.5 * errors**2) - np.log(scale) - 0.5 * np.log(2 * np.pi))
-
-
-def _judge_classes(model: Any, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
-    import jax.numpy as jnp
-
-    from sghmc.results.scores import class_scores
-
-    p = model.predict_proba(x)
-    labels = np.searchsorted(model.classes_, y)
-    scores = class_scores(jnp.asarray(p, jnp.float32), jnp.asarray(labels, jnp.int32))
-    error, nll, brier, ece = (float(score) for score in scores)
-    is_right = p.argmax(1) == labels
-    return {
-        "accuracy": 1 - error,
-        "log_likelihood": -nll,
-        "brier": brier,
-        "ece": ece,
-        "reliability": _reliability(p.max(1), is_right),
-    }
-
-
-def _reliability(confidence: np.ndarray, is_right: np.ndarray) -> dict[str, list[float]]:
-    """Return mean confidence, accuracy and count of each bin of confidence that has rows."""
-    bins = np.minimum((confidence * _NUM_BINS).astype(int), _NUM_BINS - 1)
-    used = [bins == b for b in range(_NUM_BINS) if np.any(bins == b)]
-    return {
-        "expected": [float(confidence[each].mean()) for each in used],
-        "observed": [float(is_right[each].mean()) for each in used],
-        "count": [int(each.sum()) for each in used],
-    }
-
-
-def _judge_numbers(model: Any, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
-    """Return scores; calibration is how often the truth lies in central intervals, by level."""
-    mean = model.predict(x)
-    levels = (np.arange(_NUM_BINS) + 0.5) / _NUM_BINS
-    place = np.abs(2 * model.predict_cdf(x, y) - 1)
-    covered = [float(np.mean(place <= level)) for level in levels]
-    spread = float(np.sum((y - y.mean()) ** 2))
-    return {
-        "r2": 1 - float(np.sum((y - mean) ** 2)) / spread if spread > 0 else None,
-        "rmse": float(np.sqrt(np.mean((y - mean) ** 2))),
-        "log_likelihood": float(model.log_likelihood(x, y).mean()),
-        "ece": float(np.mean(np.abs(np.array(covered) - levels))),
-        "reliability": {
-            "expected": levels.tolist(),
-            "observed": covered,
-            "count": [len(y)] * len(levels),
-        },
-    }
-
-
-def plot_reliability(result: dict[str, Any]) -> "Figure":
-    """Plot observed against expected shares: a calibrated model lies on the diagonal."""
-    figures = require("matplotlib.figure", extra="plots")
-    figure = figures.Figure(figsize=(5, 5), layout="constrained")
-    axis = figure.subplots()
-    axis.plot([0, 1], [0, 1], color=_GRAY, linewidth=1)
-    reliability = result["reliability"]
-    axis.plot(reliability["expected"], reliability["observed"], "o-", color=_BLUE)
-    is_classifier = result["task"] == "classification"
-    axis.set(
-        xlabel="confidence" if is_classifier else "level of the interval",
-        ylabel="accuracy" if is_classifier else "share of held-out rows inside",
-        xlim=(0, 1),
-        ylim=(0, 1),
-        title=f"{result['num_test']} held-out rows, calibration error {result['ece']:.3f}",
-    )
-    axis.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def summary(result: dict[str, Any]) -> list[str]:
-    """Return the scores in lines of plain words."""
-    names = {
-        "accuracy": "accuracy",
-        "r2": "R²",
-        "rmse": "root mean squared error",
-        "log_likelihood": "mean log-likelihood",
-        "ece": "calibration error (ECE)",
-    }
-    lines = [f"{result['model']} on {result['num_train']} rows, {len(result['inputs'])} inputs."]
-    lines.append(f"On {result['num_test']} held-out rows:")
-    shown = [(label, result[name]) for name, label in names.items() if result.get(name) is not None]
-    lines += [f"  {label:<26}{value:10.4f}" for label, value in shown]
-    lines += [f"Chains: {result['convergence']}."] if "convergence" in result else []
-    return lines + [f"Doubtful: {trouble}." for trouble in result.get("troubles", [])]
-
-
-# The page.
-
-_MAX_Z_SCORE = 3.5
-"""Largest z-score of a calibrated model: of ten, one is larger in one of 200 cases."""
-_SCORES = {
-    "accuracy": "accuracy",
-    "r2": "R²",
-    "rmse": "root mean squared error",
-    "log_likelihood": "mean log-likelihood",
-    "brier": "Brier score",
-    "ece": "calibration error (ECE)",
-}
-
-
-def table_page(result: dict[str, Any]) -> str:
-    """Return the page of a model that was fitted to a table and judged on held-out rows."""
-    reliability = result["reliability"]
-    points = list(zip(*(reliability[k] for k in ("expected", "observed", "count")), strict=True))
-    words, is_calibrated, remedy = calibration(points, result["num_test"])
-    if result.get("troubles"):
-        # Calibration is no comfort where the fit itself is doubtful.
-        words, is_calibrated, remedy = result["troubles"][0], False, "; ".join(result["troubles"])
-    scores = {label: result[name] for name, label in _SCORES.items() if name in result}
-    is_classifier = result["task"] == "classification"
-    heads = ("confidence", "accuracy") if is_classifier else ("level", "share inside")
-    return display.page(
-        f"{result['model']} of {result['target']}",
-        [
-            display.verdict(words, is_calibrated),
-            display.section("What to do next", display.points([remedy])),
-            display.section(
-                f"On {result['num_test']:,} held-out rows",
-                display.facts({name: _shown(value) for name, value in scores.items()}),
-            ),
-            display.section(
-                "Predictive check: what was promised against what was seen",
-                display.card(display.picture_address(plot_reliability(result)), "reliability plot"),
-                display.grid(
-                    (*heads, "rows"),
-                    [(f"{e:.3f}", f"{o:.3f}", f"{count:,}") for e, o, count in points],
-                ),
-            ),
-            display.section(
-                "The model",
-                display.facts(
-                    {
-                        "task": result["task"],
-                        "rows fitted before judging": f"{result['num_train']:,}",
-                        "inputs": ", ".join(map(str, result["inputs"])),
-                        **({"chains": result["convergence"]} if "convergence" in result else {}),
-                    }
-                ),
-            ),
-        ],
-    )
-
-
-def calibration(points: list[tuple[float, float, int]], num_rows: int) -> tuple[str, bool, str]:
-    """Return words on calibration, whether shares are as promised, and what to do."""
-    scores = [
-        (observed - expected) / math.sqrt(max(expected * (1 - expected), 1e-3) / count)
-        for expected, observed, count in points
-    ]
-    worst = max(scores, key=abs)
-    if abs(worst) < _MAX_Z_SCORE:
-        return (
-            f"as sure as it should be, as far as {num_rows:,} held-out cases can tell",
-            True,
-            "Nothing needs mending. More held-out cases tell more.",
-        )
-    if worst < 0:
-        return (
-            "too sure: promises are kept less often than they are made",
-            False,
-            "Do not take probabilities and intervals at their word: look for rows that depend on "
-            "each other, a target that leaks or drifts, or let another model try.",
-        )
-    return (
-        "not sure enough: promises are kept more often than they are made",
-        False,
-        "Predictions are better than they say: a model with less noise may fit.",
-    )
-
-
-def _shown(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.4f}"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sghmc import display
-from sghmc.estimators.tables import calibration
+from sghmc.estimators.table_page import calibration
 from sghmc.recommender.matrix_factorization import MatrixFactorization
 from sghmc.recommender.rating_answers import split
 from sghmc.recommender.ratings import Ratings
