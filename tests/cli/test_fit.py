@@ -201,7 +201,9 @@ def test_new_rows_that_do_not_fit_the_model(invoke, fitted, tmp_path, rows, mess
     ],
 )
 def test_wrong_options_write_nothing(invoke, table, tmp_path, arguments, message):
-    result = invoke("fit", table, *arguments, "--ignore", "sold", "--out", tmp_path / "out")
+    result = invoke(
+        "fit", table, *arguments, "--ignore", "sold", "--ignore", "id", "--out", tmp_path / "out"
+    )
     assert result.exit_code == 1
     assert message in result.stderr
     assert list(tmp_path.iterdir()) == []
