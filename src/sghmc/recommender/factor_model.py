@@ -39,7 +39,9 @@ class AbstractFactorization(eqx.Module):
     num_users: int
     num_items: int
     rank: int
-    features: dict[str, Features] = eqx.field(default_factory=dict, kw_only=True)
+    features: dict[str, Features] = eqx.field(
+        default_factory=dict, converter=lambda features: features or {}, kw_only=True
+    )
 
     def __check_init__(self):
         for name in ("num_users", "num_items", "rank"):
