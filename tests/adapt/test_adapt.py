@@ -10,6 +10,7 @@ import pytest
 import sghmc
 from cases import params
 from sghmc.adapt import Moment
+from sghmc.adapt import mass as masses
 from sghmc.adapt.hmc import begin_search
 from sghmc.core import matrices
 from sghmc.results.prediction import Origin
@@ -153,6 +154,8 @@ def test_masses_of_hmc_change_between_a_sixth_and_five_sixths_of_the_way():
     assert sghmc.AdaptHMC(until=700, start=100).ends == (250, 350, 600)
     assert sghmc.AdaptHMC(until=90).ends == (35, 75)
     assert sghmc.AdaptHMC(until=600, mass=False).ends == ()
+    for until, ends in ((250, (250,)), (299, (299,)), (300, (100, 300)), (99, ())):
+        assert masses.windows(0, until, 100) == ends
 
 
 @pytest.mark.parametrize(

@@ -249,3 +249,19 @@ def test_a_diagonal_factor_is_that_of_the_curvature_and_its_largest_eigenvalue()
     position = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
     found = whitening_module._diagonal_factor(target, position, None)
     np.testing.assert_allclose(found, curvature**-0.5, rtol=1e-5)
+
+
+def test_a_diagonal_factor_leaves_no_direction_stiffer_than_one():
+    """D is the sum of rows' squared slopes plus the prior's curvature; λ that of D^{−½}HD^{−½}."""
+    rows, theta = np.array([[1.0, 2.0], [0.5, -1.0], [2.0, 1.5]]), np.array([0.3, 0.2])
+    target = sghmc.Posterior(
+        lambda p, x: -0.5 * (x @ p) ** 2,
+        lambda p: -0.5 * jnp.sum(jnp.array([3.0, 0.7]) * p**2),
+        rows.astype(np.float32),
+    )
+    found = whitening_module._diagonal_factor(target, jnp.asarray(theta), target.data)
+    diagonal = np.array([3.0, 0.7]) + np.sum((rows @ theta)[:, None] ** 2 * rows**2, 0)
+    scaled = (rows.T @ rows + np.diag([3.0, 0.7])) / np.sqrt(np.outer(diagonal, diagonal))
+    largest = np.linalg.eigvalsh(scaled)[-1]
+    assert largest > 1.5
+    np.testing.assert_allclose(found, (largest * diagonal) ** -0.5, rtol=1e-4)
