@@ -20,6 +20,8 @@ from sampler_table import EXAMPLES, markdown
 from sghmc import estimators, models, samplers
 from sghmc.core import random, tree
 from sghmc.recommender import rating_answers, ratings
+from sghmc.results.samples import Samples
+from sghmc.results.views import Views
 from sghmc.samplers import settings
 
 
@@ -49,7 +51,7 @@ GROUPS = {
     "sampling": Group(
         "Draw",
         "The one call, what it returns, and how it is stopped and resumed.",
-        _of(sghmc, "sample", "plan", "Plan", "cache", "Samples", "Checkpoint", "Stepper")
+        _of(sghmc, "sample", "plan", "Plan", "cache", "Samples", "Until", "Checkpoint", "Stepper")
         | _of(
             sghmc, "DivergenceError", "GradientNoiseError", "CheckpointError", "CheckpointWarning"
         )
@@ -219,7 +221,8 @@ def _methods(member: Any) -> Iterator[tuple[str, Any]]:
     """The public methods that a class of ours documents itself."""
     if not isinstance(member, type):
         return
-    for name, attribute in vars(member).items():
+    views = vars(Views) if member is Samples else {}
+    for name, attribute in {**vars(member), **views}.items():
         method = getattr(attribute, "fget", None) or getattr(attribute, "__func__", attribute)
         function = inspect.unwrap(method)
         if not name.startswith("_") and inspect.isfunction(function) and function.__doc__:

@@ -77,6 +77,7 @@ class Drawn:
 
     number: int
     tuning: Any = None
+    continuation: Any = None
 
 
 def auto(monkeypatch, factors, **given):

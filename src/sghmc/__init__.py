@@ -32,6 +32,7 @@ from sghmc.posterior.target import Potential, Target
 from sghmc.results.health import HealthWarning
 from sghmc.results.samples import DivergenceError, GradientNoiseError, Samples
 from sghmc.results.scores import kernel_stein_discrepancy
+from sghmc.results.until import Until
 from sghmc.samplers import Dynamics, Kernel, Sampler
 from sghmc.samplers.hmc import HMC, Austerity
 from sghmc.samplers.langevin import PSGLD, SGLD
@@ -111,6 +112,7 @@ __all__ = [
     "StochasticRounding",
     "Target",
     "Tuned",
+    "Until",
     "Whitened",
     "__version__",
     "cache",

@@ -21,7 +21,9 @@ from sghmc.gradients import FullBatch, Gradient
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import StackedPosterior
 from sghmc.posterior.target import Target
-from sghmc.results.samples import Samples, thinned
+from sghmc.results.samples import Samples
+from sghmc.results.selection import thinned
+from sghmc.results.until import Until
 from sghmc.samplers import Sampler
 from sghmc.tuning import result
 from sghmc.tuning.result import Tuned
@@ -30,6 +32,8 @@ from sghmc.types import PyTree
 
 _BATCH_SIZE = 500
 """Examples in a step of "auto", unless a `gradient` says how many."""
+_NUM_SAMPLES = 1000
+"""Kept draws of each chain, unless `num_samples` or `until` say otherwise."""
 # Longer runs of "auto" if the Monte Carlo error of the first is too large.
 _MAX_EXTENSIONS = 2
 _ENGINES: dict[str, Engine] = {"auto": "auto", "auto:exact": "exact", "auto:minibatch": "minibatch"}
@@ -42,7 +46,7 @@ def sample(
     init: PyTree,
     *,
     gradient: Gradient | None = None,
-    num_samples: int = 1000,
+    num_samples: int | None = None,
     num_burnin: int = 0,
     thinning: int | None = None,
     num_chains: int = 1,
@@ -60,7 +64,7 @@ def sample(
     mesh: jax.sharding.Mesh | None = None,
     sharding: Rules | None = None,
     throw: bool = True,
-    budget: float | None = None,
+    until: Until | None = None,
 ) -> Samples:
     """Draw from a posterior or a potential.
 
@@ -73,7 +77,8 @@ def sample(
     | `posterior_axis` | 0: the target is `Posterior.stack([…])`, one posterior for each chain |
     | `trainable` | which leaves of `init` move, a filter as equinox has them; the rest is held |
     | `gradient` | `FullBatch()` (default), `Minibatch(500)`, `ControlVariate(500)`, … |
-    | `num_samples` | kept draws of each chain; a draw is `thinning` sampler steps |
+    | `num_samples` | kept draws of each chain; a draw is `thinning` sampler steps. Default 1000, |
+    | | or with `until` as many as it takes |
     | `thinning` | default 1; with `"auto"`, enough that neighbouring draws are nearly independent |
     | `num_burnin` | draws discarded first |
     | `keep` | function of a position: what is stored of a draw; `lambda p: ()` stores nothing |
@@ -87,10 +92,11 @@ def sample(
     | `mesh` | devices to spread the run over: axes named among "chain", "data" and "model" |
     | `sharding` | rules (pattern of a parameter's path, `PartitionSpec`): how a mesh cuts them |
     | `throw` | raise `DivergenceError` when a chain is not finite, instead of flagging its draws |
-    | `budget` | seconds for "auto": draws then depend on the machine. None: work is counted |
+    | `until` | `Until(ess=400, seconds=60)`: end at so many effective draws, at a Monte Carlo |
+    | | error, a number of gradients or seconds, or at `num_samples`, whichever comes first |
 
     `keep` and `averages` take (position, hyper) where the posterior has hyperparameters. Ctrl-C
-    returns what was drawn so far.
+    returns what was drawn so far; `samples.more(n)` goes on.
 
     `trainable` is True, False or a function of a leaf, for every leaf of `init` or a prefix of it.
     Chains move `moving, fixed = eqx.partition(init, trainable)`: draws, `init_axis` and settings
@@ -109,17 +115,17 @@ def sample(
     """
     options = RunOptions(
         gradient=FullBatch() if gradient is None else gradient,
-        num_samples=num_samples, num_burnin=num_burnin, num_chains=num_chains,
+        num_samples=_NUM_SAMPLES if num_samples is None and until is None else num_samples,
+        num_burnin=num_burnin, num_chains=num_chains,
         thinning=1 if thinning is None else thinning,
         init_axis=init_axis, posterior_axis=posterior_axis,
         keep=keep, averages=averages, trace=trace, gibbs=gibbs, adapt=adapt, info=info,
         progress=progress, checkpoint=checkpoint, mesh=mesh, sharding=sharding, throw=throw,
+        until=until,
     )  # fmt: skip
     if trainable is not None:
         target, init, options = hold_fixed(target, init, trainable, options)
     if isinstance(sampler, Sampler):
-        if budget is not None:
-            raise ValueError('budget is for "auto": give num_samples for a sampler of your own.')
         return run(key, target, sampler, init, options)
     if sampler not in _ENGINES:
         raise TypeError(
@@ -133,21 +139,34 @@ def sample(
             "none: give a sampler, such as SGHMC(…, gradient_noise=EmpiricalFisher())."
         )
     began = time.perf_counter()
-    tuned = _tuned(key, target, init, options, sampler, budget)
+    seconds = None if until is None else until.seconds
+    tuned = _tuned(key, target, init, options, sampler)
+    if until is not None:
+        options = dataclasses.replace(options, until=until.later(time.perf_counter() - began))
     samples = _drawn(jax.random.fold_in(key, 1), target, tuned, options, thinning)
     precision = result.precision(samples)
+    has_end = until is not None and (options.num_samples is None or until != Until(seconds=seconds))
     for attempt in range(_MAX_EXTENSIONS):
-        left = None if budget is None else budget - (time.perf_counter() - began)
+        left = None if seconds is None else seconds - (time.perf_counter() - began)
         factor = result.extension_factor(tuned.report, precision, samples, left)
         # By the clock of process 0, since all must draw again together.
         factor = json.loads(runtime.text_of_leader(functools.partial(json.dumps, factor)))
-        if factor is None or thinning is not None or checkpoint is not None:
+        if factor is None or thinning is not None or checkpoint is not None or has_end:
             break
         tuned = dataclasses.replace(tuned, thinning=math.ceil(factor * tuned.thinning))
         samples = _drawn(jax.random.fold_in(key, 2 + attempt), target, tuned, options, thinning)
         precision = result.precision(samples)
-    report = result.with_precision(tuned.report, precision, samples)
-    return dataclasses.replace(samples, tuning=report)
+    return _reported(samples, tuned.report)
+
+
+def _reported(samples: Samples, report: result.TuneReport) -> Samples:
+    """Return the samples with their tuning's report, which later draws renew."""
+    going_on = samples.continuation
+    if going_on is not None:
+        finish = functools.partial(_reported, report=report)
+        going_on = dataclasses.replace(going_on, finish=finish)
+    found = result.with_precision(report, result.precision(samples), samples)
+    return dataclasses.replace(samples, tuning=found, continuation=going_on)
 
 
 def _drawn(
@@ -157,9 +176,11 @@ def _drawn(
     num_samples, num_burnin, every = options.num_samples, options.num_burnin, 1
     chosen = {"gradient": tuned.gradient, "init_axis": 0}
     if thinning is None and tuned.report.engine == "exact":
-        # Pilots keep every trajectory: so does the run, which then is the same program.
-        every = tuned.thinning
-        chosen |= {"num_samples": every * num_samples, "num_burnin": every * num_burnin}
+        # Pilots keep every trajectory: so does the run, which then is the same program. Where its
+        # draws are judged on the way, all of them are returned.
+        every = 1 if num_samples is None else tuned.thinning
+        chosen |= {"num_samples": num_samples and every * num_samples}
+        chosen |= {"num_burnin": tuned.thinning * num_burnin}
     elif thinning is None:
         chosen["thinning"] = tuned.thinning
     options = dataclasses.replace(options, **chosen)
@@ -172,7 +193,6 @@ def _tuned(
     init: PyTree,
     options: RunOptions,
     sampler: Literal["auto", "auto:exact", "auto:minibatch"],
-    budget: float | None,
 ) -> Tuned:
     """Return what `tune` chooses for "auto", or chose before where a checkpoint has it."""
     has_axis = options.init_axis is not None or options.posterior_axis is not None
@@ -189,6 +209,7 @@ def _tuned(
             "process, and sample with its sampler in all."
         )
     checks.check_options(options, target)
+    seconds = None if options.until is None else options.until.seconds
     tuning = functools.partial(
         tune,
         jax.random.fold_in(key, 0),
@@ -198,8 +219,8 @@ def _tuned(
         num_chains=options.num_chains,
         gibbs=options.gibbs,
         engine=_ENGINES[sampler],
-        num_samples=options.num_samples,
-        budget=budget,
+        num_samples=options.num_samples or _NUM_SAMPLES,
+        until=None if seconds is None else Until(seconds=seconds),
         progress=options.progress,
     )
     if options.checkpoint is not None:

@@ -478,7 +478,6 @@ CHANGES = {
     "sampler.step_size": {"sampler": sghmc.SGHMC(halving(0.1), 2.0)},
     "gradient.batch_size was 3, is 4": {"gradient": sghmc.Minibatch(4)},
     "init": {"init": START + 1},
-    "num_samples was 9, is 10": {"num_samples": 10},
     "num_burnin was 0, is 1": {"num_burnin": 1},
     "target.data": {"target": sghmc.Posterior(log_likelihood, log_prior, DATA + 1)},
     "target.log_likelihood": {"target": sghmc.Posterior(other_likelihood, log_prior, DATA)},

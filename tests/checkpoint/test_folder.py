@@ -36,7 +36,7 @@ def saved(path, *ends: int) -> Checkpoint:
     """A folder with saves after so many draws."""
     checkpoint = Checkpoint(path, every=1)
     with open_folder(checkpoint, {"a": 1}) as folder:
-        store = folder.open_store(NOTHING, 7)
+        store = folder.open_store(NOTHING, 7, grows=False)
         assert folder.resume(LIKE, IS_KEPT) is None
         for end in ends:
             kept = int(np.count_nonzero(IS_KEPT[:end]))
@@ -50,7 +50,7 @@ def test_a_save_comes_back_with_its_draws(tmp_path):
     with open_folder(checkpoint, {"a": 1}) as folder:
         folder.check()
         assert folder.has_saves
-        store = folder.open_store(NOTHING, 7)
+        store = folder.open_store(NOTHING, 7, grows=False)
         save = folder.resume(LIKE, IS_KEPT)
         assert save is not None
         assert (save.done, save.seconds, save.startup_seconds) == (6, 6.5, 0.25)
@@ -140,7 +140,7 @@ def test_process_0_reads_and_the_others_hear_all_its_numbers(tmp_path, process):
     process(True)
     with open_folder(checkpoint, {"a": 1}) as folder:
         assert folder.has_saves
-        store = folder.open_store(NOTHING, 7)
+        store = folder.open_store(NOTHING, 7, grows=False)
         save = folder.resume(LIKE, IS_KEPT)
         assert save is not None
         assert (save.done, save.seconds, save.startup_seconds) == (4, 4.5, 0.25)
@@ -150,7 +150,7 @@ def test_process_0_reads_and_the_others_hear_all_its_numbers(tmp_path, process):
     with open_folder(checkpoint, {"a": 3}) as folder:
         folder.check()  # what process 0 does, and it has other arguments than this one
         assert folder.has_saves
-        store = folder.open_store(NOTHING, 7)
+        store = folder.open_store(NOTHING, 7, grows=False)
         save = folder.resume(LIKE, IS_KEPT)
         assert save is not None
         assert (save.done, save.seconds, save.startup_seconds) == (4, 4.5, 0.25)
@@ -167,7 +167,7 @@ def test_without_a_save_no_process_goes_on(tmp_path, process):
     for is_leader, said in ((True, ()), (False, [[-1, 0]])):
         process(is_leader, said)
         with open_folder(Checkpoint(tmp_path), {}) as folder:
-            folder.open_store(NOTHING, 7)
+            folder.open_store(NOTHING, 7, grows=False)
             assert folder.resume(LIKE, IS_KEPT) is None
 
 
@@ -196,7 +196,7 @@ def test_a_damaged_save_is_named_with_the_one_that_is_used(tmp_path):
     checkpoint = saved(tmp_path, 4, 6)
     (folders._saves_in(tmp_path)[-1] / "manifest.json").write_text("damaged")
     with open_folder(checkpoint, {"a": 1}) as folder:
-        folder.open_store(NOTHING, 7)
+        folder.open_store(NOTHING, 7, grows=False)
         with pytest.warns(CheckpointWarning, match=r"after 6 draws is damaged.*from 4 draws"):
             save = folder.resume(LIKE, IS_KEPT)
     assert save is not None
@@ -214,7 +214,7 @@ def test_drafts_of_a_killed_run_are_removed_where_it_goes_on(tmp_path):
     checkpoint = saved(tmp_path, 4)
     (left := tmp_path / "draws" / ".0.unfinished").write_text("half")
     with open_folder(checkpoint, {"a": 1}) as folder:
-        folder.open_store(NOTHING, 7)
+        folder.open_store(NOTHING, 7, grows=False)
         assert folder.resume(LIKE, IS_KEPT) is not None
     assert not left.exists()
 

@@ -12,10 +12,12 @@ from sghmc.checkpoint.zarr import DrawFile, GrowingArray
 @pytest.fixture(autouse=True)
 def chunks_of_hundred_bytes(monkeypatch):
     monkeypatch.setattr(zarr, "_CHUNK_BYTES", 100)
+    monkeypatch.setattr(zarr, "_CHUNK_DRAWS", 6)
+    monkeypatch.setattr(zarr, "_MIN_CHUNKS", 3)
 
 
 def test_chunks_have_the_draws_that_fit_and_follow_the_index():
-    array = GrowingArray(np.dtype("f4"), (2, 3), 10)
+    array = GrowingArray(np.dtype("f4"), (2, 3), 3)
     assert array.row_bytes == 24
     assert (array.chunk_draws, array.num_chunks) == (4, 3)
     assert array.offset == 16 * 3
@@ -26,27 +28,27 @@ def test_chunks_have_the_draws_that_fit_and_follow_the_index():
 
 
 def test_a_draw_larger_than_a_chunk_and_none_at_all():
-    large = GrowingArray(np.dtype("f8"), (1, 50), 3)
-    assert (large.chunk_draws, large.num_chunks) == (1, 3)
-    few = GrowingArray(np.dtype("f4"), (1,), 3)
-    assert (few.chunk_draws, few.num_chunks) == (3, 1)
-    empty = GrowingArray(np.dtype("f4"), (1, 0), 0)
-    assert (empty.chunk_draws, empty.num_chunks, empty.offset) == (1, 1, 16)
+    large = GrowingArray.of(np.dtype("f8"), (1, 50), 3)
+    assert (large.chunk_draws, large.num_chunks) == (1, 6)
+    few = GrowingArray.of(np.dtype("f4"), (1,), 3)
+    assert (few.chunk_draws, few.num_chunks) == (6, 3)
+    empty = GrowingArray.of(np.dtype("f4"), (1, 0), 0)
+    assert (empty.chunk_draws, empty.max_draws, empty.offset) == (6, 18, 48)
 
 
 def test_metadata_have_chains_first_and_chunks_turned_round():
-    found = GrowingArray(np.dtype("f4"), (2, 3, 0), 10).metadata(7, ["chain", "draw", "x", "y"])
+    found = GrowingArray(np.dtype("f4"), (2, 3, 0), 3).metadata(7, ["chain", "draw", "x", "y"])
     assert found["shape"] == [2, 7, 3, 0]
     assert found["data_type"] == "float32"
     assert found["dimension_names"] == ["chain", "draw", "x", "y"]
-    assert found["chunk_grid"]["configuration"]["chunk_shape"] == [2, 10, 3, 1]
+    assert found["chunk_grid"]["configuration"]["chunk_shape"] == [2, 18, 3, 1]
     assert found["chunk_key_encoding"]["configuration"] == {"separator": "."}
     sharding = found["codecs"][0]["configuration"]
-    assert sharding["chunk_shape"] == [2, 10, 3, 1]
+    assert sharding["chunk_shape"] == [2, 6, 3, 1]
     assert sharding["codecs"][0]["configuration"]["order"] == [1, 0, 2, 3]
     assert sharding["index_location"] == "start"
     assert (found["fill_value"], found["attributes"]) == (0, {})
-    short = GrowingArray(np.dtype("f4"), (2, 3), 10).metadata(7, [])
+    short = GrowingArray(np.dtype("f4"), (2, 3), 3).metadata(7, [])
     assert short["chunk_grid"]["configuration"]["chunk_shape"] == [2, 12, 3]
 
 

@@ -14,7 +14,7 @@ from sghmc.results import health as health_module
 from sghmc.results import prediction, summaries
 from sghmc.results.health import Health, _bias, _lost_chains, assess, temperature_complaint
 from sghmc.results.prediction import BiasPrediction, Origin, SavedOrigin
-from sghmc.results.samples import thinned
+from sghmc.results.selection import thinned
 from sghmc.results.summaries import Info
 
 NUM_EXAMPLES = 4_000

@@ -1,7 +1,8 @@
 import numpy as np
 
-from sghmc.results import samples as thinning
-from sghmc.results.samples import Growth, Samples, lasting, thinned
+from sghmc.results import selection as thinning
+from sghmc.results.samples import Growth, Samples
+from sghmc.results.selection import lasting, thinned
 from sghmc.results.summaries import Info
 
 

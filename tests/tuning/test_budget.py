@@ -1,6 +1,5 @@
 """Budgets and costs: counted, equal in every call, whatever the clock says."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,7 +53,7 @@ def test_without_seconds_what_is_counted_decides(monkeypatch):
     budget.spend(119.0)
     budget.check()
     budget.spend(2.0)
-    with pytest.raises(BudgetError, match=r"counted work of 120 s.*budget=480"):
+    with pytest.raises(BudgetError, match=r"counted work of 120 s.*seconds=480"):
         budget.check()
 
 
@@ -110,16 +109,3 @@ def test_the_same_engine_and_settings_whatever_the_clock_says(monkeypatch, speed
         "auto", posterior(125_000), whitening, costs, batch_size=500, num_draws=4_000, gibbs=None
     )
     assert found.engine == "exact"
-
-
-def test_a_budget_is_for_auto():
-    target = sghmc.Potential(lambda theta: jnp.sum(theta**2) / 2)
-    with pytest.raises(ValueError, match='budget is for "auto"'):
-        sghmc.sample(
-            jax.random.key(0),
-            target,
-            sghmc.SGHMC(0.1, 1.0),
-            jnp.zeros(2),
-            num_samples=10,
-            budget=1.0,
-        )

@@ -123,7 +123,8 @@ def test_a_first_pilot_has_400_draws_of_four_gradients():
     """400 · (3 + 1) passes: 56 and 64 s of 60, by the clock; likewise of what is counted."""
     check_first_pilot(Costs(0.0, 0.035), WHITENING, Budget(60.0))
     with pytest.raises(
-        BudgetError, match=r"about 64 s, and of the budget of 60 s 60 s .*=2.6e\+02.*minibatch"
+        BudgetError,
+        match=r"about 64 s, and of the budget of 60 s 60 s .*seconds=2.6e\+02.*minibatch",
     ):
         check_first_pilot(Costs(0.0, 0.04), WHITENING, Budget(60.0))
     check_first_pilot(Costs(0.0, 0.07), WHITENING, Budget())

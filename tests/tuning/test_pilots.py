@@ -25,7 +25,7 @@ def test_a_budget_that_is_spent_names_the_remedy():
     budget = Budget(1e-9)
     with (
         budget.stage("mode"),
-        pytest.raises(BudgetError, match=r"1e-09 s \(mode\).*tune\(…, budget=4e-09\).*SGHMC"),
+        pytest.raises(BudgetError, match=r"1e-09 s \(mode\).*Until\(seconds=4e-09\).*SGHMC"),
     ):
         budget.check()
     Budget(60.0).check()

@@ -296,9 +296,9 @@ def test_bad_input_is_refused():
         sghmc.tune(key, target, start, tolerance=2.0)
     with pytest.raises(ValueError, match="engine must be one of auto, exact, minibatch"):
         sghmc.tune(key, target, start, engine="nuts")  # pyright: ignore[reportArgumentType]
-    for budget in (0.0, float("nan"), "long"):
-        with pytest.raises(ValueError, match="budget must be a number of seconds above 0"):
-            sghmc.tune(key, target, start, budget=budget)  # pyright: ignore[reportArgumentType]
+    for until in (60, sghmc.Until(ess=400), sghmc.Until(seconds=1, gradients=5)):
+        with pytest.raises(ValueError, match=r"tune takes until=sghmc.Until\(seconds=…\) alone"):
+            sghmc.tune(key, target, start, until=until)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"50,001 parameters.*estimators.*Minibatch"):
         sghmc.tune(key, target, jnp.zeros(50_001))
     with pytest.raises(TypeError, match="one typed jax key"):
@@ -384,7 +384,7 @@ def test_draws_are_thinned_to_what_the_tuner_says():
 def test_a_budget_too_small_is_an_error_with_a_remedy():
     target, *_ = few_and_many()
     with pytest.raises(sghmc.BudgetError, match="budget"):
-        sghmc.tune(jax.random.key(0), target, jnp.zeros(()), budget=1e-6)
+        sghmc.tune(jax.random.key(0), target, jnp.zeros(()), until=sghmc.Until(seconds=1e-6))
 
 
 def test_control_c_while_tuning_is_no_reshape_error(monkeypatch):

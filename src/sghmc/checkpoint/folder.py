@@ -146,9 +146,9 @@ class RunFolder:
     def has_saves(self) -> bool:
         return bool(runtime.broadcast(runtime.is_leader() and bool(_saves_in(self.path))))
 
-    def open_store(self, nothing: PyTree, num_draws: int) -> DiskStore:
+    def open_store(self, nothing: PyTree, num_draws: int, *, grows: bool) -> DiskStore:
         """Return the store for the run's draws; `nothing` is the pytree of no draws."""
-        self.store = DiskStore(self.path / "draws", nothing, num_draws)
+        self.store = DiskStore(self.path / "draws", nothing, num_draws, grows=grows)
         return self.store
 
     def resume(self, like: PyTree, is_kept: np.ndarray) -> Save | None:
@@ -204,6 +204,11 @@ class RunFolder:
         self._check_arguments(found.arguments)
         progress = RunProgress.of(found)
         done, num_kept = progress.done, progress.num_kept
+        if num_kept > (wanted := np.count_nonzero(is_kept)):
+            raise CheckpointError(
+                f"{self.path} has {num_kept} draws of each chain, more than the {wanted} "
+                f"asked for: give num_samples={num_kept} or more, or another folder."
+            )
         if not done <= len(is_kept) or num_kept != np.count_nonzero(is_kept[:done]):
             raise DamagedError(f"it speaks of {num_kept} draws kept of {done}, unlike this run")
         arrays = manifest.read_state(place, found, _numbered(like))

@@ -10,6 +10,7 @@ run goes on from the manifest of a save, and never reads them.
 """
 
 import concurrent.futures
+import dataclasses
 import json
 import os
 import pathlib
@@ -30,21 +31,26 @@ from sghmc.types import PyTree
 
 
 class RamStore:
-    """Draws in memory, allocated for all `num_draws` when the first come.
+    """Draws in memory, allocated for all `num_draws` when the first come, or as they come.
 
     `nothing` is the pytree of no draws. Arrays keep the order of axes that the loop has, so that
     rows are copied and not transposed. A thread copies them while the next draws are made.
     """
 
-    def __init__(self, nothing: PyTree, num_draws: int):
-        self.num_kept, self.num_draws = 0, num_draws
+    def __init__(self, nothing: PyTree, num_draws: int, *, grows: bool = False):
+        self.num_kept, self.num_draws, self._grows = 0, num_draws, grows
         self._whole = nothing
         self._background = _Background()
 
     def append(self, rows: PyTree) -> None:
-        if self.num_kept == 0:
-            self._whole = jax.tree.map(self._allocate, rows)
         stop = self.num_kept + num_rows(rows)
+        if stop > num_rows(self._whole):
+            room = min(self.num_draws, 2 * stop) if self._grows else self.num_draws
+            before = self.draws()
+            self._whole = jax.tree.map(lambda leaf: self._allocate(leaf, room), rows)
+            jax.tree.map(
+                lambda new, old: np.copyto(new[:, : self.num_kept], old), self._whole, before
+            )
         parts = jax.tree.map(lambda whole: whole[:, self.num_kept : stop], self._whole)
         self._background.run(jax.tree.map, np.copyto, parts, rows)
         self.num_kept = stop
@@ -53,8 +59,8 @@ class RamStore:
         self._background.wait()
         return jax.tree.map(lambda whole: whole[:, : self.num_kept], self._whole)
 
-    def _allocate(self, leaf: np.ndarray) -> np.ndarray:
-        shape = (leaf.shape[0], self.num_draws, *leaf.shape[2:])
+    def _allocate(self, leaf: np.ndarray, num_draws: int) -> np.ndarray:
+        shape = (leaf.shape[0], num_draws, *leaf.shape[2:])
         outermost_first = sorted(range(leaf.ndim), key=lambda axis: -leaf.strides[axis])
         whole = np.empty([shape[axis] for axis in outermost_first], leaf.dtype)
         return whole.transpose(np.argsort(outermost_first))
@@ -112,6 +118,13 @@ class _Column(NamedTuple):
         array = self.array
         return StoredArray(self.name, str(array.dtype), array.row, array.offset, digest)
 
+    def check_room(self, num_draws: int) -> None:
+        if num_draws > self.array.max_draws:
+            raise CheckpointError(
+                f"{self.path} in {self.file.folder} has room for {self.array.max_draws} draws, but "
+                f"the run shall have {num_draws}: go on in another folder, from init=samples.last."
+            )
+
     def metadata(self, num_kept: int) -> dict[str, Any]:
         variable = self.path.partition("/")[2]
         others = [f"{variable}_dim_{i}" for i in range(len(self.array.row) - 1)]
@@ -126,19 +139,26 @@ class DiskStore:
     process 0 writes, and the others read what it has written.
     """
 
-    def __init__(self, folder: pathlib.Path, nothing: PyTree, num_draws: int):
+    def __init__(
+        self, folder: pathlib.Path, nothing: PyTree, num_draws: int, *, grows: bool = False
+    ):
         self.folder, self.num_draws, self.num_kept = folder, num_draws, 0
+        self._grows = grows
         leaves, self._treedef = jax.tree.flatten_with_path(nothing)
         names = [path_name("", path) for path, _ in leaves]
         arrays = [
-            GrowingArray(leaf.dtype, (leaf.shape[0], *leaf.shape[2:]), num_draws)
+            GrowingArray.of(leaf.dtype, (leaf.shape[0], *leaf.shape[2:]), num_draws)
             for _, leaf in leaves
         ]
         self._columns = [
-            _Column(name, path, array, DrawFile(folder, path, array.dtype, array.row, array.offset))
+            self._column(name, path, array)
             for name, path, array in zip(names, _paths(names, arrays), arrays, strict=True)
         ]
         self._background = _Background()
+
+    def _column(self, name: str, path: str, array: GrowingArray) -> _Column:
+        file = DrawFile(self.folder, path, array.dtype, array.row, array.offset)
+        return _Column(name, path, array, file)
 
     def create(self) -> None:
         """Create files without draws, in place of those of a run that was never saved."""
@@ -161,11 +181,15 @@ class DiskStore:
             )
         if not isinstance(num_kept, int) or not 0 <= num_kept <= self.num_draws:
             raise DamagedError(f"it speaks of {num_kept} draws, where the run has {self.num_draws}")
-        for column in self._columns:
-            digest = stored[column.path].digest
-            if stored[column.path] != column.stored(digest):
-                raise DamagedError(f"its draws of {column.name} are not those of this run")
+        for i, (name, path, mine, _) in enumerate(self._columns):
+            # The layout of then, which another number of draws may have made.
+            array = dataclasses.replace(mine, num_chunks=stored[path].offset // 16)
+            column, digest = self._column(name, path, array), stored[path].digest
+            if stored[path] != column.stored(digest):
+                raise DamagedError(f"its draws of {name} are not those of this run")
+            column.check_room(num_kept if self._grows else self.num_draws)
             column.file.check(num_kept, digest)
+            self._columns[i] = column
         self.num_kept = num_kept
         try:
             self.publish()  # before draws go that a reader might look for
@@ -177,6 +201,8 @@ class DiskStore:
                 raise
 
     def append(self, rows: PyTree) -> None:
+        for column in self._columns:
+            column.check_room(self.num_kept + num_rows(rows))
         if runtime.is_leader():
             self._wait()
             self._background.run(self._write, jax.tree.leaves(rows))

@@ -23,8 +23,10 @@ import numpy as np
 from sghmc.checkpoint.checkpoint import DamagedError
 
 METADATA = "zarr.json"
-# A reader loads about this much to see one draw.
-_CHUNK_BYTES = 1 << 20
+# A reader loads about this much to see one draw, or so many draws where these are small.
+_CHUNK_BYTES, _CHUNK_DRAWS = 1 << 20, 1 << 12
+# The index has room for so many chunks, or for twice the run: a longer run goes on in the file.
+_MIN_CHUNKS = 1 << 10
 # File systems allow names of 255 bytes; a suffix such as -2 may be added.
 _MAX_NAME_BYTES = 200
 # A check reads a file piece by piece: it may be larger than memory.
@@ -38,11 +40,18 @@ def disk_type(dtype: np.dtype) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class GrowingArray:
-    """Layout of an array of up to `num_draws` draws, each with axes `row`, the chain's first."""
+    """Layout of an array of up to `max_draws` draws, each with axes `row`, the chain's first."""
 
     dtype: np.dtype
     row: tuple[int, ...]
-    num_draws: int
+    num_chunks: int
+
+    @classmethod
+    def of(cls, dtype: np.dtype, row: tuple[int, ...], num_draws: int) -> "GrowingArray":
+        """Return the layout for a run of so many draws, with room for a longer one."""
+        one = cls(dtype, row, 1)
+        needed = math.ceil(num_draws / one.chunk_draws)
+        return dataclasses.replace(one, num_chunks=max(_MIN_CHUNKS, 2 * needed))
 
     @property
     def row_bytes(self) -> int:
@@ -50,12 +59,11 @@ class GrowingArray:
 
     @property
     def chunk_draws(self) -> int:
-        fitting = _CHUNK_BYTES // max(1, self.row_bytes)
-        return max(1, min(fitting, self.num_draws))
+        return max(1, min(_CHUNK_BYTES // max(1, self.row_bytes), _CHUNK_DRAWS))
 
     @property
-    def num_chunks(self) -> int:
-        return max(1, math.ceil(self.num_draws / self.chunk_draws))
+    def max_draws(self) -> int:
+        return self.num_chunks * self.chunk_draws
 
     @property
     def offset(self) -> int:
@@ -78,7 +86,7 @@ class GrowingArray:
         """Return the content of the array's `zarr.json` when there are so many draws."""
         chains, *rest = self.row
         others = [max(1, size) for size in rest]  # Zarr allows no chunk without entries
-        shard = [chains, self.num_chunks * self.chunk_draws, *others]
+        shard = [chains, self.max_draws, *others]
         chunk = [chains, self.chunk_draws, *others]
         axes = [1, 0, *range(2, len(chunk))]
         codecs = [_codec("transpose", order=axes), _codec("bytes", endian=sys.byteorder)]

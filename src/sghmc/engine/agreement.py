@@ -55,5 +55,6 @@ def _described(identity: Callable[[], dict[str, Any]], options: RunOptions) -> d
     mesh, saved = options.mesh, options.checkpoint
     shape = None if mesh is None else (mesh.axis_names, mesh.devices.shape)
     lines |= {"mesh": str(shape), "sharding": str(options.sharding), "throw": str(options.throw)}
+    lines |= {"num_samples": str(options.num_samples), "until": str(options.until)}
     lines["checkpoint"] = str(None if saved is None else (saved.every, saved.seconds))
     return lines

@@ -24,6 +24,7 @@ from sghmc.gradients.noise import EmpiricalFisher
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import AbstractPosterior, StackedPosterior
 from sghmc.posterior.target import Potential, Target
+from sghmc.results.until import Until
 from sghmc.samplers import Kernel, Sampler
 from sghmc.types import PyTree
 
@@ -31,7 +32,10 @@ from sghmc.types import PyTree
 def check_options(options: RunOptions, target: Any) -> None:
     gradient, keep, averages = options.gradient, options.keep, options.averages
     posterior_axis, num_chains = options.posterior_axis, options.num_chains
-    check_counts(options.num_samples, options.num_burnin, options.thinning, num_chains)
+    num_samples = 1 if options.num_samples is None else options.num_samples
+    check_counts(num_samples, options.num_burnin, options.thinning, num_chains)
+    if options.until is not None and not isinstance(options.until, Until):
+        raise TypeError(f"until must be sghmc.Until(ess=400) or the like, not {options.until!r}.")
     if not isinstance(target, Target | StackedPosterior):
         raise TypeError(f"sample needs a Posterior or a Potential, not {target!r}.")
     if not isinstance(gradient, Gradient):
@@ -262,6 +266,10 @@ def check_initial_states(begun: InitialState) -> None:
         )
 
 
+_INFO_BYTES = 32
+"""Bytes of diagnostics and of the clock with each draw of a chain, about."""
+_MAX_DRAWS = 1 << 24
+"""Kept draws of each chain of a run without `num_samples`: their mask has a byte for each."""
 _COPIES_THAT_SURELY_FIT = 64
 """Copies of its parameters that no run needs: if so many fit, its state is not measured."""
 
@@ -272,10 +280,7 @@ def check_memory(
     """Refuse a run that cannot fit, before it is made."""
     num_chains, limit, accelerator = layout.num_chains, runtime.memory_bytes(), device_room(options)
     room = limit if accelerator is None else accelerator
-    kept = layout.like  # of a draw, without what `info` and `trace` add
-    if options.keep is not None:
-        kept = eqx.filter_eval_shape(returned_arrays, "keep", options.keep, layout.like, hyper)
-    draws = num_chains * options.num_samples * (num_bytes(kept) + num_bytes(hyper))
+    draws = (options.num_samples or 0) * _draw_bytes(layout, options, hyper)
     state = 0
     if room is not None and _COPIES_THAT_SURELY_FIT * num_chains * num_bytes(layout.like) > room:
         state = num_chains // place.size(CHAIN) * layout.state_bytes(kernel)
@@ -296,6 +301,25 @@ def check_memory(
     if on_host > limit:
         what = "The state" if draws == 0 else "The state and the draws"
         raise MemoryError(_too_large(num_chains, what, on_host, "this machine", limit))
+
+
+def _draw_bytes(layout: Layout, options: RunOptions, hyper: PyTree) -> int:
+    """Count the bytes of a draw of all chains, without what `info` and `trace` add."""
+    kept = layout.like
+    if options.keep is not None:
+        kept = eqx.filter_eval_shape(returned_arrays, "keep", options.keep, layout.like, hyper)
+    return layout.num_chains * (num_bytes(kept) + num_bytes(hyper))
+
+
+def max_draws(layout: Layout, options: RunOptions, hyper: PyTree) -> int:
+    """Return how many kept draws a run may have that is told when to end: half of the room."""
+    room = runtime.memory_bytes()
+    if options.checkpoint is not None:
+        room = runtime.free_bytes(options.checkpoint.path)
+    of_info = _INFO_BYTES * layout.num_chains
+    fitting = (room or math.inf) / 2 / (of_info + _draw_bytes(layout, options, hyper))
+    within = (NEVER - 1) // options.thinning - options.num_burnin
+    return int(max(1, min(fitting, within, _MAX_DRAWS)))
 
 
 def _too_large(num_chains: int, what: str, need: int, where: str, limit: int) -> str:

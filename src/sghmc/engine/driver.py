@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -26,8 +27,10 @@ from sghmc.engine.prefetch import Reader
 from sghmc.engine.progress import NotebookBar, TerminalBar
 from sghmc.posterior.sources import DataError
 from sghmc.results.prediction import Origin
-from sghmc.results.samples import DivergenceError, GradientNoiseError, Samples, lasting
+from sghmc.results.samples import DivergenceError, GradientNoiseError, Growth, Samples
+from sghmc.results.selection import lasting
 from sghmc.results.summaries import Info
+from sghmc.results.until import Until, Watch
 from sghmc.samplers import fisher_of
 from sghmc.types import PyTree
 
@@ -64,14 +67,17 @@ class Bar:
 
             console = get_console()
             if console.is_jupyter:
-                self.shown = NotebookBar(self.num_steps)
+                self.shown = NotebookBar()
             elif console.is_terminal:
                 self.shown = TerminalBar(console, self.num_steps, self.num_done)
         return self
 
-    def update(self, num_done: int, failed_at: Int[np.ndarray, " chain"]) -> None:
+    def update(
+        self, num_done: int, failed_at: Int[np.ndarray, " chain"], num_steps: int | None = None
+    ) -> None:
         if self.shown is not None:
-            self.shown.update(num_done, int((failed_at < NEVER).sum()), len(failed_at))
+            num_steps = num_steps or self.num_steps  # as it seems now, where that may change
+            self.shown.update(num_done, int((failed_at < NEVER).sum()), len(failed_at), num_steps)
 
     def __exit__(self, *exception) -> None:
         if self.shown is not None:
@@ -95,12 +101,21 @@ class Pace:
     def __init__(self, least: int = 1):
         self.count, self.least, self.first_seconds = least, least, 0.0
 
-    def follow(self, count: int, seconds: float) -> None:
-        """Choose the next block by the time that `count` draws took."""
-        if not self.first_seconds and seconds > _LONG_COMPILATION_SECONDS:
+    def within(self, seconds: float | None) -> int:
+        """Return how many draws the next block may have, where so many seconds are left."""
+        if seconds is None:
+            return self.count
+        share = min(1.0, max(0.0, seconds) / _BLOCK_SECONDS)
+        return max(self.least, int(share * self.count))
+
+    def follow(self, count: int, seconds: float) -> float:
+        """Choose the next block by the time that `count` draws took; return it for the first."""
+        of_first = 0.0 if self.first_seconds else seconds
+        if of_first > _LONG_COMPILATION_SECONDS:
             _give_memory_back()
         self.first_seconds = self.first_seconds or seconds
         self.count = max(self.least, int(count * min(_MAX_GROWTH, _BLOCK_SECONDS / seconds)))
+        return of_first
 
 
 def _give_memory_back() -> None:
@@ -154,7 +169,8 @@ class OneDevice(Placement):
 class Driver:
     """A run on its way: how far it is, and the draws of it that are kept.
 
-    `is_kept` says of each draw of the run whether it is; those of burn-in are not.
+    `is_kept` says of each draw of the run whether it is; those of burn-in are not. After a run in
+    memory, which ended with the state `before`, its draws are those that follow.
     """
 
     spec: RunSpec
@@ -164,34 +180,40 @@ class Driver:
     folder: RunFolder | None
     reader: Reader | None
     place: Placement
+    until: Until | None = None
+    before: Save | None = None
     has_warned: bool = False
 
     def start(self) -> None:
         """Compute the initial state or read the newest save, and make room for the draws."""
         place, folder, reader = self.place, self.folder, self.reader
         if reader is not None:
-            if folder is not None and folder.has_saves:
+            if self.before is not None or (folder is not None and folder.has_saves):
                 reader.check_start()
             self.spec = reader.spec_at(0)[0]
         spec = self.spec = place.place_spec(self.spec)
-        carry = self._initial_state() if folder is None else place.state_like(spec)
+        is_first = folder is None and self.before is None
+        carry = self._initial_state() if is_first else place.state_like(spec)
         like = place.saved_like(spec.layout, carry)
         record = loop.record_like(spec, like)
         self.capacity = capacity_for(record, spec.layout)
-        nothing = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
-        no_draws: DrawRecord = spec.layout.chains_first(nothing, leading=1)
-        num_kept, save = int(self.is_kept.sum()), None
-        stored = StoredDraws(*no_draws, np.empty((1, 0)))
-        self.store: RamStore | DiskStore = RamStore(stored, num_kept)
+        save, num_kept = self.before, int(self.is_kept.sum())
+        stored = _no_draws(spec.layout, record)
+        self.watch = Watch(self.until, spec.layout.num_chains, (stored.positions, stored.hyper))
+        num_new = num_kept if save is None else int(self.is_kept[save.done :].sum())
+        grows = self.until is not None
+        self.store: RamStore | DiskStore = RamStore(stored, num_new, grows=grows)
         if folder is not None:
-            self.store = folder.open_store(stored, num_kept)
+            self.store = folder.open_store(stored, num_kept, grows=grows)
             save = folder.resume(like, self.is_kept)
             if save is None:
                 carry = self._initial_state()
-            else:
-                if reader is not None and save.done:
-                    reader.resume(save.done, save.sizes)
-                carry = place.place_state(spec.layout, save.state)
+        if save is not None:
+            if reader is not None and save.done:
+                reader.resume(save.done, save.sizes)
+            # Copies, because the loop overwrites its arguments.
+            state = jax.tree.map(jnp.array, save.state) if folder is None else save.state
+            carry = place.place_state(spec.layout, state)
         save = Save(0, None, 0.0, 0.0) if save is None else save
         self.carry: LoopState = carry
         # Draws before which keeping begins or ends, and the end.
@@ -208,25 +230,26 @@ class Driver:
 
     def run(self, *, progress: bool, throw: bool) -> Samples:
         """Make the draws that are left, and return all."""
-        thinning, startup, num_draws = self.spec.thinning, self.startup_seconds, len(self.is_kept)
+        thinning, num_draws = self.spec.thinning, len(self.is_kept)
         paces = [Pace(self.blocking.rows(1)) for _ in range(2)]  # of burn-in, and of kept draws
-        is_shown = progress and runtime.is_leader()
-        bar = Bar(is_shown, num_draws * thinning, self.done * thinning)
+        bar = Bar(progress and runtime.is_leader(), num_draws * thinning, self.done * thinning)
         fault: DataError | None = None
         with Interruption(takes_sigterm=self.folder is not None) as interruption, bar:
             while self.done < num_draws and not interruption.agreed():
-                is_kept = bool(self.is_kept[self.done])
-                pace = paces[is_kept]
+                if self.watch.is_over(self.store.num_kept, self._seconds, self._samples):
+                    break
+                pace = paces[is_kept := bool(self.is_kept[self.done])]
                 try:
-                    count = min(pace.count, self._num_possible(is_kept))
+                    possible = self._num_possible(is_kept)
+                    count = min(pace.within(self.watch.seconds_left(self._seconds)), possible)
                     began = time.perf_counter()
                     failed_at = self._advance(int(runtime.broadcast(count)), is_kept)
                 except DataError as error:
                     fault = error
                     break
-                pace.follow(count, time.perf_counter() - began)
-                self.startup_seconds = startup + sum(each.first_seconds for each in paces)
-                bar.update(self.done * thinning, failed_at)
+                self.startup_seconds += pace.follow(count, time.perf_counter() - began)
+                share = self.watch.share(self.store.num_kept, self._seconds, self.done / num_draws)
+                bar.update(self.done * thinning, failed_at, round(self.done * thinning / share))
                 if failed_at.min() < 2 * thinning:  # a bad start shows in the first draws
                     self._initial_state(evaluates=True)
                 if throw and (failed_at < NEVER).any():
@@ -240,7 +263,8 @@ class Driver:
         if fault is not None and throw:
             fault.samples = self._samples()
             raise fault
-        if self.done < num_draws or interruption.happened:
+        self.is_lost = fault is not None
+        if (self.done < num_draws and not self.watch.is_met) or interruption.happened:
             reason = "Interrupted" if fault is None else f"{fault} The run ended"
             warnings.warn(
                 f"{reason} after {self.done} of {num_draws} draws; those so far are returned.",
@@ -248,21 +272,22 @@ class Driver:
             )
         return dataclasses.replace(self._samples(), is_interrupted=interruption.happened)
 
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self.began
+
     def _num_possible(self, is_kept: bool) -> int:
         """Return how many draws may be made in one block; put their batches into the run."""
         stop = self.changes[np.searchsorted(self.changes, self.done, side="right")]
         limits = [int(stop) - self.done]
-        limits += [self.capacity] if is_kept else []
+        if is_kept:
+            limits += [self.capacity, *self.watch.draws_left(self.store.num_kept)]
         limits += [] if self.folder is None else [self.folder.draws_until_check(self.done)]
         if self.reader is not None:
-            spec, end = self._read(self.reader)
+            spec, end = _with_batches(self.reader, self.done)
             self.spec = self.place.place_spec(spec)
             limits.append(end - self.done)
         return min(limits)
-
-    def _read(self, reader: Reader) -> tuple[RunSpec, int]:
-        """Read the batches of the next draws; where reading fails, all processes fail."""
-        return runtime.together(lambda: reader.spec_at(self.done), "Reading data")
 
     def _advance(self, count: int, is_kept: bool) -> Int[np.ndarray, " chain"]:
         """Make `count` draws, gather them, and return the step at which each chain failed."""
@@ -284,7 +309,7 @@ class Driver:
         if is_kept:
             records = self.place.fetch_records(self.spec.layout, records)
             rows = DrawRecord(*jax.tree.map(lambda leaf: leaf[:, :count], tuple(records)))
-            clock = np.full((1, count), time.perf_counter() - self.began)
+            clock = np.full((1, count), self._seconds)
             self.store.append(StoredDraws(*rows, clock))
             # A step reports the potential where it began, so that a bad end shows here first: at
             # the last step of a chain's first draw that is not finite.
@@ -309,18 +334,19 @@ class Driver:
         self.has_warned = True
 
     def _save(self, folder: RunFolder) -> None:
-        seconds = time.perf_counter() - self.began
-        sizes = () if self.reader is None else self.reader.sizes
-        carry = self.place.fetch_state(self.spec.layout, self.carry)
-        folder.save(Save(self.done, carry, seconds, self.startup_seconds, sizes))
+        folder.save(self.state())
         self.num_saved = self.done
+
+    def state(self) -> Save:
+        seconds, sizes = self._seconds, () if self.reader is None else self.reader.sizes
+        carry = self.place.fetch_state(self.spec.layout, self.carry)
+        return Save(self.done, carry, seconds, self.startup_seconds, sizes)
 
     def _samples(self) -> Samples:
         layout, draws, averages = self.spec.layout, self.store.draws(), {}
         if self.carry.sums is not None:
             sums = self.place.fetch_state(layout, self.carry.sums)
             averages = layout.chains_first(jax.tree.map(np.asarray, sums)).means()
-        growth = () if self.reader is None else self.reader.growth
         return Samples(
             positions=draws.positions,
             hyper=draws.hyper,
@@ -328,14 +354,11 @@ class Driver:
             averages=averages,
             info=Info(**draws.info._asdict()),
             num_steps=self.done * self.spec.thinning,
-            seconds=time.perf_counter() - self.began,
+            seconds=self._seconds,
             startup_seconds=self.startup_seconds,
             origin=self.origin,
             clock=draws.clock[0],
-            growth=tuple(  # in kept draws
-                each._replace(draw=int(np.count_nonzero(self.is_kept[: each.draw])))
-                for each in growth
-            ),
+            growth=_in_kept_draws([] if self.reader is None else self.reader.growth, self.is_kept),
         )
 
     def _lasting(self) -> Samples:
@@ -343,6 +366,21 @@ class Driver:
         if self.folder is None:
             return self._samples()
         return lasting(self._samples(), int(self.is_kept[: self.num_saved].sum()))
+
+
+def _with_batches(reader: Reader, draw: int) -> tuple[RunSpec, int]:
+    """Read the batches of the next draws; where reading fails, all processes fail."""
+    return runtime.together(lambda: reader.spec_at(draw), "Reading data")
+
+
+def _in_kept_draws(growth: list[Growth], is_kept: np.ndarray) -> tuple[Growth, ...]:
+    return tuple(g._replace(draw=int(np.count_nonzero(is_kept[: g.draw]))) for g in growth)
+
+
+def _no_draws(layout: Layout, record: DrawRecord) -> StoredDraws:
+    nothing = jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), record)
+    first: DrawRecord = layout.chains_first(nothing, leading=1)
+    return StoredDraws(*first, np.empty((1, 0)))
 
 
 def capacity_for(record: DrawRecord, layout: Layout) -> int:

@@ -17,9 +17,11 @@ from sghmc.gradients import FullBatch, Gradient
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.posterior import RowPosterior, StackedPosterior
 from sghmc.posterior.target import Potential, Target
+from sghmc.results.until import Until
+from sghmc.samplers import Sampler
 from sghmc.types import PyTree
 
-_WITHOUT_EFFECT = ("progress", "checkpoint", "mesh", "sharding", "throw")
+_WITHOUT_EFFECT = ("progress", "checkpoint", "mesh", "sharding", "throw", "until")
 """Options on which draws do not depend."""
 
 
@@ -28,7 +30,7 @@ class RunOptions:
     """The keyword arguments of `sample`, whose docstring describes them."""
 
     gradient: Gradient = dataclasses.field(default_factory=FullBatch)
-    num_samples: int = 1000
+    num_samples: int | None = 1000
     num_burnin: int = 0
     thinning: int = 1
     num_chains: int = 1
@@ -45,17 +47,30 @@ class RunOptions:
     mesh: jax.sharding.Mesh | None = None
     sharding: Rules | None = None
     throw: bool = True
+    until: Until | None = None
 
     def identity(self, key: Any, target: Any, sampler: Any, init: PyTree) -> dict[str, Any]:
         """Return all that the draws of a run depend on, by argument, for its checkpoint."""
-        names = [field.name for field in dataclasses.fields(self)]
-        options = {name: getattr(self, name) for name in names if name not in _WITHOUT_EFFECT}
+        names = {field.name for field in dataclasses.fields(self)}.difference(_WITHOUT_EFFECT)
+        if why_not_longer(sampler, target) is None:
+            names.remove("num_samples")
+        options = {name: getattr(self, name) for name in names}
         axes = 0 if self.init_axis is None else 1
         like = jax.tree.map(
             lambda leaf: jax.eval_shape(lambda: as_array(leaf, "init")[(0,) * axes]), init
         )
         given = {"key": key, "target": target, "sampler": sampler, "init": init}
         return given | options | target_hashes(target, like)
+
+
+def why_not_longer(sampler: Any, target: Any) -> str | None:
+    """Return why draws depend on the length of a run, which then cannot go on; None if it can."""
+    source = getattr(target, "source", None)
+    if source is not None and source.is_growing:
+        return "the stream's rows grow in windows, which are cut by the length of the run"
+    if isinstance(sampler, Sampler) and (sampler.schedules or any(map(callable, sampler.dynamics))):
+        return f"{sampler.name} follows a schedule or cycles, which are made for a run's length"
+    return None
 
 
 # Some parameters move, the rest is held: one copy for all chains, and none in the draws.

@@ -28,12 +28,13 @@ class TerminalBar:
             "", total=num_steps, completed=num_done, rate="", health=""
         )
 
-    def update(self, num_done: int, num_failed: int, num_chains: int) -> None:
+    def update(self, num_done: int, num_failed: int, num_chains: int, num_steps: int) -> None:
         speed = self.progress.tasks[0].speed
         health = _health(num_failed, num_chains)
         self.progress.update(
             self.task,
             completed=num_done,
+            total=num_steps,
             rate=f"{speed:,.0f} steps/s" if speed else "",
             health=f"[red]{health}" if num_failed else health,
         )
@@ -45,24 +46,24 @@ class TerminalBar:
 class NotebookBar:
     """Progress bar of the browser; rich's needs ipywidgets, which not every notebook has."""
 
-    def __init__(self, num_steps: int):
+    def __init__(self):
         from IPython import display  # pyright: ignore[reportMissingImports]
 
-        self.html, self.num_steps = display.HTML, num_steps
+        self.html = display.HTML
         self.first: tuple[int, float] | None = None
         """Steps and time after the first block, most of which is compilation."""
         self.handle = display.display(self.html(""), display_id=True)
 
-    def update(self, num_done: int, num_failed: int, num_chains: int) -> None:
-        bar = f'<progress value="{num_done}" max="{self.num_steps}"></progress>'
-        parts = [f"{bar} {num_done / self.num_steps:.0%}"]
+    def update(self, num_done: int, num_failed: int, num_chains: int, num_steps: int) -> None:
+        bar = f'<progress value="{num_done}" max="{num_steps}"></progress>'
+        parts = [f"{bar} {num_done / num_steps:.0%}"]
         if self.first is None:
             self.first = num_done, time.monotonic()
         else:
             speed = (num_done - self.first[0]) / max(
                 time.monotonic() - self.first[1], _INSTANT_SECONDS
             )
-            left = (self.num_steps - num_done) / max(speed, _INSTANT_SECONDS)
+            left = (num_steps - num_done) / max(speed, _INSTANT_SECONDS)
             parts += [f"{speed:,.0f} steps/s", f"{left:,.0f} s left"]
         self.handle.update(self.html(", ".join([*parts, _health(num_failed, num_chains)])))
 

@@ -147,9 +147,9 @@ class Budget:
             stage = list(self.stages)[-1] if self.stages else "tuning"
             raise BudgetError(
                 f"Tuning has taken its {self} ({stage}). Give more by "
-                f"sghmc.tune(…, budget={4 * (self.seconds or DEFAULT_COUNTED_SECONDS):g}), start "
-                f"nearer the mode, or choose a sampler yourself: sghmc.SGHMC(…) with Minibatch(…) "
-                f"needs no tuning to run."
+                f"until=sghmc.Until(seconds={4 * (self.seconds or DEFAULT_COUNTED_SECONDS):g}), "
+                f"start nearer the mode, or choose a sampler yourself: sghmc.SGHMC(…) with "
+                f"Minibatch(…) needs no tuning to run."
             )
 
     @contextlib.contextmanager
@@ -193,16 +193,6 @@ class _StatusLine:
         budget = self.budget
         limit = "" if budget.seconds is None else f" of at most {budget.seconds:g}"
         return f"tuning: {budget.doing}, {budget.spent:.0f} s{limit}"
-
-
-def check_seconds(budget: float | None) -> None:
-    """Check a budget that a user gave."""
-    is_number = isinstance(budget, int | float) or hasattr(budget, "dtype")
-    if budget is not None and not (is_number and budget > 0):
-        raise ValueError(
-            f"budget must be a number of seconds above 0 (math.inf: no end), or None to count work "
-            f"instead, but is {budget!r}."
-        )
 
 
 class ModeAllowance:

@@ -121,7 +121,7 @@ def check_first_pilot(costs: Costs, whitening: Whitening, budget: Budget) -> Non
         raise BudgetError(
             f"A first pilot run over all data would take about {seconds:.3g} s, and of the "
             f"{budget} {max(budget.left, 0):.3g} s are left: give more by "
-            f"sghmc.tune(…, budget={4 * (budget.spent + seconds):.2g}), or take "
+            f"until=sghmc.Until(seconds={4 * (budget.spent + seconds):.2g}), or take "
             f'engine="minibatch".'
         )
 

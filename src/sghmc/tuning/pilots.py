@@ -251,7 +251,7 @@ class Pilots:
         if self.budget.left < 0:
             return (
                 f"the pilot runs had not settled when the {self.budget} was spent: give more by "
-                f"sghmc.tune(…, budget=…)"
+                f"until=sghmc.Until(seconds=…)"
             )
         return (
             "the pilot runs did not settle: the posterior is far from Gaussian, or has several "

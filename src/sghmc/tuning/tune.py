@@ -29,8 +29,9 @@ from sghmc.posterior.host_potential import HostPotential, as_vector
 from sghmc.posterior.mode import ModeError
 from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, StackedPosterior
 from sghmc.posterior.target import Target
+from sghmc.results.until import Until
 from sghmc.samplers.sghmc import SGHMC
-from sghmc.tuning.budget import Budget, Costs, ModeAllowance, check_seconds
+from sghmc.tuning.budget import Budget, Costs, ModeAllowance
 from sghmc.tuning.choices import GradientCandidates, check_first_pilot, choose_engine
 from sghmc.tuning.exact_search import ExactSearch, Trajectories
 from sghmc.tuning.minibatch_search import MinibatchSearch
@@ -83,7 +84,7 @@ def tune(
     engine: Engine = "auto",
     mode: bool = True,
     num_gradients: int = DEFAULT_GRADIENTS,
-    budget: float | None = None,
+    until: Until | None = None,
     num_samples: int = 1000,
     progress: bool = False,
 ) -> Tuned:
@@ -100,8 +101,8 @@ def tune(
     | `mode` | False: no mode is searched, for mixtures and networks; SGHMC starts from `init`, |
     | | and pilot chains find scales and step size |
     | `num_gradients` | with `mode=False`: gradients of all pilot chains, of batches or all data |
-    | `budget` | seconds after which the best so far is returned, or an error if there is none; \
-results then depend on the machine and its load. None: work is counted, and they do not |
+    | `until` | `Until(seconds=60)`: the best so far is returned then, or an error if there is \
+none; results then depend on the machine and its load. None: work is counted, and they do not |
     | `num_samples` | draws of each chain in the later run, which decide which engine is faster |
     | `progress` | show in the terminal what is being done |
 
@@ -116,12 +117,13 @@ results then depend on the machine and its load. None: work is counted, and they
     checks.check_counts(num_samples, 0, 1, num_chains)
     like = checks.check_init(init, None, 1)
     _check_arguments(
-        target, like, batch_size, tolerance, engine, mode, num_gradients, num_chains, budget
+        target, like, batch_size, tolerance, engine, mode, num_gradients, num_chains, until
     )
     start = jax.tree.map(np.asarray, InitialPositions(init, None).of_chain(0))
     checks.check_functions(target, like)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     num_draws, missed, searched = num_samples * num_chains, (), ""
+    budget = None if until is None else until.seconds
     with whole_or_nothing(), Budget(budget, progress) as clock:
         costs = Costs.count(target, like, num_chains)
         max_draws = max(num_samples, _MIN_PIECE_DRAWS)
@@ -216,7 +218,7 @@ def _check_arguments(
     mode: Any,
     num_gradients: int,
     num_chains: int,
-    budget: Any,
+    until: Any,
 ) -> None:
     number = int | float | np.integer | np.floating
     if isinstance(target, StackedPosterior):
@@ -227,7 +229,8 @@ def _check_arguments(
         raise ValueError(f"tolerance must lie between 0 and 1, but is {tolerance!r}.")
     if engine not in _ENGINES:
         raise ValueError(f"engine must be one of {', '.join(_ENGINES)}, but is {engine!r}.")
-    check_seconds(budget)
+    if until is not None and until != Until(seconds=getattr(until, "seconds", None) or 1.0):
+        raise ValueError(f"tune takes until=sghmc.Until(seconds=…) alone, not {until!r}.")
     if not isinstance(mode, bool):
         raise TypeError(f"mode must be True or False, but is {mode!r}.")
     check_count(num_gradients, "num_gradients")
