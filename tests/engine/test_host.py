@@ -17,6 +17,7 @@ from sghmc.engine.layout import DrawInfo, DrawRecord, Layout
 from sghmc.engine.options import RunOptions
 from sghmc.gradients.noise import RunningNoise
 from sghmc.results.samples import Growth
+from sghmc.results.until import Watch
 
 
 def record(shape, dtype=jnp.float32) -> DrawRecord:
@@ -54,6 +55,7 @@ def bare(**parts) -> Any:
     """A host with nothing but what a test gives it."""
     made = Driver.__new__(Driver)
     usual = {"folder": None, "reader": None, "capacity": 100, "done": 0, "has_warned": False}
+    usual |= {"watch": Watch(None, 4, ()), "store": types.SimpleNamespace(num_kept=0)}
     usual["blocking"] = types.SimpleNamespace(burnin="kept")
     for name, value in (usual | parts).items():
         setattr(made, name, value)
