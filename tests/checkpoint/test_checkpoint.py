@@ -395,7 +395,7 @@ def test_damage_to_any_file_of_a_save_is_seen(finished, tmp_path):
 def test_draws_that_changed_are_seen_and_made_again(folder, whole):
     file = positions(folder)
     content = bytearray(file.read_bytes())
-    content[-9] ^= 1  # of the last draw
+    content[16 * zarr._MIN_CHUNKS + whole.positions.nbytes - 9] ^= 1  # of the last draw
     file.write_bytes(content)
     with pytest.warns(sghmc.CheckpointWarning, match=r"position/c.0.0.0 has changed.*from 6"):
         same(sample(folder), whole)
@@ -436,7 +436,7 @@ def craft(place, **fields):
     ("fields", "message"),
     [
         ({"more": 1}, r"content has .*more.* in place of the fields"),
-        ({"done": 10**15, "num_kept": 10**15}, f"speaks of {10**15} draws kept of {10**15}"),
+        ({"done": 10**15, "num_kept": 10**15}, "is cut short"),
         ({"num_kept": 8}, "speaks of 8 draws kept of 9"),
     ],
     ids=["field", "huge", "fewer"],

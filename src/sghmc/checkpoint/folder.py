@@ -135,7 +135,10 @@ class RunFolder:
     def _check_arguments(self, then: Mapping[str, str]) -> None:
         if _COMPUTED not in self.arguments:  # not yet known
             then = {name: text for name, text in then.items() if not name.startswith(_COMPUTED)}
-        found = fingerprint.differences(then, self.arguments)
+        now = self.arguments
+        if ("num_samples" in then) != ("num_samples" in now):  # another difference decides that
+            then, now = ({**each, "num_samples": ""} for each in (then, now))
+        found = fingerprint.differences(then, now)
         if found:
             raise CheckpointError(
                 f"{self.path} belongs to a run with other arguments: {'; '.join(found)}. Call "
@@ -204,12 +207,8 @@ class RunFolder:
         self._check_arguments(found.arguments)
         progress = RunProgress.of(found)
         done, num_kept = progress.done, progress.num_kept
-        if num_kept > (wanted := np.count_nonzero(is_kept)):
-            raise CheckpointError(
-                f"{self.path} has {num_kept} draws of each chain, more than the {wanted} "
-                f"asked for: give num_samples={num_kept} or more, or another folder."
-            )
-        if not done <= len(is_kept) or num_kept != np.count_nonzero(is_kept[:done]):
+        is_longer = num_kept > np.count_nonzero(is_kept)  # then the store refuses it
+        if not is_longer and (done > len(is_kept) or num_kept != np.count_nonzero(is_kept[:done])):
             raise DamagedError(f"it speaks of {num_kept} draws kept of {done}, unlike this run")
         arrays = manifest.read_state(place, found, _numbered(like))
         self.store.reopen(num_kept, progress.draws)

@@ -179,8 +179,6 @@ class DiskStore:
                 f"{', '.join(sorted(stored))}. Call sample with the keep and trace of then, or "
                 f"give another folder."
             )
-        if not isinstance(num_kept, int) or not 0 <= num_kept <= self.num_draws:
-            raise DamagedError(f"it speaks of {num_kept} draws, where the run has {self.num_draws}")
         for i, (name, path, mine, _) in enumerate(self._columns):
             # The layout of then, which another number of draws may have made.
             array = dataclasses.replace(mine, num_chunks=stored[path].offset // 16)
@@ -190,6 +188,11 @@ class DiskStore:
             column.check_room(num_kept if self._grows else self.num_draws)
             column.file.check(num_kept, digest)
             self._columns[i] = column
+        if num_kept > self.num_draws:
+            raise CheckpointError(
+                f"{self.folder.parent} has {num_kept} draws of each chain, more than the "
+                f"{self.num_draws} asked for: give num_samples={num_kept}, or another folder."
+            )
         self.num_kept = num_kept
         try:
             self.publish()  # before draws go that a reader might look for

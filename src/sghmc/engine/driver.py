@@ -72,12 +72,10 @@ class Bar:
                 self.shown = TerminalBar(console, self.num_steps, self.num_done)
         return self
 
-    def update(
-        self, num_done: int, failed_at: Int[np.ndarray, " chain"], num_steps: int | None = None
-    ) -> None:
+    def update(self, num_done: int, failed_at: Int[np.ndarray, " chain"]) -> None:
         if self.shown is not None:
-            num_steps = num_steps or self.num_steps  # as it seems now, where that may change
-            self.shown.update(num_done, int((failed_at < NEVER).sum()), len(failed_at), num_steps)
+            num_failed = int((failed_at < NEVER).sum())
+            self.shown.update(num_done, num_failed, len(failed_at), self.num_steps)
 
     def __exit__(self, *exception) -> None:
         if self.shown is not None:
@@ -249,7 +247,8 @@ class Driver:
                     break
                 self.startup_seconds += pace.follow(count, time.perf_counter() - began)
                 share = self.watch.share(self.store.num_kept, self._seconds, self.done / num_draws)
-                bar.update(self.done * thinning, failed_at, round(self.done * thinning / share))
+                bar.num_steps = round(self.done * thinning / share)
+                bar.update(self.done * thinning, failed_at)
                 if failed_at.min() < 2 * thinning:  # a bad start shows in the first draws
                     self._initial_state(evaluates=True)
                 if throw and (failed_at < NEVER).any():
