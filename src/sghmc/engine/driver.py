@@ -190,8 +190,8 @@ class Driver:
                 reader.check_start()
             self.spec = reader.spec_at(0)[0]
         spec = self.spec = place.place_spec(self.spec)
-        is_first = folder is None and self.before is None
-        carry = self._initial_state() if is_first else place.state_like(spec)
+        begins = folder is None and self.before is None
+        carry = self._initial_state() if begins else place.state_like(spec)
         like = place.saved_like(spec.layout, carry)
         record = loop.record_like(spec, like)
         self.capacity = capacity_for(record, spec.layout)
@@ -199,15 +199,15 @@ class Driver:
         stored = _no_draws(spec.layout, record)
         self.watch = Watch(self.until, spec.layout.num_chains, (stored.positions, stored.hyper))
         num_new = num_kept if save is None else int(self.is_kept[save.done :].sum())
-        grows = self.until is not None
-        self.store: RamStore | DiskStore = RamStore(stored, num_new, grows=grows)
+        grows = {"grows": self.until is not None}
+        self.store: RamStore | DiskStore = RamStore(stored, num_new, **grows)
         if folder is not None:
-            self.store = folder.open_store(stored, num_kept, grows=grows)
+            self.store = folder.open_store(stored, num_kept, **grows)
             save = folder.resume(like, self.is_kept)
             if save is None:
                 carry = self._initial_state()
         if save is not None:
-            if reader is not None and save.done:
+            if reader and save.done:
                 reader.resume(save.done, save.sizes)
             # Copies, because the loop overwrites its arguments.
             state = jax.tree.map(jnp.array, save.state) if folder is None else save.state
@@ -228,10 +228,9 @@ class Driver:
 
     def run(self, *, progress: bool, throw: bool) -> Samples:
         """Make the draws that are left, and return all."""
-        thinning, num_draws = self.spec.thinning, len(self.is_kept)
+        thinning, num_draws, fault = self.spec.thinning, len(self.is_kept), None
         paces = [Pace(self.blocking.rows(1)) for _ in range(2)]  # of burn-in, and of kept draws
         bar = Bar(progress and runtime.is_leader(), num_draws * thinning, self.done * thinning)
-        fault: DataError | None = None
         with Interruption(takes_sigterm=self.folder is not None) as interruption, bar:
             while self.done < num_draws and not interruption.agreed():
                 if self.watch.is_over(self.store.num_kept, self._seconds, self._samples):
