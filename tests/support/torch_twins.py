@@ -9,7 +9,7 @@ import torch
 
 import sghmc
 from sghmc.torch import BAOAB, PSGLD, SGHMC, SGLD, SGNHT, GaussianPrior
-from sghmc.torch.sghmc import MomentumSampler
+from sghmc.torch.sghmc import MomentumOptimizer
 from torch_steps import NUM_DATA, scripted
 
 X = np.array([[0.5, -1.0, 2.0, 0.3, 1.1], [1.5, 0.2, -0.7, 1.0, -0.4], [-0.3, 0.8, 0.1, -1.2, 0.6]])
@@ -101,7 +101,7 @@ def torch_path(make, starts, drawn) -> np.ndarray:
         return value
 
     for t, noise in enumerate(drawn):
-        first = [starts] if t == 0 and isinstance(sampler, MomentumSampler) else []
+        first = [starts] if t == 0 and isinstance(sampler, MomentumOptimizer) else []
         with scripted(*first, *noise[::-1]):  # signs before noise
             sampler.step(closure)
         path.append(torch.cat(params).detach().numpy().copy())

@@ -186,3 +186,11 @@ def test_the_defaults_of_hugging_face_are_refused(given, message, tmp_path):
     trainer = transformers_trainer(tmp_path, transformers_callback(), 1, **given)
     with warnings.catch_warnings(), pytest.raises(ValueError, match=message):
         trainer.train()
+
+
+def test_a_checkpoint_without_draws_is_refused(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    transformers_trainer(tmp_path, transformers.TrainerCallback(), 4).train()
+    trainer = transformers_trainer(tmp_path, transformers_callback(), 8)
+    with pytest.raises(FileNotFoundError, match="that was saved with this callback"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))

@@ -12,12 +12,12 @@ from sghmc.torch.base import Common
 from sghmc.torch.draws import are_chains
 from sghmc.torch.pieces import Piece, StepPlan
 from sghmc.torch.settings import moving, number
-from sghmc.torch.sghmc import MOMENTUM, MomentumSampler
+from sghmc.torch.sghmc import MOMENTUM, MomentumOptimizer
 
 _THERMOSTAT, _VALUE = "thermostat", "thermostat_value"
 
 
-class SGNHT(MomentumSampler):
+class SGNHT(MomentumOptimizer):
     """Dynamics whose friction ξ rises while momenta are too hot and falls while they are too cold.
 
     Updates: those of `sghmc.SGNHT`, with a number for M.

@@ -22,7 +22,7 @@ MOMENTUM = "momentum"
 _RATE, _DECAY = "learning_rate", "momentum_decay"
 
 
-class MomentumSampler(Sampler):
+class MomentumOptimizer(Sampler):
     """Base of samplers with a momentum r for every parameter, and the mass M of its group."""
 
     def _fresh(self, group: dict[str, Any], position: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -66,7 +66,7 @@ class MomentumSampler(Sampler):
         return total / count if count else None
 
 
-class FrictionSampler(MomentumSampler, abc.ABC):
+class DampedOptimizer(MomentumOptimizer, abc.ABC):
     """Base of samplers with friction: settings ε, C, M, V̂ and τ.
 
     dr = −∇U dt − CM⁻¹r dt + N(0, 2τC dt),  dθ = M⁻¹r dt.
@@ -142,7 +142,7 @@ class FrictionSampler(MomentumSampler, abc.ABC):
 # Stochastic gradient Hamiltonian Monte Carlo with friction.
 
 
-class SGHMC(FrictionSampler):
+class SGHMC(DampedOptimizer):
     """Hamiltonian dynamics with friction, which balances the noise of a stochastic gradient.
 
         r ← r − ε ∇Ũ(θ) − ε C M⁻¹ r + N(0, 2ε(τC − B̂)),  B̂ = ½ε V̂
@@ -269,7 +269,7 @@ from microbatches |
 # SGHMC by a splitting: the friction solved exactly, between two halves of the drift.
 
 
-class BAOAB(FrictionSampler):
+class BAOAB(DampedOptimizer):
     """SGHMC by the splitting kick, half drift, friction, half drift: unbiased on a Gaussian.
 
         r ← r − ε ∇Ũ(θ)                                       (B, a half and a half)

@@ -115,6 +115,12 @@ def transformers_callback(**given: Any) -> Any:
                 )
             if state.global_step:
                 file = _checkpoint(args, state) / _FILE
+                if not file.exists():
+                    raise FileNotFoundError(
+                        f"{file} is not there: a run is resumed from a checkpoint in output_dir "
+                        f"that was saved with this callback. To collect from another checkpoint "
+                        f"on, load the model's weights alone, and begin a new run."
+                    )
                 self.load_state_dict(torch.load(file, weights_only=True))
             loader = given["train_dataloader"]
             self.begin(given["model"], [given["optimizer"]], loader, args.max_grad_norm)
