@@ -34,8 +34,8 @@ class Diagonal(eqx.Module):
     def __init__(self, values: Sequence[Any], num_leaves: int | None = None):
         """Store one value for each leaf, or one number for all `num_leaves`."""
         self.num_leaves = len(values) if num_leaves is None else num_leaves
-        is_shared = num_leaves is not None and tree.are_many(range(num_leaves))
-        self.given = tuple(values) * (1 if num_leaves is None or is_shared else num_leaves)
+        is_few = num_leaves is not None and num_leaves <= tree.MAX_UNROLLED_LEAVES
+        self.given = tuple(values) * (self.num_leaves if is_few else 1)
 
     @property
     def values(self) -> tuple[Float[Any, " n"] | Float[Any, ""], ...]:

@@ -211,7 +211,7 @@ def normals_like(
             for slot, leaf in zip(slots, leaves, strict=True)
         ]
     is_alike = len({_wide(dtype) for dtype in dtypes}) == 1
-    if tree.are_many(widths) and is_alike and not runtime.has_accelerator():
+    if len(widths) > tree.MAX_UNROLLED_LEAVES and is_alike and not runtime.has_accelerator():
         counter = jnp.asarray(first_step).astype(jnp.uint32)
         return _cut(key, counter, num_steps, tuple(widths), tuple(dtypes))
     return [

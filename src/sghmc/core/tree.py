@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Shaped
 from sghmc.types import PyTree
 
 __all__ = [
+    "MAX_UNROLLED_LEAVES",
     "add_scaled",
     "all_finite",
-    "are_many",
     "entry_name",
     "float_type",
     "ravel",
@@ -25,8 +25,9 @@ __all__ = [
     "unravel",
 ]
 
-_MAX_UNROLLED_LEAVES = 16
-"""Number of arrays up to which code for each leaf costs little compile time (see `are_many`)."""
+MAX_UNROLLED_LEAVES = 16
+"""Number of arrays up to which code for each leaf costs little compile time; with more it would
+dominate."""
 
 
 def sizes(tree: PyTree) -> list[int]:
@@ -74,22 +75,17 @@ def total(terms: Sequence[Array]) -> Shaped[Array, ""]:
     return sum((jnp.sum(term) for term in _gathered(terms)), start=jnp.zeros(()))
 
 
-def are_many(leaves: Sequence) -> bool:
-    """Return whether there are so many leaves that code for each would dominate compilation."""
-    return len(leaves) > _MAX_UNROLLED_LEAVES
-
-
 def _gathered(terms: Sequence[Array]) -> Sequence[Array]:
     """Add up arrays of equal shape if there are many, so that fewer reductions are compiled."""
-    if len(terms) <= _MAX_UNROLLED_LEAVES:
+    if len(terms) <= MAX_UNROLLED_LEAVES:
         return terms
     alike: dict[Any, list[Array]] = {}
     for term in terms:
         alike.setdefault((term.shape, term.dtype), []).append(term)
     return [
-        functools.reduce(jnp.add, group[first : first + _MAX_UNROLLED_LEAVES])
+        functools.reduce(jnp.add, group[first : first + MAX_UNROLLED_LEAVES])
         for group in alike.values()
-        for first in range(0, len(group), _MAX_UNROLLED_LEAVES)
+        for first in range(0, len(group), MAX_UNROLLED_LEAVES)
     ]
 
 
