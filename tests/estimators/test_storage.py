@@ -240,3 +240,25 @@ def test_no_member_is_taken_for_a_pickle(tmp_path):
         archive.writestr("header.npy", b"\x80\x04\x95")
     with pytest.raises(ModelFileError, match=r"header\.npy in .* is not an \.npy file"):
         storage.read(craft(tmp_path / "model", content.getvalue()), Kind)
+
+
+STORED = {
+    "missing_columns_": ["x"],
+    "far_columns_": ["y"],
+    "likelihood_power_": 2.0,
+    "sharpness_": 1.25,
+    "noise_": "student",
+    "target_rounding_": 0.125,
+    "hidden_layer_sizes_": [4, 3],
+    "diagnostics_": {"rhat": 1.01},
+    "likelihood_": "ordinal",
+}
+"""What a fit learns besides draws, scalings and names."""
+
+
+def test_all_that_a_fit_learns_is_in_the_file(path):
+    storage.write(fitted(**STORED, target_scaling_=Scaling(np.array(2.0), np.array(0.5))), path)
+    found = storage.read(path, Kind)
+    learned = {name: getattr(found, name) for name in STORED}
+    assert {n: list(v) if isinstance(v, tuple) else v for n, v in learned.items()} == STORED
+    assert (float(found.target_scaling_.center), float(found.target_scaling_.scale)) == (2.0, 0.5)
