@@ -220,7 +220,7 @@ def test_every_leaf_keeps_its_dtype(kind):
 
 
 def test_a_dense_matrix_that_would_take_minutes_is_refused_at_once():
-    size = checks._MAX_DENSE_PARAMETERS + 1
+    size = checks.MAX_DENSE_PARAMETERS + 1
     matrix = np.broadcast_to(np.float64(1.0), (size, size))
     for parsed in (parse, lambda value, like: checks.parse_factor(value, like, "factor")):
         with pytest.raises(ValueError, match=r"dense matrix over 2,001 parameters.*diagonal"):
@@ -254,6 +254,39 @@ def test_the_inverse_of_a_symmetric_matrix_is_exactly_symmetric():
     inverse = matrices.Dense(spd(4)).inverse().array
     np.testing.assert_array_equal(inverse, inverse.T)
     np.testing.assert_allclose(inverse @ spd(4), np.eye(TOTAL), atol=1e-9)
+
+
+def low_rank(seed=0, rank=2):
+    rng = np.random.default_rng(seed)
+    first, second = 0.5 * rng.normal(size=(2, TOTAL, rank))
+    left, right = rng.uniform(0.5, 2, (2, TOTAL))
+    return matrices.LowRankFactor(left, first, second, right)
+
+
+def test_a_low_rank_beside_a_diagonal_is_the_matrix_written_out():
+    matrix = low_rank()
+    full = matrix.left[:, None] * (np.eye(TOTAL) + matrix.first @ matrix.second.T) * matrix.right
+    np.testing.assert_allclose(dense_array(matrix), full, rtol=1e-12)
+    np.testing.assert_allclose(dense_array(matrix.inverse()) @ full, np.eye(TOTAL), atol=1e-10)
+    np.testing.assert_allclose(dense_array(matrices.transpose(matrix)), full.T, rtol=1e-12)
+    np.testing.assert_allclose(matrix.row_squares, np.sum(full**2, 1), rtol=1e-12)
+    finished = matrices.finish(matrix, jnp.float32)
+    np.testing.assert_allclose(jacobian(lambda v: finished @ v), full, rtol=1e-5, atol=1e-6)
+
+
+def test_a_low_rank_is_stretched_along_axes_and_directions():
+    matrix, rng = low_rank(), np.random.default_rng(1)
+    scales, gains = rng.uniform(0.5, 2, TOTAL), np.array([0.1, 7.0])
+    basis = np.linalg.qr(rng.normal(size=(TOTAL, 2)))[0]
+    full = dense_array(matrix) * scales @ (np.eye(TOTAL) + (basis * (gains - 1)) @ basis.T)
+    np.testing.assert_allclose(
+        dense_array(matrix.stretched(scales, basis, gains)), full, rtol=1e-10
+    )
+
+
+def test_a_low_rank_over_other_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"factor is a matrix over 8 .* there are 3\."):
+        checks.parse_factor(low_rank(), jnp.zeros(3), "factor")
 
 
 def test_covariances_in_other_coordinates():

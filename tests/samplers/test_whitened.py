@@ -24,6 +24,12 @@ FACTORS = {
     "not symmetric": np.array([[1.1, 0.2, 0.0], [-0.3, 0.8, 0.4], [0.5, 0.0, 1.2]]),
 }
 LOPSIDED = FACTORS["not symmetric"]
+LOW_RANK = matrices.LowRankFactor(
+    np.array([0.6, 1.3, 0.9]),
+    np.array([[0.5], [-0.4], [1.1]]),
+    np.array([[0.8], [0.3], [-0.2]]),
+    np.array([1.2, 0.7, 1.0]),
+)
 INERTIAL: Any = sghmc.SGHMC(0.25, 1.3, laws.positive(1, SIZE, 0.6, 2.2), 0.8, 1.7)
 LANGEVIN: Any = sghmc.SGLD(0.15, laws.positive(2, SIZE, 0.5, 2.5), 0.8, 1.7)
 
@@ -62,6 +68,13 @@ def judge_law(sampler: Any, factor, excess=0.9):
 @pytest.mark.parametrize("sampler", [INERTIAL, LANGEVIN], ids=["sghmc", "sgld"])
 def test_law(sampler, factor):
     judge_law(sghmc.Whitened(sampler, CENTER, factor), factor)
+
+
+def test_law_with_a_low_rank():
+    """A diagonal and a low rank give the law of the same matrix written out."""
+    written_out = LOW_RANK.left[:, None] * (np.eye(SIZE) + LOW_RANK.first @ LOW_RANK.second.T)
+    written_out = written_out * LOW_RANK.right
+    judge_law(sghmc.Whitened(INERTIAL, CENTER, LOW_RANK), written_out)
 
 
 def test_law_of_hmc():

@@ -94,8 +94,25 @@ def test_what_needs_no_prediction():
     assert choose(posterior(1_000), 1.0).engine == "exact"
     gibbs = sghmc.Gibbs(lambda key, theta, posterior: posterior.hyper, every=5)
     assert choose(posterior(1_000), gibbs=gibbs).engine == "minibatch"
+
+
+def test_parameters_that_are_many_choose_no_engine():
+    """A horseshoe with 50 rows had minibatches because its parameters were many."""
     many = Whitening(jnp.zeros(3), np.zeros(3), np.ones(3), 0.0, False)
-    assert choose(posterior(20_000), whitening=many).engine == "minibatch"
+    assert choose(posterior(50), whitening=many).engine == "exact"
+
+
+def test_without_a_mode_the_noise_of_plain_batches_is_counted():
+    """2C/ε = Ṽ/(0.8 · 5 %) steps a draw, Ṽ the number of batches: 50 passes with what rows cost."""
+    no_mode = Whitening(jnp.zeros(3), np.zeros(3), np.eye(3), 0.0, False)
+    assert choose(posterior(200_000), of_row=1e-7).engine == "minibatch"
+    chosen = choose(posterior(200_000), of_row=1e-7, whitening=no_mode)
+    assert chosen.engine == "exact"
+    assert "without a mode have no control variate" in chosen.reason
+    base = predicted(1e-3, 100_000, of_step=0.0)["minibatch"] - 30 * 0.2
+    noisy = predicted(1e-3, 100_000, of_step=0.0, num_batches=200.0)["minibatch"] - 30 * 0.2
+    steps = (50_000 + 200 / 0.04 * 4_000) / (50_000 + 16 * 4_000)
+    assert noisy / base == pytest.approx(steps)
 
 
 def test_predicted_costs_by_hand():

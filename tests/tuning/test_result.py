@@ -14,6 +14,7 @@ import sghmc
 from sghmc import sampling
 from sghmc.checkpoint.checkpoint import DamagedError
 from sghmc.core import runtime
+from sghmc.core.matrices import LowRankFactor
 from sghmc.results.samples import Samples
 from sghmc.results.summaries import Info
 from sghmc.tuning import result
@@ -260,6 +261,15 @@ def test_a_tuning_is_read_as_it_was_saved():
     assert (inner.step_size, inner.friction, inner.observe) == (0.1, 2.0, "middle")
     np.testing.assert_array_equal(found.sampler.factor, np.eye(6))
     np.testing.assert_array_equal(found.sampler.center["b"][1], np.ones(3))
+
+
+def test_a_factor_of_low_rank_is_read_as_it_was_saved():
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(2, 6, 1))
+    factor = LowRankFactor(np.ones(6), first, second, np.ones(6))
+    _, found = saved_and_read(sghmc.Whitened(sghmc.SGHMC(0.1, 2.0), INIT, factor))
+    assert isinstance(found.factor, LowRankFactor)
+    np.testing.assert_array_equal(found.factor.second, factor.second)
 
 
 def test_values_are_saved_in_the_form_of_json():

@@ -183,7 +183,7 @@ def scaled(setting: Any, factor: float) -> Any:
 
 # Matrices: a number, a pytree like the parameters (a diagonal), or a dense (d, d) array.
 
-_MAX_DENSE_PARAMETERS = 2_000
+MAX_DENSE_PARAMETERS = 2_000
 """Largest number of parameters of a dense matrix, whose eigenvalues then take seconds."""
 _ASYMMETRY_TOLERANCE, _NEGATIVE_TOLERANCE = 1e-5, 1e-6
 """Relative asymmetry and negative eigenvalue that a user's matrix may have: those of rounding to
@@ -252,6 +252,12 @@ def parse_matrix(value: PyTree, like: PyTree, name: str, *, definite: bool) -> m
 def parse_factor(value: PyTree, like: PyTree, name: str) -> matrices.Matrix:
     """Convert a user's `value` to an invertible matrix, which need not be symmetric."""
     total = tree.size(like)
+    if isinstance(value, matrices.LowRankFactor):
+        if len(value.left) != total:
+            raise ValueError(
+                f"{name} is a matrix over {len(value.left)} parameters, but there are {total}."
+            )
+        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), value)
     is_array = jax.tree.structure(value) == jax.tree.structure(0.0)
     if not is_array or np.shape(value) != (total, total) or total == 1:
         return parse_matrix(value, like, name, definite=True)
@@ -267,10 +273,10 @@ def parse_factor(value: PyTree, like: PyTree, name: str) -> matrices.Matrix:
 
 
 def _check_size(total: int, name: str) -> None:
-    if total > _MAX_DENSE_PARAMETERS:
+    if total > MAX_DENSE_PARAMETERS:
         raise ValueError(
             f"{name} is a dense matrix over {total:,} parameters: to factor one of more than "
-            f"{_MAX_DENSE_PARAMETERS:,} takes minutes, and every step as many products as it has "
+            f"{MAX_DENSE_PARAMETERS:,} takes minutes, and every step as many products as it has "
             f"entries. Give a number, or a diagonal as a pytree like the parameters."
         )
 

@@ -87,7 +87,54 @@ class Dense(eqx.Module):
         return not np.any(self.array)
 
 
-Matrix = Diagonal | Dense
+class LowRankFactor(eqx.Module):
+    """Matrix diag(left) (I + P Qᵀ) diag(right), whose products take O(dk) for k columns of P, Q."""
+
+    left: Float[Any, " d"]
+    first: Float[Any, "d k"]
+    second: Float[Any, "d k"]
+    right: Float[Any, " d"]
+
+    def rows(self, x: Any) -> Any:
+        """Return the product with a vector, or with each row of an array."""
+        x = x * self.right
+        return (x + (x @ self.second) @ self.first.T) * self.left
+
+    def __matmul__(self, vector: PyTree) -> PyTree:
+        return tree.unravel(self.rows(tree.ravel(vector)), vector)
+
+    def inverse(self) -> "LowRankFactor":
+        small = np.linalg.inv(np.eye(self.first.shape[1]) + self.second.T @ self.first)
+        return LowRankFactor(1 / self.right, -self.first @ small, self.second, 1 / self.left)
+
+    def transpose(self) -> "LowRankFactor":
+        return LowRankFactor(self.right, self.second, self.first, self.left)
+
+    def stretched(self, scales: Any, basis: Any, gains: Any) -> "LowRankFactor":
+        """Return A diag(scales) (I + B (G − 1) Bᵀ), with orthonormal columns B and their gains."""
+        scales = self.right * scales
+        before, after = self.first / scales[:, None], self.second * scales[:, None]
+        more = basis * (gains - 1)
+        first = np.hstack([before, more + before @ (after.T @ more)])
+        second = np.hstack([after, basis])
+        return LowRankFactor(self.left * scales, first, second, np.ones_like(scales))
+
+    def dense(self, sizes: list[int]) -> "Dense":
+        return Dense(self.rows(np.eye(len(self.left), dtype=self.left.dtype)).T)
+
+    @property
+    def row_squares(self) -> np.ndarray:
+        """Return the squared length of each row: the diagonal of A Aᵀ."""
+        inner = (self.second * self.right[:, None] ** 2).T @ self.second
+        along = (1 + 2 * np.sum(self.first * self.second, 1)) * self.right**2
+        return self.left**2 * (along + np.sum((self.first @ inner) * self.first, 1))
+
+    @property
+    def is_zero(self) -> bool:
+        return False
+
+
+Matrix = Diagonal | Dense | LowRankFactor
 
 
 def fit(value: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -96,13 +143,15 @@ def fit(value: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 def transpose(matrix: Matrix) -> Matrix:
-    return Dense(matrix.array.T) if isinstance(matrix, Dense) else matrix
+    if isinstance(matrix, Dense):
+        return Dense(matrix.array.T)
+    return matrix.transpose() if isinstance(matrix, LowRankFactor) else matrix
 
 
 def as_array(matrix: Matrix) -> Float[Array, "d d"]:
     """Return a (d, d) array inside a compiled program; a diagonal's entries must be vectors."""
-    if isinstance(matrix, Dense):
-        return matrix.array
+    if not isinstance(matrix, Diagonal):
+        return matrix.dense([]).array
     return jnp.diag(jnp.concatenate(matrix.values))
 
 

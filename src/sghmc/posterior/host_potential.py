@@ -32,6 +32,8 @@ _MIN_LBFGS_DECREASE = 0.01
 """Decrease of U in a step below which L-BFGS ends: about a tenth of a standard deviation."""
 _TANGENT_BATCH = 32
 """Number of directions that one pass over the data differentiates in; it bounds the memory."""
+_DIRECTIONS_PER_PASS = 8
+"""Number of directions that cost as much together as one alone: their products are of matrices."""
 _POINT_BATCH = 8
 """Number of points that one pass over the data evaluates; always the same, to compile once."""
 
@@ -85,6 +87,11 @@ class HostPotential:
         self.check(2 * x.size)
         matrix = self._call(_hessian, x)
         return (matrix + matrix.T) / 2
+
+    def hessian_products(self, x: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        """Return ∇²U(x) times each row of `directions`, several of which share a pass."""
+        self.check(math.ceil(2 * len(directions) / _DIRECTIONS_PER_PASS))
+        return self._call(_hessian_products, x, directions)
 
     def descend(
         self, x: np.ndarray, goes_on: Callable[[], bool] = lambda: True
@@ -148,6 +155,13 @@ def _hessian(target, like, rows, x):
     if x.size <= _TANGENT_BATCH:
         return jax.vmap(column)(jnp.eye(x.size))
     return lax.map(column, jnp.eye(x.size), batch_size=_TANGENT_BATCH)
+
+
+def _hessian_products(target, like, rows, x, directions):
+    def product(direction):
+        return jax.jvp(lambda x: _evaluate(target, like, rows, x)[1], (x,), (direction,))[1]
+
+    return lax.map(product, directions, batch_size=_TANGENT_BATCH)
 
 
 def _lbfgs(target, like, rows, x, state):

@@ -21,6 +21,7 @@ from sghmc.posterior import mode
 from sghmc.posterior.posterior import AbstractPosterior
 from sghmc.posterior.target import Target
 from sghmc.samplers import Dynamics, Sampler
+from sghmc.samplers.wrappers import Whitened
 from sghmc.types import PyTree
 
 # Up to this many parameters the stationary distribution is computed in all directions.
@@ -240,9 +241,13 @@ def _average_bias(origin: Origin, noise: np.ndarray, like: PyTree) -> BiasPredic
     dynamics, sizes = origin.sampler.dynamics, tree.sizes(like)
     if isinstance(dynamics.gradient_noise, EmpiricalFisher):
         return BiasPrediction(0.0, 0.0)
+    sampler = origin.sampler
+    if isinstance(sampler, Whitened) and isinstance(sampler.factor, matrices.LowRankFactor):
+        # Of LᵀVL only the mean of the diagonal counts here.
+        noise, sampler = noise * sampler.factor.row_squares, sampler.sampler
     ends = np.cumsum(sizes)[:-1]
     by_leaf = np.split(np.broadcast_to(noise, tree.size(like)), ends)
-    own = origin.sampler.pull_back_covariance(matrices.Diagonal(by_leaf), like)
+    own = sampler.pull_back_covariance(matrices.Diagonal(by_leaf), like)
     damping = _damping(dynamics, like)
     if damping is None or dynamics.step_size is None or callable(dynamics.step_size):
         return BiasPrediction(

@@ -275,7 +275,8 @@ class Whitened(SamplerWrapper):
     | --- | --- | --- |
     | `sampler` | | what moves z; its mass, friction and gradient noise are those of z |
     | `center` | θ̂ | a pytree like the parameters: the mode, or the mean of a pilot run |
-    | `factor` | L | a number, a diagonal pytree, or any invertible (d, d) matrix |
+    | `factor` | L | a number, a diagonal pytree, any invertible (d, d) matrix or, from `tune`, a |
+    | | | diagonal with a low rank, whose products take O(dk) operations |
 
     With L Lᵀ the posterior's covariance, every direction of z has standard deviation 1, whatever
     the scales and correlations of θ: one step size fits all. In single precision the state keeps

@@ -33,6 +33,8 @@ _MANY_BATCHES = 100
 _COMPILATIONS = {"exact": 12, "minibatch": 30}
 # Steps of all chains in the pilots of the minibatch engine, and steps of one of its draws.
 _PILOT_STEPS, _STEPS_PER_DRAW = 50_000, 16
+# Tolerance for which the steps of a draw of plain batches are counted.
+_COUNTED_TOLERANCE = 0.05
 # An answer without bias is worth so many times the cost.
 _EXACTNESS_BONUS = 2.5
 
@@ -80,8 +82,6 @@ def choose_engine(
         return EngineChoice("minibatch", "Gibbs updates are counted in its short steps")
     if not isinstance(target, RowPosterior):
         return EngineChoice("exact", "a potential has no batches")
-    if not whitening.is_dense:
-        return EngineChoice("minibatch", "the parameters are many")
     count = int(target.num_examples)
     if count <= FEW_BATCHES * batch_size:
         return EngineChoice("exact", f"{count:,} examples are few beside batches of {batch_size:,}")
@@ -90,20 +90,35 @@ def choose_engine(
         num_gradients=Trajectories.first(whitening).num_steps + 1,
         batch_size=batch_size,
         num_draws=num_draws,
+        num_batches=None if whitening.is_gaussian else count / batch_size,
     )
     is_exact = found["exact"] < _EXACTNESS_BONUS * found["minibatch"]
     counted = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
     preferred = f"exact is preferred up to {_EXACTNESS_BONUS:g} times the cost, as it has no bias"
     reason = f"counted cost in nominal seconds: {counted}; {preferred}"
+    if not whitening.is_gaussian:
+        reason += ", and minibatches without a mode have no control variate for their noise"
     return EngineChoice("exact" if is_exact else "minibatch", reason)
 
 
 def predicted_costs(
-    costs: Costs, *, num_gradients: int, batch_size: int, num_draws: int
+    costs: Costs,
+    *,
+    num_gradients: int,
+    batch_size: int,
+    num_draws: int,
+    num_batches: float | None = None,
 ) -> dict[str, float]:
-    """Predict tuning and run of each engine; `num_gradients` is that of a trajectory."""
+    """Predict tuning and run of each engine; `num_gradients` is that of a trajectory.
+
+    `num_batches` is that of the data if there is no mode for a control variate: it is the noise Ṽ
+    of plain batches, and a draw then takes 2C/ε = Ṽ/(2 · share · tolerance) steps.
+    """
     passes = (WARM_UP_TRAJECTORIES + num_draws) * num_gradients
-    steps = _PILOT_STEPS + _STEPS_PER_DRAW * num_draws
+    per_draw = _STEPS_PER_DRAW
+    if num_batches is not None:
+        per_draw = max(per_draw, num_batches / (2 * _NOISE_SHARE * _COUNTED_TOLERANCE))
+    steps = _PILOT_STEPS + per_draw * num_draws
     # A control variate evaluates every row of its batch twice.
     of_batch = 2 * batch_size * GATHER_COST * costs.of_row
     work = {

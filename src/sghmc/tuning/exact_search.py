@@ -7,6 +7,7 @@ by the acceptance.
 """
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Self
 
@@ -82,7 +83,7 @@ class ExactSearch:
     """Warm up HMC by pilot runs, until their draws have standard deviation 1 in z.
 
     `num_draws` is how many draws the run will make, of all chains together. `whitening` and
-    `starts` are those of the last pilot run.
+    `starts` are those of the last pilot run. `slopes` evaluates gradients, which tell low ranks.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class ExactSearch:
         starts: np.ndarray,
         tolerance: float,
         num_draws: int,
+        slopes: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
+        self.slopes = slopes
         self.pilots, self.whitening, self.starts = pilots, whitening, starts
         self.tolerance, self.num_draws = tolerance, num_draws
         self.trajectories = Trajectories.first(whitening)
@@ -110,7 +113,7 @@ class ExactSearch:
             )
             self.starts = pilot.draws[:, -1]
             # The first quarter is burn-in.
-            fit = self.whitening.fit(pilot.after(pilot.num_draws // 4).draws)
+            fit = self.whitening.fit(pilot.after(pilot.num_draws // 4).draws, self.slopes)
             if fit.is_good and self._is_settled(pilot, fit):
                 return self._tuned(pilot, ())
             if not fit.is_good and pilot.lowest_acceptance > 0.2:

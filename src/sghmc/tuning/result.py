@@ -20,6 +20,7 @@ import numpy as np
 from sghmc.checkpoint.checkpoint import Checkpoint, DamagedError
 from sghmc.checkpoint.folder import open_folder
 from sghmc.core import runtime, tree
+from sghmc.core.matrices import LowRankFactor
 from sghmc.gradients import Gradient
 from sghmc.results import convergence, patterns, summaries
 from sghmc.results.health import Health
@@ -375,7 +376,7 @@ class _Codec:
 
 def _saved_classes() -> dict[str, type]:
     """Return the classes that a file may name: only those of sghmc."""
-    found = [Tuned, TuneReport, *_subclasses(Sampler), *_subclasses(Gradient)]
+    found = [Tuned, TuneReport, LowRankFactor, *_subclasses(Sampler), *_subclasses(Gradient)]
     return {
         kind.__name__: kind
         for kind in found

@@ -26,15 +26,15 @@ from sghmc.engine.options import RunOptions, hold_fixed
 from sghmc.gradients import Minibatch, with_data
 from sghmc.posterior.gibbs import Gibbs
 from sghmc.posterior.host_potential import HostPotential, as_vector
-from sghmc.posterior.mode import ModeError
+from sghmc.posterior.mode import DENSE_LIMIT, ModeError
 from sghmc.posterior.posterior import AbstractPosterior, RowPosterior, StackedPosterior
 from sghmc.posterior.target import Target
 from sghmc.results.until import Until
 from sghmc.samplers.sghmc import SGHMC
 from sghmc.tuning.budget import Budget, Costs, ModeAllowance
-from sghmc.tuning.choices import GradientCandidates, check_first_pilot, choose_engine
-from sghmc.tuning.exact_search import ExactSearch, Trajectories
-from sghmc.tuning.minibatch_search import MinibatchSearch
+from sghmc.tuning.choices import GradientCandidates
+from sghmc.tuning.engines import search_settings
+from sghmc.tuning.exact_search import Trajectories
 from sghmc.tuning.modeless_search import (
     DEFAULT_GRADIENTS,
     ModelessSearch,
@@ -132,6 +132,8 @@ none; results then depend on the machine and its load. None: work is counted, an
             whitening, reason = unit_whitening(as_vector(start), like), "no mode was asked for"
             gradient = plain_gradient(target, batch_size)
             search = ModelessSearch(pilots, whitening, gradient, tolerance, num_gradients)
+            with clock.stage("pilot runs"):
+                found = search.search()
         else:
             with clock.stage("mode"):
                 num_gradients = Trajectories.of_size(tree.size(like)).num_steps + 1
@@ -139,24 +141,11 @@ none; results then depend on the machine and its load. None: work is counted, an
                 potential = HostPotential(target, like, check=allowance.spend)
                 whitening, missed, searched = _find_main_mode(potential, start, allowance, key)
                 starts = draw_starts(potential, whitening, rng, num_chains)
-            choice = choose_engine(
-                engine,
-                target,
-                whitening,
-                costs,
-                batch_size=batch_size,
-                num_draws=num_draws,
-                gibbs=gibbs,
-            )
-            reason = choice.reason
-            if choice.engine == "exact":
-                check_first_pilot(costs, whitening, clock)
-                search = ExactSearch(pilots, whitening, starts, tolerance, num_draws)
-            else:
+            with clock.stage("pilot runs"):
                 candidates = GradientCandidates(target, batch_size, tolerance, rng)
-                search = MinibatchSearch(pilots, potential, whitening, starts, candidates)
-        with clock.stage("pilot runs"):
-            found = search.search()
+                search, found, reason = search_settings(
+                    engine, pilots, potential, whitening, starts, candidates, num_draws
+                )
     notes = found.report.notes
     if not search.whitening.is_gaussian:
         note = "no single mode was found or looked for: the coordinates are those of pilot runs"
@@ -191,8 +180,10 @@ def _find_main_mode(
     where other modes were searched.
     """
     whitening = find_whitening(potential, start, allowance.goes_on)
-    if not (whitening.is_gaussian and whitening.is_dense):
+    if not whitening.is_gaussian:
         return whitening, (), _NO_PEAK
+    if not isinstance(whitening.factor, np.ndarray) or tree.size(whitening.like) > DENSE_LIMIT:
+        return whitening, (), "not searched, as the parameters are many"
     # Of its own: starts do not depend on how long walkers went.
     rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), 1])
     other, searched = find_other_mode(

@@ -8,20 +8,23 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from sghmc.core import tree
+from sghmc.core.checks import MAX_DENSE_PARAMETERS
+from sghmc.core.matrices import LowRankFactor
 from sghmc.posterior import mode
 from sghmc.posterior.host_potential import MAX_QUICK_ROWS, HostPotential, as_params, as_vector
-from sghmc.posterior.posterior import AbstractPosterior, RowPosterior
-from sghmc.posterior.target import Potential, Target
 from sghmc.results.patterns import NON_CENTRE
 from sghmc.samplers import Sampler
 from sghmc.samplers.wrappers import Whitened
+from sghmc.tuning.low_rank import (
+    NUM_CURVATURE_ROWS,
+    descend,
+    diagonal_factor,
+    fit_curvature,
+    fit_spikes,
+)
 from sghmc.tuning.other_modes import is_spike
 from sghmc.types import PyTree
 
@@ -42,8 +45,13 @@ _FARTHER = (1.0, 10.0, 100.0, 1e3)
 _KINK_LENGTHS = 10.0 ** np.arange(-8, 9)
 # With more parameters than this, and without a peak, L is diagonal: a network is like that.
 _MAX_DENSE_WITHOUT_PEAK = 100
-_NUM_CURVATURE_ROWS = 2_048
-_NUM_POWER_STEPS = 20
+# Draws of a pilot run at which gradients tell low ranks.
+_NUM_SLOPES = 128
+# Of fewer rows than so many for each parameter a curvature has no inverse to speak of.
+_ROWS_PER_PARAMETER = 10
+# Where the mean square of eigenvalues is so many times their squared mean, no low rank is left out:
+# up to some parameters the whole Hessian is computed.
+_MAX_UNEVENNESS = 2.0
 _MAX_START_CONTRACTIONS = 10
 
 
@@ -54,7 +62,7 @@ class Whitening:
     | field | meaning |
     | --- | --- |
     | `like` | shapes and dtypes of the parameters |
-    | `factor` | L: a (d, d) matrix, or its diagonal if there are many parameters |
+    | `factor` | L: a (d, d) matrix or, of many parameters, a diagonal with a low rank or without |
     | `distance` | of the center from the mode, in standard deviations |
     | `is_gaussian` | the center is a peak with a curvature, not just where a search ended |
     | `is_local` | center and factor are still those of mode and curvature, not of draws |
@@ -63,7 +71,7 @@ class Whitening:
 
     like: PyTree
     center: np.ndarray
-    factor: np.ndarray
+    factor: np.ndarray | LowRankFactor
     distance: float
     is_gaussian: bool
     is_local: bool = False
@@ -71,11 +79,13 @@ class Whitening:
 
     @property
     def is_dense(self) -> bool:
-        return self.factor.ndim == 2
+        return isinstance(self.factor, np.ndarray) and self.factor.ndim == 2
 
     def wrap(self, sampler: Sampler) -> Whitened:
         """Return a sampler that runs `sampler` in these coordinates."""
-        factor = self.factor if self.is_dense else self.params(self.factor)
+        factor: PyTree = self.factor
+        if isinstance(self.factor, np.ndarray) and not self.is_dense:
+            factor = self.params(self.factor)
         return Whitened(sampler, self.params(self.center), factor)
 
     def params(self, vector: np.ndarray) -> PyTree:
@@ -84,39 +94,61 @@ class Whitening:
 
     def to_position(self, z: np.ndarray) -> np.ndarray:
         """Return θ of each row of z."""
+        if isinstance(self.factor, LowRankFactor):
+            return self.center + self.factor.rows(z)
         return self.center + (z @ self.factor.T if self.is_dense else z * self.factor)
 
     def to_z(self, theta: np.ndarray) -> np.ndarray:
         """Return z of each row of θ."""
         away = theta - self.center
+        if isinstance(self.factor, LowRankFactor):
+            return self.factor.inverse().rows(away)
         return np.linalg.solve(self.factor, away.T).T if self.is_dense else away / self.factor
 
     def whitened_noise(self, covariance: np.ndarray) -> np.ndarray:
-        """Return LᵀVL, the covariance of gradients in z, from V; of a diagonal L its diagonal."""
+        """Return LᵀVL, the covariance of gradients in z, from V.
+
+        If L is not dense, V is a diagonal, and the result has as many entries with the right mean.
+        """
+        if isinstance(self.factor, LowRankFactor):
+            return self.factor.row_squares * covariance
         if self.is_dense:
             return self.factor.T @ covariance @ self.factor
         return self.factor**2 * covariance
 
-    def fit(self, draws: np.ndarray) -> "WhiteningFit":
+    def fit(
+        self, draws: np.ndarray, slopes: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> "WhiteningFit":
         """Return mean and covariance of z in draws of raveled parameters, axes (…, parameter).
 
-        The covariance is shrunk towards 1 by as much as so few draws may be off.
+        The covariance is shrunk towards 1 by as much as so few draws may be off. A factor of low
+        rank is fitted by `slopes`, the gradients at some of the draws, too.
         """
-        z = self.to_z(draws.reshape(-1, draws.shape[-1]))
+        draws = draws.reshape(-1, draws.shape[-1])
+        z = self.to_z(draws)
         count, size = z.shape
-        if not self.is_dense:
-            variance = (z.var(0) * count + 10) / (count + 10)
-            return WhiteningFit(z.mean(0), variance, min(1.0, 5 * math.sqrt(2 / count)))
-        covariance = np.cov(z.T).reshape(size, size)
-        shrunk = (count * covariance + size * np.eye(size)) / (count + size)
-        return WhiteningFit(z.mean(0), shrunk, 2 * math.sqrt(2 * size / count))
+        if self.is_dense:
+            covariance = np.cov(z.T).reshape(size, size)
+            shrunk = (count * covariance + size * np.eye(size)) / (count + size)
+            return WhiteningFit(z.mean(0), shrunk, 2 * math.sqrt(2 * size / count))
+        variance, spikes = (z.var(0) * count + 10) / (count + 10), None
+        if slopes is not None and isinstance(self.factor, LowRankFactor):
+            chosen = np.unique(np.linspace(0, count - 1, _NUM_SLOPES).astype(int))
+            some, w = z[chosen], self.factor.transpose().rows(slopes(draws[chosen]))
+            variance = np.sqrt((some.var(0) * len(some) + 10) / (w.var(0) * len(some) + 10))
+            root = np.sqrt(variance)
+            spikes = fit_spikes((some - some.mean(0)) / root, (w - w.mean(0)) * root)
+        return WhiteningFit(z.mean(0), variance, min(1.0, 5 * math.sqrt(2 / count)), spikes)
 
     def refined(self, fit: "WhiteningFit") -> "Whitening":
         """Return the coordinates in which z of a pilot run would have had mean 0 and covariance 1.
 
         θ = c + Lz with z ~ (m, S) has mean c + Lm and covariance LSLᵀ.
         """
-        if self.is_dense:
+        if isinstance(self.factor, LowRankFactor):
+            basis, values = fit.spikes or (np.zeros((len(fit.mean), 0)), np.ones(0))
+            factor = self.factor.stretched(np.sqrt(fit.covariance), basis, np.sqrt(values))
+        elif self.is_dense:
             factor = self.factor @ np.linalg.cholesky(fit.covariance)
         else:
             factor = self.factor * np.sqrt(fit.covariance)
@@ -125,17 +157,23 @@ class Whitening:
 
 
 class WhiteningFit(NamedTuple):
-    """Mean and covariance (or variances) of z in draws; `slack` bounds their Monte Carlo error."""
+    """Mean and covariance (or variances) of z in draws; `slack` bounds their Monte Carlo error.
+
+    `spikes` are directions, as columns, with variances of their own beside those of parameters.
+    """
 
     mean: np.ndarray
     covariance: np.ndarray
     slack: float
+    spikes: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def extremes(self) -> tuple[float, float]:
         """Return the smallest and the largest variance of any direction."""
         is_dense = self.covariance.ndim == 2
         values = np.linalg.eigvalsh(self.covariance) if is_dense else self.covariance
+        if self.spikes is not None:
+            values = np.append(values, self.spikes[1])
         return float(values.min()), float(values.max())
 
     @property
@@ -158,13 +196,11 @@ def find_whitening(
 
     Without a peak the center is where the search ended, and the factor only a first guess for pilot
     runs to refine. With more than `mode.DENSE_LIMIT` parameters L-BFGS on some rows looks for a
-    good place. Searches end when `goes_on()` is False.
+    good place, and the factor has a low rank. Searches end when `goes_on()` is False.
     """
     like, origin = potential.like, as_vector(start)
     if len(origin) > mode.DENSE_LIMIT:
-        center, value = potential.subsampled(_NUM_CURVATURE_ROWS).descend(origin, goes_on)
-        _check_end(potential, origin, center, value)
-        return _diagonal_whitening(potential, center)
+        return _whitening_of_many(potential, origin, goes_on)
     found = mode.mode_of(potential, start, goes_on)
     center = as_vector(found.position)
     assert found.hessian is not None
@@ -182,7 +218,8 @@ def find_whitening(
         if not funnel:
             _check_end(potential, origin, center, found.potential)
         if len(origin) > _MAX_DENSE_WITHOUT_PEAK:
-            return _diagonal_whitening(potential, center)
+            factor = diagonal_factor(potential, center)
+            return Whitening(like, center, factor, math.inf, False)
         hessian = _with_kinks(potential, center, hessian)
     factor, is_peak = _dense_factor(hessian, like)
     is_gaussian = is_peak and found.is_found and not funnel
@@ -190,6 +227,27 @@ def find_whitening(
     if is_gaussian:
         _check_rises(potential, whitening, origin)
     return whitening
+
+
+def _whitening_of_many(
+    potential: HostPotential, origin: np.ndarray, goes_on: Callable[[], bool]
+) -> Whitening:
+    """Return coordinates for too many parameters for Newton's method.
+
+    With too few rows for a curvature, as far from a mode, they are a first guess for pilot runs.
+    """
+    size = len(origin)
+    num_rows = max(NUM_CURVATURE_ROWS, _ROWS_PER_PARAMETER * size)
+    part = potential.subsampled(num_rows)
+    center, _ = part.descend(origin, goes_on)
+    found = fit_curvature(part, center, diagonal_factor(potential, center))
+    factor, is_convex = found.factor, found.is_convex
+    if found.unevenness > _MAX_UNEVENNESS and size <= MAX_DENSE_PARAMETERS:
+        factor, is_convex = _dense_factor(part.hessian(center), potential.like)
+    center, value, distance = descend(potential, factor, center, goes_on)
+    _check_end(potential, origin, center, value)
+    is_gaussian = is_convex and distance < mode.MAX_MODE_DISTANCE
+    return Whitening(potential.like, center, factor, distance, is_gaussian, is_gaussian)
 
 
 def draw_starts(
@@ -263,7 +321,7 @@ def _check_rises(potential: HostPotential, whitening: Whitening, origin: np.ndar
     """
     way = whitening.to_z(origin[None])
     axes = np.concatenate([np.eye(way.size), way / max(np.linalg.norm(way), np.finfo(float).tiny)])
-    axes = _CHECKED_DISTANCE * axes[np.any(axes, axis=1)] @ whitening.factor.T
+    axes = _CHECKED_DISTANCE * axes[np.any(axes, axis=1)] @ np.asarray(whitening.factor).T
     away, center = np.concatenate([axes, -axes]), whitening.center[None]
     values, slopes = potential.subsampled(MAX_QUICK_ROWS).evaluate(
         np.concatenate([center, center + away])
@@ -308,58 +366,3 @@ def _flat_message(like: PyTree, direction: np.ndarray) -> str:
         f"(collinear columns, classes that a plane separates, a parameter that the data do not "
         f"see). Give these parameters a proper prior, or leave redundant ones out."
     )
-
-
-def _diagonal_whitening(potential: HostPotential, center: np.ndarray) -> Whitening:
-    """Return coordinates for many parameters: L = (λD)^{−½}, D the diagonal of the curvature H.
-
-    λ is the largest eigenvalue of D^{−½}HD^{−½}, so that no direction has a frequency above 1.
-    """
-    target, rows = potential.target, None
-    if isinstance(target, RowPosterior):
-        order = np.random.default_rng(0).permutation(int(target.num_examples))
-        rows = target.rows(jnp.asarray(order[:_NUM_CURVATURE_ROWS]))
-    factor = _diagonal_factor(target, as_params(center, potential.like), rows)
-    return Whitening(potential.like, center, np.asarray(factor, np.float64), math.inf, False)
-
-
-@eqx.filter_jit
-def _diagonal_factor(target: Target, position: PyTree, rows: PyTree) -> jax.Array:
-    """Return (λD)^{−½}; D is the empirical Fisher information plus the prior's curvature."""
-    x = tree.ravel(position)
-    signs = jax.random.rademacher(jax.random.key(0), x.shape, x.dtype)
-
-    def slope(potential):
-        return lambda x: tree.ravel(jax.grad(potential)(tree.unravel(x, position)))
-
-    def hessian_product(potential, direction):
-        return jax.jvp(slope(potential), (x,), (direction,))[1]
-
-    if isinstance(target, Potential):
-        potential = prior = target.potential
-        fisher = jnp.zeros_like(x)
-    else:
-        assert isinstance(target, AbstractPosterior)
-
-        def potential(params):
-            return target.estimate(params, rows)
-
-        def prior(params):
-            return -target.log_prior_at(params)
-
-        def square(example):
-            row = jax.tree.map(lambda leaf: leaf[None], example)
-            return slope(lambda params: target.log_likelihood_sum(params, row))(x) ** 2
-
-        fisher = target.num_examples * jnp.mean(lax.map(square, rows, batch_size=64), 0)
-    # Exact for priors that treat each parameter by itself: v ⊙ Hv is then the diagonal.
-    diagonal = fisher + jnp.abs(signs * hessian_product(prior, signs))
-    root = jnp.maximum(diagonal, 1e-6 * jnp.max(diagonal)) ** -0.5
-
-    def power_step(_, pair):
-        vector = pair[0] / jnp.linalg.norm(pair[0])
-        product = root * hessian_product(potential, root * vector)
-        return product, jnp.linalg.norm(product)
-
-    _, largest = lax.fori_loop(0, _NUM_POWER_STEPS, power_step, (signs, jnp.zeros((), x.dtype)))
-    return root / jnp.sqrt(jnp.maximum(largest, 1.0))
