@@ -1,5 +1,7 @@
 """Parquet files: the rows of all of them, and what does not fit refused by name."""
 
+import os
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -176,3 +178,13 @@ def test_lists_without_bounds_are_not_unpacked(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", pa.table({"x": [[0.0] * 101] * 3}))
     with pytest.raises(sghmc.DataError, match=r"has lists of 101 entries, but rows of at most 100"):
         Parquet(path)
+
+
+def test_a_pipe_is_refused_before_it_is_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rows.parquet")
+    with pytest.raises(sghmc.DataError, match=r"rows\.parquet is a pipe or a device"):
+        Parquet(tmp_path / "rows.parquet")
+    for name in ("rows.npy", "rows.arrow"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(sghmc.DataError, match=r"rows\..* is a pipe or a device"):
+            sghmc.data.MemoryMapped(tmp_path / name)

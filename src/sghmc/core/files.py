@@ -28,10 +28,10 @@ def is_draft(name: str) -> bool:
     return name.startswith(".") and name.endswith(_SUFFIX)
 
 
-def check_plain(path: pathlib.Path) -> None:
+def check_plain(path: pathlib.Path, error: type[ValueError] = ValueError) -> None:
     """Refuse a pipe or a device, on which a reader might wait without end."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ValueError(f"{path} is a pipe or a device, not a file: write its content to a file.")
+    if os.path.exists(path) and not path.is_file() and not path.is_dir():
+        raise error(f"{path} is a pipe or a device, not a file: write its content to a file.")
 
 
 def write(path: pathlib.Path, content: bytes | str) -> None:

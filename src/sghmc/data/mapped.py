@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from sghmc.core.checks import check_fit, check_numbers, held_type, require
+from sghmc.core.files import check_plain
 from sghmc.data.archives import read_header
 from sghmc.posterior.sources import DataError, NotFinite, Source, check_finite, check_num_rows
 from sghmc.types import PyTree
@@ -25,6 +26,7 @@ class MappedFile:
 
     def __init__(self, path: str | os.PathLike):
         self.path = pathlib.Path(path)
+        check_plain(self.path, DataError)
         try:
             with open(path, "rb") as file:
                 self.stamp = _stamp(os.fstat(file.fileno()))

@@ -12,7 +12,7 @@ import numpy as np
 
 from sghmc.core import runtime
 from sghmc.core.checks import require
-from sghmc.core.files import scratch_folder
+from sghmc.core.files import check_plain, scratch_folder
 from sghmc.data.mapped import MappedSource, open_columns
 from sghmc.posterior.sources import DataError, check_num_rows
 
@@ -184,6 +184,8 @@ def _check_same(schema, found, first: str, path: str) -> None:
 def _opened(path: Any):
     """Open a Parquet file on the local disk or through fsspec."""
     pa, parquet = require("pyarrow", extra="data"), require("pyarrow.parquet", extra="data")
+    if not _is_remote(path):
+        check_plain(pathlib.Path(path), DataError)
     try:
         if _is_remote(path):
             fsspec = require("fsspec", extra="data")
