@@ -37,6 +37,7 @@ def test_at_random_the_seed_decides_which():
         assert len(held_out) == 3
         assert sorted([*rows, *held_out]) == list(range(6))
     assert len({tuple(held_out) for _, held_out in parts}) > 1
+    np.testing.assert_array_equal(split(RATINGS, "random", 0.5), parts[0])
 
 
 def test_what_cannot_be_split_is_refused():
