@@ -273,7 +273,7 @@ def test_words_for_people():
     assert lines[:4] == [
         "Verdict: trustworthy: as sure as it should be, as far as 2 held-out cases can\n  tell.",
         "M on 8 rows, 1 inputs.",
-        "Taken as numbers: x.",
+        "Numbers: x.",
         "On 2 held-out rows:",
     ]
     assert [line.split() for line in lines[4:-1]] == [

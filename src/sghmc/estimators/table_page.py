@@ -98,7 +98,7 @@ def summary(result: dict[str, Any]) -> list[str]:
     lines.append(
         f"{result['model']} on {result['num_train']} rows, {len(result['inputs'])} inputs."
     )
-    lines += [f"Taken as {each}." for each in result.get("columns", ())]
+    lines += [f"{each[0].upper()}{each[1:]}." for each in result.get("columns", ())]
     lines.append(f"On {result['num_test']} held-out rows:")
     shown = {label: result[name] for name, label in _SCORES.items() if result.get(name) is not None}
     lines += [f"  {label:<26}{value:10.4f}" for label, value in shown.items()]
