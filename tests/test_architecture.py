@@ -102,7 +102,6 @@ def test_files_and_classes_can_be_read_at_once(path):
 
 
 ELSEWHERE = {
-    "adapt/mass.py": "adapt/test_adapt.py",
     "cli/commands.py": "cli/test_fit.py",
     "engine/program_hash.py": "checkpoint/test_fingerprint.py",
     "posterior/target.py": "posterior/test_posterior.py",
