@@ -104,6 +104,7 @@ def test_files_and_classes_can_be_read_at_once(path):
 ELSEWHERE = {
     "cli/commands.py": "cli/test_fit.py",
     "engine/program_hash.py": "checkpoint/test_fingerprint.py",
+    "estimators/table_scores.py": "estimators/test_tabular.py",
     "posterior/target.py": "posterior/test_posterior.py",
     "recommender/factor_model.py": "recommender/test_factorization.py",
     "samplers/optimizers.py": "samplers/test_laws.py",
