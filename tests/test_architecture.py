@@ -108,7 +108,6 @@ ELSEWHERE = {
     "posterior/target.py": "posterior/test_posterior.py",
     "recommender/factor_model.py": "recommender/test_factorization.py",
     "samplers/optimizers.py": "samplers/test_laws.py",
-    "results/views.py": "results/test_samples.py",
     "theory/stationary.py": "theory/test_law.py",
     "torch/langevin.py": "torch/test_laws.py",
     "torch/nose_hoover.py": "torch/test_sgnht.py",

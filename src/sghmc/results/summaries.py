@@ -157,9 +157,11 @@ def summary(
 
 
 def to_arviz(
-    variables: Mapping[str, np.ndarray], statistics: dict[str, np.ndarray]
+    variables: Mapping[str, np.ndarray],
+    statistics: dict[str, np.ndarray],
+    **groups: dict[str, np.ndarray],
 ) -> "arviz.InferenceData":
-    """Return draws and their statistics as arviz groups: posterior and sample_stats."""
+    """Return draws and their statistics as arviz groups, posterior and sample_stats, and others."""
     if not variables:
         raise ValueError(_NOTHING_KEPT)
     # numpy has no name for bfloat16 and its like, and xarray no use.
@@ -167,7 +169,7 @@ def to_arviz(
         name: leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
         for name, leaf in variables.items()
     }
-    return from_groups({"posterior": variables, "sample_stats": statistics})
+    return from_groups({"posterior": variables, "sample_stats": statistics} | groups)
 
 
 def from_groups(groups: Mapping[str, dict[str, np.ndarray]], **names: Any) -> Any:

@@ -9,10 +9,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sghmc import display
+from sghmc.posterior.posterior import RowPosterior
 from sghmc.results import report, summaries
 from sghmc.results.health import Health, HealthWarning
 from sghmc.results.prediction import Origin
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 MAX_REPORTED = 2_000
 """Quantities that a verdict and a report evaluate: each takes a millisecond, of thousands
 of draws."""
+
+
+_CHUNK_ROWS = 1 << 14
+"""Rows whose log-likelihoods are evaluated at a time, at one draw after another."""
 
 
 class Views:
@@ -52,13 +59,14 @@ class Views:
             positions = jax.tree.map(np.asarray, self.origin.target.constrained(positions))
         return summaries.named_leaves(positions, self.hyper)
 
-    def to_arviz(self) -> "arviz.InferenceData":
+    def to_arviz(self, *, log_likelihood: bool = False) -> "arviz.InferenceData":
         """Convert the draws for arviz, with all its plots and diagnostics.
 
         Variables are named by their paths: `weights`, `layers[0].bias`; an array or a tuple at the
         top is `position`, hyperparameters follow `hyper`. The group sample_stats has `potential`,
         `diverging` (the draw is not finite) and, where the sampler has them, `kinetic_temperature`
-        and `acceptance_rate`.
+        and `acceptance_rate`. With `log_likelihood` there is a group of that name, for `arviz.loo`
+        and `arviz.compare`: a number for every draw and row of the data, float32.
 
         >>> import jax, jax.numpy as jnp, sghmc
         >>> target = sghmc.Potential(lambda params: jnp.sum(params["weights"] ** 2) / 2)
@@ -75,9 +83,11 @@ class Views:
             "kinetic_temperature": self.info.kinetic_temperature,
             "acceptance_rate": self.info.acceptance,
         }
+        of_rows = {"observation": _log_likelihoods(self)} if log_likelihood else {}
         return summaries.to_arviz(
             self.variables,
             {name: values for name, values in statistics.items() if values is not None},
+            log_likelihood=of_rows,
         )
 
     def summary(self, names: Sequence[str] | None = None) -> "pandas.DataFrame":
@@ -140,6 +150,33 @@ class Views:
 
     def _repr_html_(self) -> str:
         return report.overview_table(repr(self), self.variables)
+
+
+def _log_likelihoods(samples: Views) -> np.ndarray:
+    """Return the log-likelihood of every row at every draw, axes (chain, draw, row)."""
+    target = samples.origin.target if isinstance(samples.origin, Origin) else None
+    if not (isinstance(target, RowPosterior) and samples.origin.keeps_positions):
+        raise ValueError(
+            "log_likelihood needs a run of a Posterior whose draws are its parameters: leave keep "
+            "out, and take the samples of the run itself, not those read from a file."
+        )
+    draws = (samples.positions, samples.hyper)
+    flat = jax.tree.map(lambda leaf: jnp.asarray(leaf.reshape(-1, *leaf.shape[2:])), draws)
+    num_rows, shape = int(target.num_examples), samples.info.is_finite.shape
+    found = np.empty((shape[0] * shape[1], num_rows), np.float32)
+    for first in range(0, num_rows, _CHUNK_ROWS):
+        stop = min(first + _CHUNK_ROWS, num_rows)
+        rows = target.rows(jnp.arange(first, stop))
+        found[:, first:stop] = _of_rows(target, flat, rows)
+    return found.reshape(*shape, num_rows)
+
+
+@eqx.filter_jit
+def _of_rows(target: RowPosterior, draws: tuple[PyTree, PyTree], rows: PyTree) -> jax.Array:
+    def of_draw(draw: tuple[PyTree, PyTree]) -> jax.Array:
+        return target.with_hyper(draw[1]).log_likelihoods(draw[0], rows)
+
+    return jax.lax.map(of_draw, draws)
 
 
 def _page(samples: Views, title: str, checks: list[report.PredictiveCheck]) -> str:
