@@ -11,6 +11,7 @@ import sghmc
 from marked import LazyMarkedKernel, MarkedEstimator, MarkedKernel, MarkedState
 from sghmc.adapt import Adaptation
 from sghmc.core import random, runtime, tree
+from sghmc.engine import chain as chain_file
 from sghmc.engine.chain import GIBBS, GRADIENT, INIT, MOTION, NEVER, RunSpec
 from sghmc.engine.layout import Batches, LoopState, Variates
 from sghmc.types import StepInfo
@@ -327,3 +328,10 @@ def test_the_noise_is_estimated_from_the_rows_of_the_coming_step(diagonal):
     assert third.noise is not None
     wanted = (first + second) / 4 + second / 2
     same(third.noise.mean, wanted.astype(np.float32), rtol=1e-4)
+
+
+def test_streams_are_four_different_ones():
+    """Equal ones would have gradients' noise follow that of the steps."""
+    streams = (chain_file.MOTION, chain_file.GRADIENT, chain_file.GIBBS, chain_file.INIT)
+    assert streams == (0, 1, 2, 3)
+    assert chain_file.NUM_STREAMS == 4
