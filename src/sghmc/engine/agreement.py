@@ -27,7 +27,7 @@ def check_agreement(
     functions compute. Of an array over all processes it knows the shape and its own part alone.
     """
     identity = functools.partial(options.identity, key, target, sampler, init)
-    texts = runtime.gather_texts(json.dumps(_described(identity, options)))
+    texts = runtime.gather_texts(json.dumps(_described(identity, options), sort_keys=True))
     other = next((i for i, text in enumerate(texts) if text != texts[0]), None)
     if other is None:
         return
