@@ -128,6 +128,7 @@ def plan(
         "draws on their way": capacity * num_bytes(record) // num_parts,
         "temporary": _temporary(spec, carry, capacity) if compiles and not own else None,
     }
+    assert given.num_samples is not None, "plan has an argument num_samples"
     draws = {"draws": given.num_samples * num_bytes(record)}
     room, is_saved = device_room(given), given.checkpoint is not None
     return Plan(

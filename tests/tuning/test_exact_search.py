@@ -77,7 +77,7 @@ def test_a_whitening_that_fits_takes_one_pilot():
 def test_the_whitening_becomes_that_of_the_draws():
     pilots = SyntheticPilots(MEAN, COVARIANCE)
     search, found = warm_up(pilots, whitening((30.0, 5.0), 0.1 * np.eye(2)))
-    factor = search.whitening.factor
+    factor: Any = search.whitening.factor
     np.testing.assert_allclose(factor @ factor.T, COVARIANCE, atol=0.8)
     np.testing.assert_allclose(search.whitening.center, MEAN, atol=0.5)
     assert found.report.complaints == ()
@@ -282,7 +282,7 @@ def test_pilot_runs_that_do_not_fit_become_twice_as_long(monkeypatch):
     monkeypatch.setattr(search.pilots, "run", growing)
     assert "did not settle" in search.search().report.unsettled[0]
     assert search.pilots.lengths == [100, 200, 400, 400]
-    factor = search.whitening.factor
+    factor: Any = search.whitening.factor
     np.testing.assert_allclose(factor @ factor.T, 1.8**8 * np.eye(2), atol=0.2 * 1.8**8)
 
 

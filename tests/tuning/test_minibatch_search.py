@@ -1,5 +1,7 @@
 """The search for SGHMC's settings, by pilots whose law is known."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -94,7 +96,7 @@ def test_pilots_that_boil_teach_the_region_nothing(monkeypatch):
     found = search.search().report
     assert found.complaints == ()
     assert found.step_size <= 0.1
-    factor = search.whitening.factor
+    factor: Any = search.whitening.factor
     np.testing.assert_allclose(factor @ factor.T, np.eye(2), atol=0.5)
 
 
@@ -102,7 +104,7 @@ def test_the_region_becomes_that_of_the_draws():
     covariance = np.array([[4.0, 1.5], [1.5, 1.0]])
     search = search_of(SyntheticPilots([3.0, -1.0], covariance))
     search.search()
-    factor = search.whitening.factor
+    factor: Any = search.whitening.factor
     np.testing.assert_allclose(factor @ factor.T, covariance, rtol=0.3)
     np.testing.assert_allclose(search.whitening.center, [3, -1], atol=0.5)
 

@@ -26,8 +26,9 @@ def two_gaussians(share, width, distance):
 def other_of(target, start):
     surface = HostPotential(target, start)
     whitening = find_whitening(surface, start)
-    rng = np.random.default_rng(0)
-    return find_other_mode(surface, whitening.center, whitening.factor, rng)[0]
+    rng, factor = np.random.default_rng(0), whitening.factor
+    assert isinstance(factor, np.ndarray)
+    return find_other_mode(surface, whitening.center, factor, rng)[0]
 
 
 @pytest.mark.parametrize(("share", "width"), [(0.3, 1.0), (0.8, 0.4), (0.02, 2.0)])

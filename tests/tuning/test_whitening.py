@@ -1,6 +1,7 @@
 """Coordinates: what a whitening makes of draws, matrices and potentials, exactly."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,11 +62,11 @@ def test_a_refined_region_has_the_covariance_of_the_draws():
     covariance = np.array([[2.0, 0.4, 0.0], [0.4, 1.5, -0.2], [0.0, -0.2, 0.5]])
     mean = np.array([0.5, -1.0, 2.0])
     refined = DENSE.refined(WhiteningFit(mean, covariance, 0.1))
-    factor = refined.factor
+    factor: Any = refined.factor
     np.testing.assert_allclose(factor @ factor.T, FACTOR @ covariance @ FACTOR.T, rtol=1e-12)
     np.testing.assert_allclose(refined.center, DENSE.center + FACTOR @ mean, rtol=1e-12)
-    refined = DIAGONAL.refined(WhiteningFit(mean, covariance.diagonal(), 0.1))
-    np.testing.assert_allclose(refined.factor, [2 * 2**0.5, 0.1 * 1.5**0.5, 3 * 0.5**0.5])
+    factor = DIAGONAL.refined(WhiteningFit(mean, covariance.diagonal(), 0.1)).factor
+    np.testing.assert_allclose(factor, [2 * 2**0.5, 0.1 * 1.5**0.5, 3 * 0.5**0.5])
 
 
 def test_the_spread_of_draws_is_drawn_to_one_by_what_they_lack():
@@ -112,16 +113,15 @@ def test_a_gaussian_is_found_with_its_covariance():
     )
     whitening = whitening_of(target, jnp.zeros(2))
     np.testing.assert_allclose(whitening.center, 2, atol=1e-3)
-    np.testing.assert_allclose(
-        whitening.factor @ whitening.factor.T, np.linalg.inv(precision), rtol=1e-6
-    )
+    factor: Any = whitening.factor
+    np.testing.assert_allclose(factor @ factor.T, np.linalg.inv(precision), rtol=1e-6)
     assert whitening.is_gaussian
     assert whitening.is_local
     assert not whitening.refined(WhiteningFit(np.zeros(2), np.eye(2), 0.1)).is_local
     # So near a Gaussian's that nothing is left; a factor of 2 leaves half of z²/2 three times.
     surface, draws = HostPotential(target, jnp.zeros(2)), whitening.to_position(np.eye(2))
     assert gaussian_misfit(surface, whitening, draws) == pytest.approx(0, abs=1e-6)
-    wide = dataclasses.replace(whitening, factor=2 * whitening.factor)
+    wide = dataclasses.replace(whitening, factor=2 * factor)
     z = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
     expected = np.std([3 / 2 * 1, 3 / 2 * 4, 3 / 2 * 9])
     assert gaussian_misfit(surface, wide, wide.to_position(z)) == pytest.approx(expected, rel=1e-6)
@@ -228,9 +228,10 @@ def test_parameters_without_curvature_get_the_scale_of_their_rise():
     )
     assert not found.is_gaussian
     np.testing.assert_allclose(np.abs(found.center), 0, atol=1e-3)
-    scales = np.sqrt(np.sum(found.factor**2, axis=1))
+    factor: Any = found.factor
+    scales = np.sqrt(np.sum(factor**2, axis=1))
     assert np.all((scales > [0.9e-3, 0.9]) & (scales < [1.1e-2, 11.0]))  # looked for by tens
-    mixed = whitening_of(sghmc.Potential(lambda t: jnp.abs(t[0]) + 50 * t[1] ** 2), start)
+    mixed: Any = whitening_of(sghmc.Potential(lambda t: jnp.abs(t[0]) + 50 * t[1] ** 2), start)
     assert not mixed.is_gaussian
     assert np.sum(mixed.factor[1] ** 2) == pytest.approx(0.01, rel=1e-6)
 

@@ -45,7 +45,7 @@ class Adaptation(eqx.Module):
         check_count(self.until, "until")
         check_count(self.start, "start", 0)
 
-    def is_due(self, t) -> jax.Array:
+    def is_due(self, t) -> jax.Array | bool:
         return ((t + 1) % self.every == 0) & (t >= self.start) & (t < self.until)
 
     def begin(self, kernel: Any, position: PyTree) -> PyTree:

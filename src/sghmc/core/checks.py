@@ -336,6 +336,6 @@ def checked_codes(codes, num_codes: int, name: str) -> np.ndarray:
     return codes
 
 
-def take_rows(table: jax.Array, codes: jax.Array) -> jax.Array:
+def take_rows(table: jax.Array, codes: jax.Array | np.ndarray) -> jax.Array:
     # Codes were checked when the data came in, so bounds are not checked again.
     return table.at[codes].get(mode="promise_in_bounds")

@@ -148,7 +148,7 @@ def transpose(matrix: Matrix) -> Matrix:
     return matrix.transpose() if isinstance(matrix, LowRankFactor) else matrix
 
 
-def as_array(matrix: Matrix) -> Float[Array, "d d"]:
+def as_array(matrix: Matrix) -> Float[Any, "d d"]:
     """Return a (d, d) array inside a compiled program; a diagonal's entries must be vectors."""
     if not isinstance(matrix, Diagonal):
         return matrix.dense([]).array
@@ -228,7 +228,7 @@ def combine(arrays: PyTree, module: PyTree) -> PyTree:
 # Pencils
 
 
-def _root(value: jax.Array) -> jax.Array:
+def _root(value: jax.Array | np.ndarray) -> jax.Array:
     # Samplers check before the loop that aA − bB is positive semi-definite. Negative values here
     # are rounding errors, in the limit where all noise comes from the gradient.
     return jnp.sqrt(jnp.maximum(value, 0))

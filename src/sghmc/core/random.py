@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int32, UInt32
+from jaxtyping import Array, Float, Int32, Integer, UInt32
 
 from sghmc.core import runtime, tree
 from sghmc.types import PyTree
@@ -300,8 +300,8 @@ def _multiply(x: jax.Array, bound) -> tuple[jax.Array, jax.Array]:
 
 @jax.jit
 def permuted(
-    key: Key, number: Int32[Array, " row"], index: Int32[Array, "row column"], bound
-) -> Int32[Array, " row column *chain"]:
+    key: Key, number: Integer[Array, " row"], index: Int32[Array, "_ column"], bound
+) -> Int32[Array, "row column *chain"]:
     """Return the image of `index` under the `number`-th random permutation of 0, …, bound − 1.
 
     It is a keyed bijection, computed for the given entries only: the swap-or-not shuffle (Hoang,

@@ -146,7 +146,7 @@ class RunningSum(NamedTuple):
         """Return the mean of each of several sums along a first axis, computed on the host."""
         count = np.asarray(self.num_terms)
 
-        def of_total(total: jax.Array) -> np.ndarray:
+        def of_total(total: jax.Array | np.ndarray) -> np.ndarray:
             sums = np.asarray(total)
             with np.errstate(invalid="ignore"):  # 0/0 without terms
                 return sums / count.reshape(-1, *[1] * (sums.ndim - 1)).astype(sums.dtype)

@@ -78,7 +78,7 @@ def unpacked(source: pathlib.Path | bytes, name: str) -> pathlib.Path | bytes:
     return source
 
 
-def _read_bounded(file: IO[bytes], name: str, packed: int) -> bytes:
+def _read_bounded(file: IO[bytes] | io.BufferedIOBase, name: str, packed: int) -> bytes:
     chunks, size = [], 0
     while chunk := file.read(_CHUNK_BYTES):
         size += len(chunk)
@@ -97,7 +97,7 @@ class Archive:
 
     def __init__(
         self,
-        file: str | pathlib.Path | IO[bytes],
+        file: str | pathlib.Path | IO[bytes] | io.BufferedIOBase,
         name: str | None = None,
         most_ratio: int = 200,
     ):
@@ -178,7 +178,7 @@ class Header(NamedTuple):
     length: int
 
 
-def read_header(file: IO[bytes] | mmap.mmap, size: int, name: str) -> Header:
+def read_header(file: IO[bytes] | io.BufferedIOBase | mmap.mmap, size: int, name: str) -> Header:
     """Read the header of a file of `size` bytes, and check the size against it."""
     try:
         version = np.lib.format.read_magic(file)

@@ -54,7 +54,7 @@ class MappedFile:
                 f"{now[0]} now): do not change files while they are in use."
             )
 
-    def release(self, start: int, stop: int) -> None:
+    def release(self, start: int | np.integer, stop: int | np.integer) -> None:
         """Give the pages of these bytes back to the system's cache."""
         first = start - start % mmap.PAGESIZE
         self.advise("MADV_DONTNEED", first, stop - first)
@@ -196,7 +196,7 @@ class MappedSource(Source):
         leaves = jax.tree.leaves(rows)
         cuts = [0, *np.searchsorted(numbers, self._edges), len(numbers)]
 
-        def read_span(start: int, stop: int) -> None:
+        def read_span(start: int | np.integer, stop: int | np.integer) -> None:
             if start < stop:
                 self._read_span(numbers[start:stop], [leaf[start:stop] for leaf in leaves])
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Int32
+from jaxtyping import Integer
 
 from sghmc.core import runtime
 from sghmc.engine import loop
@@ -299,7 +299,7 @@ def _by_parts(layout: Layout, chains: PyTree, of_part: Callable, shape: _Shape) 
 
 
 def device_batches(
-    numbers: Int32[np.ndarray, "*chain step gradient row"],
+    numbers: Integer[np.ndarray, "*chain step gradient row"],
     first: int,
     take: Callable[[np.ndarray], PyTree],
     by_number: NamedSharding,

@@ -363,7 +363,7 @@ def make_updates(spec: RunSpec, t, carry: LoopState, *, adapts: bool) -> LoopSta
     """Make the updates due after step t: Gibbs, anchor of the estimator, adaptation, V̂, flush."""
     gibbs, adapt, fisher = spec.gibbs, spec.adapt, fisher_of(spec.kernel)
     renew_every = spec.estimator.renew_every
-    due: list[tuple[jax.Array, Callable[[RunSpec, LoopState], LoopState]]] = []
+    due: list[tuple[jax.Array | bool, Callable[[RunSpec, LoopState], LoopState]]] = []
     if gibbs is not None:
         is_due = ((t + 1) % gibbs.every == 0) & (t >= gibbs.start)
         due.append((is_due, lambda chain, carry: chain.update_hyper(t, carry)))

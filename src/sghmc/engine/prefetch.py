@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Integer
 
 from sghmc.engine.chain import GRADIENT, RunSpec
 from sghmc.engine.devices import Placement
@@ -183,8 +183,8 @@ class Reader:
         return Window(number, jax.block_until_ready(batches), num_examples, last)
 
     def _fill(
-        self, room: PyTree, numbers: Int32[np.ndarray, "chain step row"], before: Window | None
-    ) -> Int32[np.ndarray, "chain step row"]:
+        self, room: PyTree, numbers: Integer[np.ndarray, "chain step row"], before: Window | None
+    ) -> Integer[np.ndarray, "chain step row"]:
         """Read the rows of these numbers, chain by chain and step by step; return their places."""
         places, num_known = np.empty(numbers.shape, np.int32), 0
         if before is not None:  # the first step's rows were read for it
@@ -209,8 +209,8 @@ class Reader:
         return BatchEstimator(estimator.batch_size, True, estimator.shared, choices)
 
     def _by_gradient(
-        self, numbers: Int32[np.ndarray, "chain step row"]
-    ) -> Int32[np.ndarray, "*chain step gradient row"]:
+        self, numbers: Integer[np.ndarray, "chain step row"]
+    ) -> Integer[np.ndarray, "*chain step gradient row"]:
         """Return row numbers as a mesh takes them: with an axis for the batches."""
         cut = numbers.reshape(*numbers.shape[:2], self.spec.kernel.num_gradients, -1)
         return cut[0] if self.spec.estimator.is_shared else cut

@@ -100,7 +100,7 @@ class _Linear(BayesianEstimator):
         return self._shaped(self._described()["coef"].mean(0))
 
     @property
-    def intercept_(self) -> np.ndarray:
+    def intercept_(self) -> np.ndarray | np.floating:
         return self._shaped(self._described()["intercept"].mean(0))
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:

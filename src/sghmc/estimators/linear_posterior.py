@@ -7,7 +7,7 @@ loses nothing, since only the deviation from the mode is held in it.
 Modes of linear models and their curvature, with the precisions at typical values.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -145,7 +145,7 @@ def around(mode: LinearMode) -> Coefficients:
     return Coefficients(*(jnp.asarray(array, jnp.float32) for array in arrays))
 
 
-def linear_posterior(sums: dict[str, np.ndarray], mode: LinearMode) -> tuple[Posterior, Gibbs]:
+def linear_posterior(sums: dict[str, Any], mode: LinearMode) -> tuple[Posterior, Gibbs]:
     """Return the posterior given sums: count, XᵀX ("gram"), Xᵀy ("moment"), yᵀy ("square")."""
     factor, center = whitening(mode), mode.center
     gram, moment = sums["gram"], sums["moment"]
@@ -226,7 +226,7 @@ _CLOSE = 1e-3
 """Relative error at which the precisions have converged."""
 
 
-def linear_mode(sums: dict[str, np.ndarray], is_weight: np.ndarray, rate: float) -> LinearMode:
+def linear_mode(sums: dict[str, Any], is_weight: np.ndarray, rate: float) -> LinearMode:
     """Return the mode at the noise and prior precisions that expectation maximization finds."""
     noise, precision = 1.0, 1.0
     for _ in range(_NUM_ROUNDS):

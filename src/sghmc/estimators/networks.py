@@ -308,7 +308,7 @@ def clearly_likeliest(logs: dict[Any, np.ndarray], usual: Any) -> Any:
     def is_better(setting: Any) -> bool:
         gains = logs[setting] - logs[usual]
         error = gains.std() * len(gains) ** 0.5
-        return gains.sum() > max(_CLEAR_ERRORS * error, _CLEAR_GAIN)
+        return bool(gains.sum() > max(_CLEAR_ERRORS * error, _CLEAR_GAIN))
 
     better = [setting for setting in logs if is_better(setting)]
     return max([usual, *better], key=lambda setting: logs[setting].sum())

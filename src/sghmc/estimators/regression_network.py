@@ -277,7 +277,7 @@ def train(
     position: jax.Array | np.ndarray,
     table: Table,
     kind: Kind,
-    num_steps: int,
+    num_steps: int | jax.Array,
     batch_size: int | None,
 ) -> jax.Array:
     """Return positions (chain, parameter) after Adam's steps with a rate that falls as a cosine.

@@ -147,7 +147,7 @@ def _wins(rival: RowScores, ours: RowScores, task: str) -> bool:
     """Tell whether a rival is clearly better, by log-likelihood or by squared error."""
 
     def is_clear(gains: np.ndarray) -> bool:
-        return gains.sum() > _CLEAR_ERRORS * gains.std() * len(gains) ** 0.5
+        return bool(gains.sum() > _CLEAR_ERRORS * gains.std() * len(gains) ** 0.5)
 
     gains = rival.log - ours.log
     if gains.mean() > _MIN_GAIN and is_clear(gains):
@@ -155,7 +155,7 @@ def _wins(rival: RowScores, ours: RowScores, task: str) -> bool:
     if task == "classification":
         return False
     ratio = np.sqrt(ours.loss.mean() / max(rival.loss.mean(), np.finfo(float).tiny))
-    return ratio > _SURE_RATIO or (ratio > _MIN_RATIO and is_clear(ours.loss - rival.loss))
+    return bool(ratio > _SURE_RATIO or (ratio > _MIN_RATIO and is_clear(ours.loss - rival.loss)))
 
 
 def _constant(task: str, seen: np.ndarray, y: np.ndarray) -> RowScores:

@@ -269,7 +269,7 @@ class NumPyroPosterior(RowPosterior):
 
 
 @functools.partial(jax.jit, static_argnames="shapes")
-def _uniforms(key: jax.Array, radius: float, shapes: tuple[tuple[int, ...], ...]):
+def _uniforms(key: jax.Array, radius: float | jax.Array, shapes: tuple[tuple[int, ...], ...]):
     keys = jax.random.split(key, len(shapes))
     return [
         jax.random.uniform(keys[i], shape, minval=-radius, maxval=radius)
@@ -283,7 +283,7 @@ def _compiled_comparison() -> Any:
     return eqx.filter_jit(_compare, **runtime.jit_options("once"))
 
 
-def _compare(posterior: NumPyroPosterior, numbers: np.ndarray) -> tuple[jax.Array, ...]:
+def _compare(posterior: NumPyroPosterior, numbers: jax.Array | np.ndarray) -> tuple[jax.Array, ...]:
     """Return log densities of some rows, alone and among all, and of the rest with one and all."""
     params = posterior.init(jax.random.key(0), radius=0.5)
     together, rest = posterior.model.log_densities(params, posterior.data)

@@ -197,5 +197,5 @@ def _some_rows(target: AbstractPosterior, count: int) -> PyTree:
 
 
 @eqx.filter_jit
-def _rows(target: AbstractPosterior, numbers: np.ndarray) -> PyTree:
+def _rows(target: AbstractPosterior, numbers: jax.Array | np.ndarray) -> PyTree:
     return target.rows(jnp.asarray(numbers))

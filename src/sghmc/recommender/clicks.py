@@ -236,7 +236,9 @@ class RowsGivenOthers(eqx.Module):
         squares = jnp.average(self.others[0] ** 2, axis=0, weights=weights).at[-1].set(1.0)
         return counts[:, None] * squares[None] + self.precision[0][None]
 
-    def next_draw(self, key: jax.Array, params: jax.Array, posterior: Posterior) -> PyTree:
+    def next_draw(
+        self, key: jax.Array, params: jax.Array | np.ndarray, posterior: Posterior
+    ) -> PyTree:
         """Go to the next draw of the other side: an update for `Gibbs`."""
         draw = jnp.minimum(posterior.hyper["draw"] + 1, len(self.others) - 1)
         return {**posterior.hyper, "draw": draw}

@@ -255,7 +255,8 @@ def _top(score: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     num_rows, length = score.shape
     num_groups = -(-length // _GROUP_SIZE)
     if num_groups <= k:
-        return jax.lax.top_k(score, k)
+        values, places = jax.lax.top_k(score, k)
+        return values, places
     padding = ((0, 0), (0, num_groups * _GROUP_SIZE - length))
     grouped = jnp.pad(score, padding, constant_values=-jnp.inf)
     grouped = grouped.reshape(num_rows, num_groups, _GROUP_SIZE)

@@ -55,7 +55,7 @@ class Power(NamedTuple):
     vv: jax.Array
 
     @property
-    def xv(self) -> jax.Array:
+    def xv(self) -> jax.Array | np.ndarray | np.floating:
         return 0.5 * (self.a**2 + self.vv)
 
 

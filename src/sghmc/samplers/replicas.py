@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sghmc.core import random, tree
@@ -277,7 +278,9 @@ class ReplicaKernel(Kernel[ReplicaState, ReplicaNoise]):
         return self.inner.kinetic_temperature(t, self._coldest(state))
 
 
-def swap_probability(gain: jax.Array, variance: jax.Array) -> jax.Array:
+def swap_probability(
+    gain: jax.Array | np.ndarray, variance: jax.Array | np.ndarray | float
+) -> jax.Array:
     """Return min(1, exp(D̃ − ½σ²)), which averaged over D̃ ~ N(D, σ²) keeps detailed balance."""
     exponent = gain - variance / 2
     # Potentials that are not finite cannot be compared: no swap.

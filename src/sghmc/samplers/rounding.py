@@ -149,12 +149,12 @@ def round_up_or_down(
     return lax.bitcast_convert_type((rounded >> np.uint32(16)).astype(jnp.uint16), jnp.bfloat16)
 
 
-def last_digit(x: np.ndarray | np.float64) -> np.ndarray:
+def last_digit(x: np.ndarray | np.float64) -> np.ndarray | np.float64:
     """Return u, the distance between neighbours in bfloat16 at x."""
     return np.ldexp(1.0, np.maximum(np.frexp(np.asarray(x, np.float64))[1], -125) - 8)
 
 
-def rounding_variance(move: float, digits: np.ndarray | np.float64) -> np.ndarray:
+def rounding_variance(move: float, digits: np.ndarray | np.float64) -> np.ndarray | np.float64:
     """Return u² E[f(1 − f)], the variance that rounding steps N(0, move²) adds, for each digit u.
 
     f(1 − f) = 1/6 − Σ cos(2πnf)/(πn)², and of a normal step of s digits E cos = exp(−2π²n²s²).
