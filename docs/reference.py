@@ -18,11 +18,10 @@ import sghmc.interop.numpyro
 import sghmc.interop.optax
 from sampler_table import EXAMPLES, markdown
 from sghmc import estimators, models, samplers
-from sghmc.core import random, tree
+from sghmc.core import checks, random, tree
 from sghmc.recommender import rating_answers, ratings
 from sghmc.results.samples import Samples
 from sghmc.results.views import Views
-from sghmc.samplers import settings
 
 
 class Group(NamedTuple):
@@ -161,7 +160,9 @@ GROUPS = {
         | _of(samplers, "NoiseRoom", "LazyRows", "CachesEvaluation", "RescalesMomenta")
         | _of(sghmc, "Gradient", "GradientEstimator", "Oracle", "Evaluation", "Change")
         | _of(sghmc, "Target", "Adaptation", "Moment")
-        | _of(settings, *settings.__all__)
+        | _of(
+            checks, "array_setting", "check_setting", "rescale", "scaled", "value_at", "values_over"
+        )
         | _of(tree, *tree.__all__)
         | _of(random, *random.__all__),
     ),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import sghmc
 from sghmc import cli
-from sghmc.checkpoint import manifest
+from sghmc.checkpoint import manifest, zarr
 from sghmc.checkpoint.checkpoint import CheckpointError
 from sghmc.checkpoint.folder import read_run
 from sghmc.cli import session
@@ -120,7 +120,10 @@ def draws_of(folder, array):
 
 
 def changed_draws(folder):
-    change(draws_of(folder, "run/b"))
+    path = draws_of(folder, "run/b")
+    content = bytearray(path.read_bytes())
+    content[16 * zarr._MIN_CHUNKS] ^= 1  # of the first draw, after the index
+    path.write_bytes(content)
     shutil.rmtree(saves(folder)[0])
 
 

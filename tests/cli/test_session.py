@@ -32,7 +32,7 @@ def test_escape_sequences_do_not_reach_the_terminal(invoke, tmp_path, capsys):
     (tmp_path / "table.csv").write_text(f"{hostile},b\n1,2\n")
     result = invoke("fit", tmp_path / "table.csv", "--target", "c", "--out", tmp_path / "out")
     assert result.exit_code == 1
-    assert "it has \\x1b]0;owned\\x07 \\u202e\\u2028name, b." in result.stderr
+    assert "the table has \\x1b]0;owned\\x07 \\u202e\\u2028name, b" in result.stderr
     session.print_table([hostile], [[hostile], ["σ² – fine"]])
     session.show(f"{hostile}\nσ² – fine")
     shown = capsys.readouterr().out

@@ -81,7 +81,7 @@ def test_an_estimate_in_chunks_is_that_of_the_whole_batch(chunk, monkeypatch):
 
     thetas = jnp.stack([THETA, 2 * THETA])
     whole = jax.vmap(seen)(thetas)
-    monkeypatch.setattr(passes, "_CPU_BATCH_CHUNK_ROWS", chunk)
+    monkeypatch.setattr(passes, "CPU_BATCH_CHUNK_ROWS", chunk)
     for one, other in zip(jax.vmap(seen)(thetas), whole, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 

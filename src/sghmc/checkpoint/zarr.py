@@ -24,7 +24,7 @@ from sghmc.checkpoint.checkpoint import DamagedError
 
 METADATA = "zarr.json"
 # A reader loads about this much to see one draw, or so many draws where these are small.
-_CHUNK_BYTES, _CHUNK_DRAWS = 1 << 20, 1 << 12
+_CHUNK_BYTES, _CHUNK_DRAWS = 1 << 17, 1 << 12
 # The index has room for so many chunks, or for twice the run: a longer run goes on in the file.
 _MIN_CHUNKS = 1 << 10
 # File systems allow names of 255 bytes; a suffix such as -2 may be added.

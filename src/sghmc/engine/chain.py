@@ -50,7 +50,7 @@ def chain_keys(key: jax.Array, num_chains: int) -> UInt32[Array, "chain stream 3
     x, y = np.asarray(words) if is_known else words
     for count in (num_chains, NUM_STREAMS):
         # The words of `random.fold` of each key and 0, …, count − 1, along a new last axis.
-        numbers = np.arange(count, dtype=np.uint32)
+        numbers = np.arange(count, dtype=np.uint32)[(None,) * np.ndim(x)]
         x, y = random.threefry((x[..., None], y[..., None]), np.zeros_like(numbers), numbers)
     parts = [x, y, random.parity(x, y)]
     return jax.device_put(np.stack(parts, axis=-1)) if is_known else jnp.stack(parts, axis=-1)
