@@ -650,7 +650,7 @@ def start_process(path, *options) -> subprocess.Popen:
 
 def num_written(path) -> int:
     """Draws that had come to the disk: after them is a hole, and no draw is all zeros."""
-    after_index = np.frombuffer(positions(path).read_bytes()[16:], "<f4")
+    after_index = np.frombuffer(positions(path).read_bytes()[16 * zarr._MIN_CHUNKS :], "<f4")
     return int(np.any(after_index.reshape(-1, 2 * 3), axis=1).sum())
 
 
