@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Shaped
 from sghmc.types import PyTree
 
 __all__ = [
-    "MAX_UNROLLED_LEAVES",
     "add_scaled",
     "all_finite",
     "entry_name",
