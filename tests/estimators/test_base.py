@@ -212,11 +212,10 @@ def test_bad_input_is_explained():
     model = BayesianLogisticRegression(**SMALL)
     with pytest.raises(ValueError, match="one class only"):
         model.fit(x, np.zeros(len(x)))
-    for bad, name in ((np.nan, "NaN"), (np.inf, "infinity")):
-        broken = x.copy()
-        broken[3, 1] = bad
-        with pytest.raises(ValueError, match=name):
-            model.fit(broken, y)
+    broken = x.copy()
+    broken[3, 1] = np.inf  # NaN is a missing value
+    with pytest.raises(ValueError, match="infinity"):
+        model.fit(broken, y)
     with pytest.raises(ValueError, match="could not convert string to float"):
         model.fit(np.array([["a", "1"], ["2", "3"]]), [0, 1])
     with pytest.raises(ValueError, match="at least one non-zero"):
